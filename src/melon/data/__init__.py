@@ -1,0 +1,1 @@
+"""Raw files become interactions: readers, preparation, ids and synthetic streams."""

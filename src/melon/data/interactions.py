@@ -1,0 +1,120 @@
+"""A time-ordered log of interactions, with dense rows inside and any ids outside."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.errors import DataError
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Who took what, when; rows are numbered by first appearance, so a prefix knows nothing of what follows it.
+
+    `users` and `items` hold row numbers; `user_ids[row]` and `item_ids[row]` are the ids the caller uses.
+    """
+
+    users: Ints
+    items: Ints
+    times: Ints
+    user_ids: npt.NDArray[np.generic]
+    item_ids: npt.NDArray[np.generic]
+
+    @classmethod
+    def from_ids(
+        cls,
+        users: npt.NDArray[np.generic],
+        items: npt.NDArray[np.generic],
+        times: Ints,
+    ) -> Interactions:
+        """Number the ids by first appearance; events must come in time order."""
+        if not len(users) == len(items) == len(times):
+            raise DataError(
+                f"users, items and times must be equally long, got {len(users)}, {len(items)} and {len(times)}."
+            )
+        late = np.flatnonzero(np.diff(times) < 0)
+        if len(late):
+            raise DataError(
+                f"interactions must be in time order, but event {int(late[0]) + 1} is earlier than the one before it; "
+                "sort them by time first (melon data prepare does)."
+            )
+        user_rows, user_ids = rows_by_first_appearance(users)
+        item_rows, item_ids = rows_by_first_appearance(items)
+        return cls(user_rows, item_rows, np.asarray(times, dtype=np.int64), user_ids, item_ids)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    @cached_property
+    def n_users(self) -> int:
+        """Distinct users."""
+        return int(self.users.max()) + 1 if len(self) else 0
+
+    @cached_property
+    def n_items(self) -> int:
+        """Distinct items."""
+        return int(self.items.max()) + 1 if len(self) else 0
+
+    @cached_property
+    def items_born(self) -> Ints:
+        """How many items had appeared strictly before each event, and one entry more for the end of the log."""
+        seen = np.maximum.accumulate(self.items) + 1 if len(self) else self.items
+        return np.concatenate([np.zeros(1, dtype=np.int64), seen])
+
+    @cached_property
+    def repeats(self) -> Flags:
+        """Whether the user had already taken this very item earlier in the log."""
+        keys = (self.users << 32) | self.items
+        first = np.zeros(len(keys), dtype=bool)
+        first[np.unique(keys, return_index=True)[1]] = True
+        return ~first
+
+    @cached_property
+    def user_keys(self) -> Ints:
+        """A 64-bit key for each user row that depends on the id alone."""
+        return id_keys(self.user_ids)
+
+    @cached_property
+    def item_keys(self) -> Ints:
+        """A 64-bit key for each item row that depends on the id alone."""
+        return id_keys(self.item_ids)
+
+    @cached_property
+    def sha256(self) -> str:
+        """A fingerprint of the events themselves, whatever file they came in."""
+        digest = hashlib.sha256()
+        for column in (self.users, self.items, self.times):
+            digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    def head(self, stop: int) -> Interactions:
+        """The first `stop` events, as if nothing had followed them: later ids are not even known."""
+        users, items = self.users[:stop], self.items[:stop]
+        n_users = int(users.max()) + 1 if len(users) else 0
+        n_items = int(items.max()) + 1 if len(items) else 0
+        return Interactions(users, items, self.times[:stop], self.user_ids[:n_users], self.item_ids[:n_items])
+
+
+def rows_by_first_appearance(ids: npt.NDArray[np.generic]) -> tuple[Ints, npt.NDArray[np.generic]]:
+    """Row number of each id, numbered in the order they first appear, and the ids in that order."""
+    distinct, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    row_of = np.empty(len(order), dtype=np.int64)
+    row_of[order] = np.arange(len(order))
+    return row_of[inverse.reshape(-1)], distinct[order]
+
+
+def id_keys(ids: npt.NDArray[np.generic]) -> Ints:
+    """Integers stand for themselves; anything else is hashed through its text, the same on every machine."""
+    if ids.dtype.kind in "iu":
+        return ids.astype(np.int64)
+    digests = (hashlib.blake2b(str(one).encode(), digest_size=8).digest() for one in ids.tolist())
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)

@@ -1,0 +1,60 @@
+"""Every error that melon raises on purpose.
+
+    MelonError
+    ├── DataError          a file, a row or a column of input
+    ├── StreamError        a split, a part or a candidate set that cannot be made
+    ├── SettingsError      a name or a value that was asked for and does not exist
+    ├── CheckpointError    a saved model that cannot be written or read
+    ├── LearningError      a model that left the finite numbers
+    ├── NotFittedError     a question to a model that has learned nothing yet
+    └── MissingExtraError  an optional dependency that is not installed
+
+A message names the value, the place and the way out.
+"""
+
+from collections.abc import Iterable
+
+
+class MelonError(Exception):
+    """Base of all errors that are about the user's input or environment rather than a fault of melon's."""
+
+
+class DataError(MelonError):
+    """Input that cannot be read as interactions."""
+
+
+class StreamError(MelonError):
+    """A stream that cannot be split or sampled as asked."""
+
+
+class SettingsError(MelonError):
+    """An unknown name, or a value outside its range."""
+
+
+class CheckpointError(MelonError):
+    """A checkpoint that cannot be written, or that is truncated, foreign or from another configuration."""
+
+
+class LearningError(MelonError):
+    """A non-finite score, loss or parameter; the message names the batch."""
+
+
+class NotFittedError(MelonError):
+    """A model was asked before it was fitted."""
+
+
+class MissingExtraError(MelonError):
+    """An optional dependency is needed; the message says what to install."""
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs an optional dependency: pip install 'melon-recommender[{extra}]'")
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> SettingsError:
+    """The error for a name that is not one of the choices; lists them, and the nearest one first."""
+    import difflib
+
+    known = sorted(choices)
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    return SettingsError(f"unknown {kind} {name!r}.{guess} Choose one of: {', '.join(known)}.")

@@ -1,0 +1,1 @@
+"""Learning: the only code that writes rows, from single batches to pre-training and checkpoints."""

@@ -1,0 +1,1 @@
+"""Recommenders score (user, item) pairs and say what each interaction teaches about the rows it touches."""

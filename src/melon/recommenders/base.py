@@ -1,0 +1,133 @@
+"""What a recommender is: tables of rows, a score for (user, item), and the evidence of a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.data.interactions import Ints
+from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd
+from melon.recommenders.losses import Loss, make_loss
+from melon.settings import Settings
+from melon.stream.history import History
+from melon.tables import Clock, Table, TableSpec
+
+
+class RecommenderSettings(Settings):
+    """What every recommender can be told."""
+
+    loss: str = "bpr"
+    negatives: int = 1
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is known at the moment of scoring, for recommenders that keep more than tables."""
+
+    time: int
+    history: History
+
+
+class Recommender(ABC):
+    """Scores pairs from rows; the updater alone writes the rows.
+
+    To write one: declare `specs` and `scores`. The general `torch.func` path supplies the evidence; a closed form may
+    replace it.
+    """
+
+    name: ClassVar[str]
+    settings_type: ClassVar[type[RecommenderSettings]] = RecommenderSettings
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+        loss: Loss | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.settings = self.settings_type.parse(settings or {}, f"recommender {self.name!r}")
+        self.loss = loss or make_loss(self.settings.loss)
+        self.seed, self.dtype, self.device = seed, dtype, torch.device(device)
+        self.clock = Clock()
+        self.specs: tuple[TableSpec, ...] = self.declare()
+        self.tables: dict[str, Table] = {
+            spec.name: Table(spec, clock=self.clock, seed=seed, dtype=dtype, device=device) for spec in self.specs
+        }
+
+    @abstractmethod
+    def declare(self) -> tuple[TableSpec, ...]:
+        """The tables, from the settings."""
+
+    @abstractmethod
+    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        """Differentiable scores of (users, items): positions into the given rows, of one shape."""
+
+    def learns(self, spec: TableSpec) -> bool:
+        """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
+        return not (self.loss.shift_invariant and spec.role == "user" and spec.kind == "bias")
+
+    def losses(self, values: Values, examples: Examples) -> Tensor:
+        """The loss of each interaction, differentiable in the values."""
+        users = examples.users[:, None].expand_as(examples.items)
+        return self.loss(self.scores(values, users, examples.items))
+
+    def evidence(self, values: Values, examples: Examples) -> Evidence:
+        """Losses and per-interaction gradients at the given values."""
+        return evidence_by_autograd(self, values, examples)
+
+    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+        """Scores of the stored model for candidates n × c, one line of items per user."""
+        values = {name: table.gather(self._rows(table, users, items)) for name, table in self.tables.items()}
+        here = torch.arange(items.numel(), device=items.device).view(items.shape)
+        lines = torch.arange(len(users), device=items.device)[:, None].expand_as(items)
+        return self.scores(_flat(values, self.tables), lines, here)
+
+    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        """Scores of all items 0 … n_items-1 for each user."""
+        everything = torch.arange(n_items, device=users.device)
+        return self.score(users, everything.expand(len(users), -1), context)
+
+    def item_vectors(self) -> Tensor:
+        """One vector per item, for similarities: its embeddings side by side."""
+        tables = [t for t in self.tables.values() if t.spec.role == "item" and t.spec.kind == "embedding"]
+        return torch.cat([table.everything() for table in tables], dim=1)
+
+    def grow(self, users: int, user_keys: Ints, items: int, item_keys: Ints) -> None:
+        """Make rows up to the given counts; keys belong to the new rows only."""
+        sizes = {"user": (users, user_keys), "item": (items, item_keys)}
+        for table in self.tables.values():
+            if table.spec.role != "shared":
+                table.grow(*sizes[table.spec.role])
+
+    def rows_of(self, role: str) -> int:
+        """How many users or items have rows."""
+        return max((table.rows for table in self.tables.values() if table.spec.role == role), default=0)
+
+    def observe(self, users: Ints, items: Ints, times: Ints) -> None:
+        """Take note of a batch after it has been learned; for recommenders with streaming state of their own."""
+
+    def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """State beyond the tables, saved with them."""
+        return {}
+
+    def restore_streaming_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Become what `streaming_state` described."""
+
+    @staticmethod
+    def _rows(table: Table, users: Tensor, items: Tensor) -> Tensor:
+        if table.spec.role == "shared":
+            return torch.arange(table.rows, device=items.device)
+        return users if table.spec.role == "user" else items
+
+
+def _flat(values: dict[str, Tensor], tables: Mapping[str, Table]) -> dict[str, Tensor]:
+    """Rows gathered in any shape as plain rows × dim."""
+    return {name: rows.reshape(-1, tables[name].spec.dim) for name, rows in values.items()}

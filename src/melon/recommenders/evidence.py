@@ -1,0 +1,167 @@
+"""What a batch teaches: each interaction's loss and its gradient on just the rows it touches, never scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from melon.recommenders.base import Recommender
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A batch in positions of a compact copy: users n, items n × (1 + negatives) with the item taken in column 0.
+
+    `fresh` marks interactions of the stream; replayed ones are not.
+    """
+
+    users: Tensor
+    items: Tensor
+    fresh: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+class Gradient(Protocol):
+    """Per-interaction gradients on one table, however they are stored."""
+
+    table: str
+
+    def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
+        """Σ_x weight_x · g_x for each of the compact rows; rows × dim."""
+
+    def touches(self, rows: int) -> Tensor:
+        """How many times the batch touches each compact row."""
+
+    def expand(self) -> Tensor:
+        """One line per interaction: n × slots × dim."""
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """⟨direction, g_x⟩ for each interaction, the direction given as rows × dim."""
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """Gradients on the rows of users or items: slot r of interaction x is row positions[x, r]."""
+
+    table: str
+    positions: Tensor
+    gradient: Tensor
+
+    def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
+        gradient = self.gradient if weights is None else self.gradient * weights[:, None, None]
+        total = gradient.new_zeros((rows, gradient.shape[-1]))
+        return total.index_add_(0, self.positions.reshape(-1), gradient.reshape(-1, gradient.shape[-1]))
+
+    def touches(self, rows: int) -> Tensor:
+        return torch.bincount(self.positions.reshape(-1), minlength=rows)
+
+    def expand(self) -> Tensor:
+        return self.gradient
+
+    def dot(self, direction: Tensor) -> Tensor:
+        return (direction[self.positions] * self.gradient).sum((1, 2))
+
+
+@dataclass(frozen=True)
+class FactorGradient:
+    """Gradients on a shared matrix as outer products: g_x = Σ_b left[x, b] ⊗ right[x, b] (METHODS.md 2.2)."""
+
+    table: str
+    left: Tensor
+    right: Tensor
+
+    def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
+        left = self.left if weights is None else self.left * weights[:, None, None]
+        return left.reshape(-1, rows).T @ self.right.reshape(-1, self.right.shape[-1])
+
+    def touches(self, rows: int) -> Tensor:
+        return torch.full((rows,), len(self.left), device=self.left.device)
+
+    def expand(self) -> Tensor:
+        return torch.einsum("nbr,nbd->nrd", self.left, self.right)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        return ((self.left @ direction) * self.right).sum((1, 2))
+
+
+@dataclass(frozen=True)
+class DenseGradient:
+    """Gradients on a shared matrix, spelled out: n × rows × dim. The general path's form."""
+
+    table: str
+    gradient: Tensor
+
+    def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return self.gradient.sum(0)
+        return torch.tensordot(weights, self.gradient, dims=1)
+
+    def touches(self, rows: int) -> Tensor:
+        return torch.full((rows,), len(self.gradient), device=self.gradient.device)
+
+    def expand(self) -> Tensor:
+        return self.gradient
+
+    def dot(self, direction: Tensor) -> Tensor:
+        return torch.tensordot(self.gradient, direction, dims=2)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Losses (n) and gradients of one batch at fixed values."""
+
+    losses: Tensor
+    gradients: tuple[Gradient, ...]
+
+    @property
+    def row_gradients(self) -> tuple[RowGradient, ...]:
+        """Those on users' and items' rows."""
+        return tuple(g for g in self.gradients if isinstance(g, RowGradient))
+
+    @property
+    def shared_gradients(self) -> tuple[Gradient, ...]:
+        """Those on weights that every interaction touches."""
+        return tuple(g for g in self.gradients if not isinstance(g, RowGradient))
+
+
+def evidence_by_autograd(recommender: Recommender, values: Values, examples: Examples) -> Evidence:
+    """Evidence of any differentiable recommender and loss by `torch.func`, one interaction at a time under vmap."""
+    roles = {spec.name: spec.role for spec in recommender.specs}
+    moving = {spec.name for spec in recommender.specs if recommender.learns(spec)}
+
+    def mini_loss(rows: dict[str, Tensor], shared: dict[str, Tensor]) -> Tensor:
+        items = next(iter(rows[name] for name in rows if roles[name] == "item")).shape[0]
+        here = torch.arange(items, device=examples.users.device)
+        scores = recommender.scores({**rows, **shared}, torch.zeros_like(here), here)
+        return recommender.loss(scores.unsqueeze(0))[0]
+
+    rows, shared = {}, {}
+    for name, role in roles.items():
+        if role == "shared":
+            shared[name] = values[name].detach()
+        else:
+            positions = examples.users[:, None] if role == "user" else examples.items
+            rows[name] = values[name].detach()[positions]
+    per_interaction = torch.func.vmap(
+        torch.func.grad_and_value(mini_loss, argnums=(0, 1)), in_dims=(0, None), randomness="error"
+    )
+    (row_gradients, shared_gradients), losses = per_interaction(rows, shared)
+    gradients: list[Gradient] = []
+    for name, role in roles.items():
+        if name not in moving:
+            continue
+        if role == "shared":
+            gradients.append(DenseGradient(name, shared_gradients[name].detach()))
+        else:
+            positions = examples.users[:, None] if role == "user" else examples.items
+            gradients.append(RowGradient(name, positions, row_gradients[name].detach()))
+    return Evidence(losses.detach(), tuple(gradients))

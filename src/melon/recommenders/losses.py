@@ -1,0 +1,63 @@
+"""Losses of one interaction: its item's score beside the scores of its negatives, and the slopes that follow."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from melon.errors import unknown_name
+
+
+class Loss(ABC):
+    """One number per interaction from scores shaped n × (1 + negatives), the item taken in column 0."""
+
+    #: Adding one number to all scores of an interaction changes nothing: the user's own bias then learns nothing.
+    shift_invariant: bool = False
+
+    @abstractmethod
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The loss of each interaction, differentiable."""
+
+    def slopes(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses, and their derivatives by each score; automatic unless a loss knows better."""
+        with torch.enable_grad():
+            free = scores.detach().requires_grad_()
+            losses = self(free)
+            (slopes,) = torch.autograd.grad(losses.sum(), free)
+        return losses.detach(), slopes
+
+
+class BPRLoss(Loss):
+    """softplus(−(s⁺ − s⁻)), averaged over the negatives (METHODS.md 2.1); finite for any finite score."""
+
+    shift_invariant = True
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        return F.softplus(scores[..., 1:] - scores[..., :1]).mean(-1)
+
+    def slopes(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        margin = scores[..., 1:] - scores[..., :1]
+        kappa = torch.sigmoid(margin) / margin.shape[-1]
+        return F.softplus(margin).mean(-1), torch.cat([-kappa.sum(-1, keepdim=True), kappa], -1)
+
+
+class SquaredLoss(Loss):
+    """(1 − s⁺)² + mean (s⁻)²: the taken item is drawn to 1 and the others to 0."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        return (1 - scores[..., 0]).square() + scores[..., 1:].square().mean(-1)
+
+
+LOSSES: dict[str, type[Loss]] = {"bpr": BPRLoss, "squared": SquaredLoss}
+
+
+def make_loss(loss: str | Loss) -> Loss:
+    """A loss by its name, or the caller's own."""
+    if isinstance(loss, Loss):
+        return loss
+    if loss not in LOSSES:
+        raise unknown_name("loss", loss, LOSSES)
+    return LOSSES[loss]()

@@ -1,0 +1,121 @@
+"""NCF (METHODS.md 2.2): a product part and a four-layer ReLU network, with gradients of shared weights as factors."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.recommenders.base import Context, Recommender, RecommenderSettings
+from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
+from melon.tables import TableSpec
+
+_SCORED_AT_ONCE = 1 << 16
+
+
+class NCFSettings(RecommenderSettings):
+    """`init="paper"` draws everything with deviation 0.01, which silences the network (METHODS.md 2.2); `he` does not."""
+
+    dim: int = Field(64, ge=1)
+    layers: tuple[int, ...] = (64, 64, 64, 64)
+    init: Literal["he", "paper"] = "he"
+    negatives: int = Field(1, ge=1)
+
+
+class NCF(Recommender):
+    """score(u, i) = w · [PG_u ⊙ QG_i ; mlp(PM_u, QM_i)] + b_u + b_i."""
+
+    name = "ncf"
+    settings_type: ClassVar[type[RecommenderSettings]] = NCFSettings
+    settings: NCFSettings
+
+    def declare(self) -> tuple[TableSpec, ...]:
+        dim, widths = self.settings.dim, self.settings.layers
+        paper = self.settings.init == "paper"
+        std, bias_std = (0.01, 0.01) if paper else (0.05, 0.0)
+        inputs = (2 * dim, *widths)
+        tables = [
+            TableSpec("user_gmf", "user", "embedding", dim, std),
+            TableSpec("item_gmf", "item", "embedding", dim, std),
+            TableSpec("user_mlp", "user", "embedding", dim, 0.01 if paper else 0.3),
+            TableSpec("item_mlp", "item", "embedding", dim, 0.01 if paper else 0.3),
+            TableSpec("user_bias", "user", "bias", 1, bias_std),
+            TableSpec("item_bias", "item", "bias", 1, bias_std),
+        ]
+        for number, (fan_in, width) in enumerate(zip(inputs, widths, strict=False), start=1):
+            spread = 0.01 if paper else (2 / fan_in) ** 0.5
+            tables.append(TableSpec(f"layer_{number}", "shared", "weight", fan_in, spread, rows=width))
+        # With `he` the product part starts as plain matrix factorisation: its weights are 1.
+        tables.append(TableSpec("product", "shared", "weight", dim, 0.01 if paper else 0.0, 0.0 if paper else 1.0, 1))
+        tables.append(TableSpec("output", "shared", "weight", widths[-1], 0.01 if paper else 0.1, rows=1))
+        return tuple(tables)
+
+    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        product = values["user_gmf"][users] * values["item_gmf"][items]
+        hidden = torch.cat([values["user_mlp"][users], values["item_mlp"][items]], -1)
+        for layer in self._layers():
+            hidden = torch.relu(hidden @ values[layer].T)
+        scores = product @ values["product"][0] + hidden @ values["output"][0]
+        return scores + values["user_bias"][users, 0] + values["item_bias"][items, 0]
+
+    def evidence(self, values: Values, examples: Examples) -> Evidence:
+        users, items = examples.users, examples.items
+        user_gmf, item_gmf = values["user_gmf"][users].unsqueeze(1), values["item_gmf"][items]
+        user_mlp, item_mlp = values["user_mlp"][users].unsqueeze(1), values["item_mlp"][items]
+        weights = [values[layer] for layer in self._layers()]
+        product = user_gmf * item_gmf
+        activations = [torch.cat([user_mlp.expand_as(item_mlp), item_mlp], -1)]
+        for weight in weights:
+            activations.append(torch.relu(activations[-1] @ weight.T))
+        gmf_weights, output = values["product"][0], values["output"][0]
+        scores = product @ gmf_weights + activations[-1] @ output
+        scores = scores + values["item_bias"][items, 0] + values["user_bias"][users]
+        losses, slopes = self.loss.slopes(scores)
+        kappa = slopes.unsqueeze(-1)
+
+        # Deltas of the score, layer by layer from the top; the slopes enter once, as the left factor.
+        delta = (activations[-1] > 0) * output
+        gradients: list[Gradient] = []
+        for number in range(len(weights), 0, -1):
+            gradients.append(FactorGradient(f"layer_{number}", kappa * delta, activations[number - 1]))
+            delta = delta @ weights[number - 1]
+            if number > 1:
+                delta = delta * (activations[number - 1] > 0)
+        reaching = kappa * delta
+        dim = self.settings.dim
+        through_gmf = kappa * gmf_weights
+        gradients += [
+            FactorGradient("product", kappa, product),
+            FactorGradient("output", kappa, activations[-1]),
+            RowGradient("user_gmf", users[:, None], (through_gmf * item_gmf).sum(1, keepdim=True)),
+            RowGradient("item_gmf", items, through_gmf * user_gmf),
+            RowGradient("user_mlp", users[:, None], reaching[..., :dim].sum(1, keepdim=True)),
+            RowGradient("item_mlp", items, reaching[..., dim:]),
+            RowGradient("item_bias", items, kappa),
+        ]
+        if not self.loss.shift_invariant:
+            gradients.append(RowGradient("user_bias", users[:, None], kappa.sum(1, keepdim=True)))
+        return Evidence(losses, tuple(gradients))
+
+    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+        tables, dim = self.tables, self.settings.dim
+        first, *rest = (tables[layer].everything() for layer in self._layers())
+        # The first layer is linear in [user ; item]: its user half is computed once per user.
+        hidden = tables["item_mlp"].gather(items) @ first[:, dim:].T
+        hidden = hidden.add_((tables["user_mlp"].gather(users) @ first[:, :dim].T).unsqueeze(1)).relu_()
+        for weight in rest:
+            hidden = (hidden @ weight.T).relu_()
+        weighted = (tables["user_gmf"].gather(users) * tables["product"].everything()).unsqueeze(-1)
+        scores = torch.bmm(tables["item_gmf"].gather(items), weighted).squeeze(-1)
+        scores += hidden @ tables["output"].everything()[0]
+        return scores + tables["item_bias"].gather(items).squeeze(-1) + tables["user_bias"].gather(users)
+
+    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        at_once = max(_SCORED_AT_ONCE // max(len(users), 1), 1)
+        blocks = torch.arange(n_items, device=users.device).split(at_once)
+        return torch.cat([self.score(users, block.expand(len(users), -1)) for block in blocks], dim=1)
+
+    def _layers(self) -> list[str]:
+        return [f"layer_{number}" for number in range(1, len(self.settings.layers) + 1)]

@@ -1,0 +1,18 @@
+"""The recommenders that can be chosen by name."""
+
+from melon.registry import Entry, Registry
+
+RECOMMENDERS = Registry(
+    "recommender",
+    "melon.recommenders",
+    Entry(
+        "bpr",
+        "matrix factorisation with item biases, trained on pairs (BPR-MF)",
+        "melon.recommenders.bpr:BPR",
+    ),
+    Entry(
+        "ncf",
+        "neural collaborative filtering: a product part and a four-layer network side by side (NeuMF)",
+        "melon.recommenders.ncf:NCF",
+    ),
+)

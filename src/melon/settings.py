@@ -1,0 +1,33 @@
+"""Settings of recommenders, strategies and pre-training: typed, frozen, and with errors a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from melon.errors import SettingsError, unknown_name
+
+
+class Settings(BaseModel):
+    """Base of all settings; unknown keys and values of the wrong type are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values; `owner` says whose they are in the error."""
+        for key in values:
+            if key not in cls.model_fields:
+                raise unknown_name(f"setting of {owner}", key, cls.model_fields)
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise SettingsError(f"{owner}: {place} = {first['input']!r} will not do: {first['msg']}.") from None
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as JSON-ready values."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,130 @@
+"""What a strategy is: it looks at the evidence of a batch and proposes new rows; it writes nothing itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from melon.errors import SettingsError
+from melon.recommenders.evidence import Evidence, Examples
+from melon.settings import Settings
+from melon.tables import TableSpec
+
+RowState = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One batch as a strategy meets it: compact rows, their per-row state, and what the batch teaches."""
+
+    specs: Mapping[str, TableSpec]
+    examples: Examples
+    values: Mapping[str, Tensor]
+    row_state: Mapping[str, Mapping[str, Tensor]]
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """New values for compact rows and their state, and what the strategy wants to remember."""
+
+    values: dict[str, Tensor]
+    row_state: RowState = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The learning-rate matrix of a batch (METHODS.md 1.3, 1.4).
+
+    `rows` is slot-aligned, interactions × touched row entries, in the order of `slots`; `shared` holds interactions ×
+    entries for each table that every interaction touches.
+    """
+
+    rows: Tensor
+    slots: tuple[tuple[str, int], ...]  # (table, slot within the interaction) for each column
+    shared: dict[str, Tensor]
+
+
+class Strategy(ABC):
+    """Evidence in, proposal out. State per row is declared and handed back; everything else lives in `memory`."""
+
+    name: ClassVar[str]
+    settings_type: ClassVar[type[Settings]]
+    #: Every row of every table is read and written at each step, whether touched or not. A trap kept for comparison.
+    dense: bool = False
+    #: How negatives are drawn: uniformly, or by popularity^0.4.
+    negatives: Literal["uniform", "popular"] = "uniform"
+    #: Old interactions that are learned again with each batch.
+    replay: int = 0
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        self.settings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
+        self.seed = seed
+
+    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+        """Meet the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
+
+    def row_state(self, spec: TableSpec) -> dict[str, float]:
+        """Names and initial values of what is kept for each entry of a table, row by row."""
+        return {}
+
+    @abstractmethod
+    def propose(self, situation: Situation) -> Proposal:
+        """New rows for the batch; pure."""
+
+    @abstractmethod
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        """The learning-rate matrix that `propose` stands for."""
+
+    def keep(self, memory: Mapping[str, Tensor]) -> None:
+        """Remember what a proposal said, after it has been written."""
+
+    def memory(self) -> dict[str, Tensor]:
+        """All state that is not per row, for checkpoints."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Become what `memory` described."""
+
+
+def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
+    """The one user table and the one item table of a plain matrix factorisation, or an error that says what is there."""
+    embeddings = {role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")}
+    shared = [spec.name for spec in specs.values() if spec.role == "shared"]
+    if shared or any(len(tables) != 1 for tables in embeddings.values()):
+        raise SettingsError(
+            f"strategy {name!r} solves for one user table and one item table; this recommender has "
+            f"{', '.join(specs)}. Use it with a plain matrix factorisation such as bpr."
+        )
+    return embeddings["user"][0].name, embeddings["item"][0].name
+
+
+def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, float]) -> LearningRates:
+    """The matrix of a strategy that gives each interaction one rate (n), times a constant for each table."""
+    columns, slots = [], []
+    for gradient in evidence.row_gradients:
+        n, width, dim = gradient.gradient.shape
+        columns.append((rates * scale[gradient.table])[:, None].expand(n, width * dim))
+        slots += [(gradient.table, slot) for slot in range(width) for _ in range(dim)]
+    shared = {}
+    for wide in evidence.shared_gradients:
+        entries = wide.expand()[0].numel()
+        shared[wide.table] = (rates * scale[wide.table])[:, None].expand(len(rates), entries)
+    return LearningRates(torch.cat(columns, dim=1), tuple(slots), shared)
+
+
+def touched_rows(situation: Situation, table: str) -> Tensor:
+    """How many times the batch touches each compact row of a table."""
+    rows = len(situation.values[table])
+    touches = torch.zeros(rows, dtype=torch.int64, device=situation.values[table].device)
+    for gradient in situation.evidence.gradients:
+        if gradient.table == table:
+            touches = touches + gradient.touches(rows)
+    return touches
+

@@ -1,0 +1,60 @@
+"""eALS as a re-weighting rule (METHODS.md 3.2.1): fresh interactions count w_new times as much as old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
+from melon.strategies.optimizers import OptimizerSettings, Stepper
+from melon.tables import TableSpec
+
+
+class EALSSettings(OptimizerSettings):
+    """`neg="pop"` draws negatives by popularity^0.4; `replay` learns that many old interactions again, at weight 1."""
+
+    w_new: float = Field(4.0, gt=0)
+    neg: Literal["uniform", "pop"] = "uniform"
+    replay: int = Field(0, ge=0)
+
+
+class EALS(Strategy):
+    """W_{x,m} = η·ω_x/n with ω_x = w_new for interactions of the stream and 1 for replayed ones: row-constant."""
+
+    name = "eals"
+    settings_type = EALSSettings
+    settings: EALSSettings
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._stepper = Stepper(self.settings)
+        self.dense = self._stepper.dense
+        self.negatives = "popular" if self.settings.neg == "pop" else "uniform"
+        self.replay = self.settings.replay
+
+    def row_state(self, spec: TableSpec) -> dict[str, float]:
+        return self._stepper.row_state()
+
+    def propose(self, situation: Situation) -> Proposal:
+        return self._stepper.propose(situation, self._weights(situation))
+
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        return self._stepper.learning_rates(situation, self._weights(situation))
+
+    def keep(self, memory: Mapping[str, Tensor]) -> None:
+        self._stepper.steps = int(memory["steps"])
+
+    def memory(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(self._stepper.steps)}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self.keep(memory)
+
+    def _weights(self, situation: Situation) -> Tensor:
+        losses, fresh = situation.evidence.losses, situation.examples.fresh
+        weights = torch.full_like(losses, self.settings.w_new)
+        return weights if fresh is None else torch.where(fresh, weights, torch.ones_like(losses))

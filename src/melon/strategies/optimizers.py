@@ -1,0 +1,95 @@
+"""Plain optimisers on compact rows (METHODS.md 3.1): SGD, and Adam on touched rows or on all of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.settings import Settings
+from melon.strategies.base import LearningRates, Proposal, RowState, Situation, row_constant_rates
+
+Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
+Reduction = Literal["sum", "mean"]
+
+
+class OptimizerSettings(Settings):
+    """One gradient step per batch. `sum` takes a whole step per interaction, `mean` one step per batch.
+
+    A weight that every interaction touches would take n steps at once under `sum`; it takes the mean unless
+    `shared_reduction` says otherwise.
+    """
+
+    optimizer: Optimizer = "sgd"
+    reduction: Reduction = "sum"
+    shared_reduction: Reduction = "mean"
+    lr: float = Field(0.3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    beta_1: float = Field(0.9, ge=0, lt=1)
+    beta_2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+
+
+class Stepper:
+    """Turns weighted evidence into new rows; the step count is its only memory.
+
+    Weight decay is coupled L2. It reaches the rows of the compact copy, which for the lazy optimisers are those that
+    the batch touches; biases are exempt, as in the published code.
+    """
+
+    def __init__(self, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.steps = 0
+
+    @property
+    def dense(self) -> bool:
+        """Whether untouched rows move too."""
+        return self.settings.optimizer == "adam_dense"
+
+    def row_state(self) -> dict[str, float]:
+        """Adam's two moments."""
+        return {} if self.settings.optimizer == "sgd" else {"moment_1": 0.0, "moment_2": 0.0}
+
+    def propose(self, situation: Situation, weights: Tensor | None = None) -> Proposal:
+        """One step on the (weighted) loss of the batch."""
+        settings, n = self.settings, len(situation.examples)
+        steps = self.steps + 1
+        values: dict[str, Tensor] = {}
+        state: RowState = {}
+        for table, gradient in self._gradients(situation, weights, n).items():
+            old = situation.values[table]
+            if settings.weight_decay and situation.specs[table].kind != "bias":
+                gradient = gradient + settings.weight_decay * old  # noqa: PLW2901
+            if settings.optimizer == "sgd":
+                values[table] = old - settings.lr * gradient
+                continue
+            kept = situation.row_state[table]
+            moment_1 = torch.lerp(kept["moment_1"], gradient, 1 - settings.beta_1)
+            moment_2 = settings.beta_2 * kept["moment_2"] + (1 - settings.beta_2) * gradient.square()
+            scale = moment_2.div(1 - settings.beta_2**steps).sqrt_().add_(settings.eps)
+            values[table] = torch.addcdiv(old, moment_1, scale, value=-settings.lr / (1 - settings.beta_1**steps))
+            state[table] = {"moment_1": moment_1, "moment_2": moment_2}
+        return Proposal(values, state, {"steps": torch.tensor(steps)})
+
+    def learning_rates(self, situation: Situation, weights: Tensor | None = None) -> LearningRates:
+        """η·ω_x or η·ω_x/n; under Adam these are loss weights rather than realised steps (METHODS.md 1.3)."""
+        base = torch.ones_like(situation.evidence.losses) if weights is None else weights
+        n, rate = len(situation.examples), self.settings.lr
+        scale = {table: 1 / n if self._reduction(situation, table) == "mean" else 1.0 for table in situation.values}
+        return row_constant_rates(situation.evidence, base * rate, scale)
+
+    def _reduction(self, situation: Situation, table: str) -> Reduction:
+        shared = situation.specs[table].role == "shared"
+        return self.settings.shared_reduction if shared else self.settings.reduction
+
+    def _gradients(self, situation: Situation, weights: Tensor | None, n: int) -> dict[str, Tensor]:
+        totals: dict[str, Tensor] = {}
+        for gradient in situation.evidence.gradients:
+            total = gradient.summed(len(situation.values[gradient.table]), weights)
+            if self._reduction(situation, gradient.table) == "mean":
+                total = total / n
+            totals[gradient.table] = totals[gradient.table] + total if gradient.table in totals else total
+        return totals
+

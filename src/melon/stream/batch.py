@@ -1,0 +1,35 @@
+"""One mini-batch of a stream, and the batches of a recorded one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from melon.data.interactions import Interactions, Ints
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive interactions; `first_event` is the number of the first one, keys belong to the ids of its rows."""
+
+    first_event: int
+    users: Ints
+    items: Ints
+    times: Ints
+    user_keys: Ints
+    item_keys: Ints
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    @property
+    def events(self) -> Ints:
+        """Event numbers."""
+        return np.arange(self.first_event, self.first_event + len(self))
+
+
+def batch_of(log: Interactions, start: int, stop: int) -> Batch:
+    """Events start … stop-1 of a recorded log."""
+    users, items = log.users[start:stop], log.items[start:stop]
+    return Batch(start, users, items, log.times[start:stop], log.user_keys[users], log.item_keys[items])

@@ -1,0 +1,157 @@
+"""Who met what so far, in bounded memory: the last partners of each user and item, and the set of pairs seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.data.interactions import Ints
+from melon.stream.draws import Draws
+from melon.stream.pairs import PairSet, pair_keys
+
+RING = 50
+NEIGHBOURS = 10
+NOBODY = -1
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Sampled partners: rows of `partners` are padded with NOBODY beyond `counts`."""
+
+    partners: Ints
+    counts: Ints
+
+
+class PartnerRings:
+    """The last RING partners of every row, oldest overwritten first; absent rows have none."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._ring: npt.NDArray[np.int32] = np.empty((0, RING), dtype=np.int32)
+        self._met: Ints = np.empty(0, dtype=np.int64)
+        self.most_met = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are, some of which may have met nobody."""
+        return self._rows
+
+    def append(self, rows: Ints, partners: Ints) -> None:
+        """Record that each row met its partner, in order."""
+        if not len(rows):
+            return
+        self._grow(int(rows.max()) + 1)
+        order = np.argsort(rows, kind="stable")
+        sorted_rows, sorted_partners = rows[order], partners[order]
+        starts = np.flatnonzero(np.r_[True, sorted_rows[1:] != sorted_rows[:-1]])
+        sizes = np.diff(np.r_[starts, len(rows)])
+        within = np.arange(len(rows)) - np.repeat(starts, sizes)
+        keep = within >= np.repeat(sizes - RING, sizes)
+        place = (self._met[sorted_rows] + within) % RING
+        self._ring[sorted_rows[keep], place[keep]] = sorted_partners[keep]
+        self._met[sorted_rows[starts]] += sizes
+        self.most_met = max(self.most_met, int(self._met[sorted_rows[starts]].max()))
+
+    def met(self, rows: Ints) -> Ints:
+        """How many partners each row has met in all."""
+        known = rows < self._rows
+        return np.where(known, self._met[np.where(known, rows, 0)], 0) if self._rows else np.zeros_like(rows)
+
+    def last(self, rows: Ints) -> Ints:
+        """The newest partner of each row, or NOBODY."""
+        met = self.met(rows)
+        if not self._rows:
+            return np.full_like(rows, NOBODY)
+        safe = np.where(met > 0, rows, 0)
+        return np.where(met > 0, self._ring[safe, (met - 1) % RING], NOBODY)
+
+    def sample(self, rows: Ints, draws: Draws, moment: int, most: int = NEIGHBOURS) -> Neighbours:
+        """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
+        kept = np.minimum(self.met(rows), RING)
+        counts = np.minimum(kept, most)
+        if not self._rows or not len(rows):
+            return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
+        rings = self._ring[np.where(kept > 0, rows, 0)]
+        lottery = draws.uniforms(rows + (np.int64(moment) << 32), RING)
+        lottery[np.arange(RING)[None, :] >= kept[:, None]] = 2.0
+        chosen = np.argsort(lottery, axis=1)[:, :most]
+        partners = np.take_along_axis(rings, chosen, axis=1).astype(np.int64)
+        partners[np.arange(most)[None, :] >= counts[:, None]] = NOBODY
+        return Neighbours(partners, counts)
+
+    def state(self) -> Arrays:
+        """Arrays that `from_state` turns back into the same rings."""
+        return {"ring": self._ring[: self._rows].copy(), "met": self._met[: self._rows].copy()}
+
+    @classmethod
+    def from_state(cls, state: Arrays) -> PartnerRings:
+        """The rings that `state` described."""
+        rings = cls()
+        rings._ring = state["ring"].astype(np.int32)
+        rings._met = state["met"].astype(np.int64)
+        rings._rows = len(rings._met)
+        rings.most_met = int(rings._met.max(initial=0))
+        return rings
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._met):
+            capacity = max(rows, 2 * len(self._met), 1024)
+            # Unused slots stay zero, so that equal histories have equal bytes.
+            ring = np.zeros((capacity, RING), dtype=np.int32)
+            met = np.zeros(capacity, dtype=np.int64)
+            ring[: self._rows] = self._ring[: self._rows]
+            met[: self._rows] = self._met[: self._rows]
+            self._ring, self._met = ring, met
+        self._rows = max(self._rows, rows)
+
+
+class History:
+    """The past of a stream; a batch is appended only after it has been predicted and learned from."""
+
+    def __init__(self) -> None:
+        self.of_users = PartnerRings()
+        self.of_items = PartnerRings()
+        self.seen = PairSet()
+        self.events = 0
+        self.items_born = 0
+
+    def append(self, users: Ints, items: Ints) -> None:
+        """Record a batch of interactions."""
+        self.of_users.append(users, items)
+        self.of_items.append(items, users)
+        self.seen.add(pair_keys(users, items))
+        self.events += len(users)
+        if len(items):
+            self.items_born = max(self.items_born, int(items.max()) + 1)
+
+    def replay(self, count: int, draws: Draws, moment: int) -> tuple[Ints, Ints]:
+        """Remembered interactions: a user at random, then one of the last items of that user at random."""
+        if not self.of_users.rows or not count:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        users = draws.integers(np.array([moment]), count, self.of_users.rows)[0]
+        users = users[self.of_users.met(users) > 0]
+        key = np.int64(moment) * count
+        sampled = self.of_users.sample(users, draws, int(key), most=1)
+        return users, sampled.partners[:, 0]
+
+    def state(self) -> Arrays:
+        """Arrays that `from_state` turns back into the same history."""
+        parts = {"users": self.of_users.state(), "items": self.of_items.state()}
+        arrays = {f"{side}.{name}": array for side, state in parts.items() for name, array in state.items()}
+        counts = np.array([self.events, self.items_born], dtype=np.int64)
+        return {**arrays, "seen": self.seen.keys(), "counts": counts}
+
+    @classmethod
+    def from_state(cls, state: Arrays) -> History:
+        """The history that `state` described."""
+        history = cls()
+        for side in ("users", "items"):
+            rings = PartnerRings.from_state({name: state[f"{side}.{name}"] for name in ("ring", "met")})
+            setattr(history, f"of_{side}", rings)
+        history.seen = PairSet(state["seen"].astype(np.int64))
+        history.events, history.items_born = (int(count) for count in state["counts"])
+        return history

@@ -1,0 +1,68 @@
+"""Training negatives: items the user has not taken so far, drawn from what exists by now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from melon.data.interactions import Flags, Ints
+from melon.stream.draws import Draws
+from melon.stream.history import PartnerRings
+from melon.stream.pairs import PairSet, pair_keys
+
+_ROUND = 4
+_ROUNDS = 8
+POPULARITY_POWER = 0.4
+
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """How the negatives of one batch are drawn; `popularity` favours items in proportion to their count^0.4."""
+
+    pool: int
+    seen: PairSet
+    draws: Draws
+    popularity: PartnerRings | None = None
+
+    def draw(self, users: Ints, items: Ints, events: Ints, count: int = 1) -> Ints:
+        """`count` items for each interaction: not the user's own so far, not the current one, among those that exist.
+
+        A user who has taken (nearly) everything is served by an exact search, and where nothing is left by any other
+        item: a negative never equals its positive.
+        """
+        columns = [self._one_each(users, items, events, column << 16) for column in range(count)]
+        return np.stack(columns, axis=1)
+
+    def _one_each(self, users: Ints, items: Ints, events: Ints, start: int) -> Ints:
+        chosen = np.empty(len(users), dtype=np.int64)
+        pending = np.arange(len(users))
+        for attempt in range(_ROUNDS if self.popularity is None else 4 * _ROUNDS):
+            if not len(pending):
+                return chosen
+            first = start + attempt * _ROUND
+            offered = self.draws.integers(events[pending], _ROUND, self.pool, first)
+            bad = offered == items[pending, None]
+            bad |= self.seen.contains(pair_keys(users[pending, None], offered))
+            bad |= self._unpopular(offered, events[pending], first)
+            first_good = np.argmin(bad, axis=1)
+            lines = np.arange(len(pending))
+            good = ~bad[lines, first_good]
+            chosen[pending[good]] = offered[lines[good], first_good[good]]
+            pending = pending[~good]
+        for line in pending:
+            chosen[line] = self._exact(users[line], items[line], events[line])
+        return chosen
+
+    def _unpopular(self, offered: Ints, events: Ints, first: int) -> Flags | np.bool_:
+        if self.popularity is None:
+            return np.False_
+        share = self.popularity.met(offered.reshape(-1)).reshape(offered.shape) / max(self.popularity.most_met, 1)
+        return self.draws.uniforms(events, _ROUND, (1 << 31) + first) > share**POPULARITY_POWER
+
+    def _exact(self, user: np.int64, item: np.int64, event: np.int64) -> int:
+        others = np.flatnonzero(np.arange(self.pool) != item)
+        unseen = others[~self.seen.contains(pair_keys(user, others))]
+        left = unseen if len(unseen) else others
+        return int(left[self.draws.integers(np.array([event]), 1, len(left), start=1 << 30)[0, 0]])

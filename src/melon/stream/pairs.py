@@ -1,0 +1,114 @@
+"""The exact set of (user, item) pairs seen so far: an open-addressing hash set, vectorised."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from melon.data.interactions import Flags, Ints
+from melon.stream.draws import Words
+
+_EMPTY = np.int64(-1)
+_ABSENT = np.int64(-1)
+_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
+_FULLEST = 0.5
+
+
+def pair_keys(users: Ints, items: Ints) -> Ints:
+    """One 64-bit key for each (user row, item row)."""
+    return (users << 32) | items
+
+
+class PairSet:
+    """Membership of pair keys in O(1) each; grows by doubling, so adding is O(1) amortised."""
+
+    def __init__(self, keys: Ints | None = None) -> None:
+        self._size = 0
+        self._bits = 10
+        self._slots: Ints = np.full(1 << self._bits, _EMPTY)
+        if keys is not None:
+            self.add(keys)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, keys: Ints) -> None:
+        """Put the keys in; those already there are left alone."""
+        fresh = np.unique(keys)
+        fresh = fresh[~self.contains(fresh)]
+        self._reserve(self._size + len(fresh))
+        self._place(fresh)
+        self._size += len(fresh)
+
+    def contains(self, keys: Ints) -> Flags:
+        """Whether each key is in the set; any shape."""
+        return self.find(keys) >= 0
+
+    def find(self, keys: Ints) -> Ints:
+        """The slot that holds each key, or -1; slots stay put until something is added."""
+        flat = keys.reshape(-1)
+        slots = self._home(flat)
+        held = self._slots[slots]
+        places = np.where(held == flat, slots, _ABSENT)
+        pending = np.flatnonzero((held != _EMPTY) & (held != flat))
+        slots, mask = slots[pending], self.slots - 1
+        while len(pending):
+            slots = (slots + 1) & mask
+            held, wanted = self._slots[slots], flat[pending]
+            hit = held == wanted
+            places[pending[hit]] = slots[hit]
+            go_on = (held != _EMPTY) & ~hit
+            pending, slots = pending[go_on], slots[go_on]
+        return places.reshape(keys.shape)
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are, for arrays that run beside the set."""
+        return len(self._slots)
+
+    def keys(self) -> Ints:
+        """All keys in ascending order: the same array for the same set, however it was built."""
+        held: Ints = np.sort(self._slots[self._slots != _EMPTY])
+        return held
+
+    def _home(self, keys: Ints) -> Ints:
+        hashed: Words = keys.view(np.uint64) * _FIBONACCI
+        hashed >>= np.uint64(64 - self._bits)
+        return hashed.view(np.int64)
+
+    def _place(self, keys: Ints) -> None:
+        slots, mask = self._home(keys), len(self._slots) - 1
+        while len(keys):
+            free = self._slots[slots] == _EMPTY
+            self._slots[slots[free]] = keys[free]
+            # Where two keys wrote to one free slot, the last one holds it; the others go on to the next slot.
+            lost = self._slots[slots] != keys
+            keys, slots = keys[lost], (slots[lost] + 1) & mask
+
+    def _reserve(self, size: int) -> None:
+        bits = self._bits
+        while size > _FULLEST * (1 << bits):
+            bits += 1
+        if bits == self._bits:
+            return
+        held = self._slots[self._slots != _EMPTY]
+        self._bits, self._slots = bits, np.full(1 << bits, _EMPTY)
+        self._place(held)
+
+
+class FirstSeen:
+    """When each pair of a recorded log first occurred: a look-up by (pair, event) that cannot see past the event."""
+
+    def __init__(self, users: Ints, items: Ints) -> None:
+        keys, first = np.unique(pair_keys(users, items), return_index=True)
+        self._pairs = PairSet(keys)
+        self._event: Ints = np.zeros(self._pairs.slots, dtype=np.int64)
+        self._event[self._pairs.find(keys)] = first
+
+    def before(self, keys: Ints, events: Ints) -> Flags:
+        """Whether each pair had occurred strictly before its event."""
+        slots = self._pairs.find(keys)
+        return (slots >= 0) & (self._event[slots] < events)
+
+    def ever(self, keys: Ints) -> Flags:
+        """Whether each pair occurs anywhere in the log, the future included."""
+        return self._pairs.contains(keys)

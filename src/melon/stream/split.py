@@ -1,0 +1,83 @@
+"""Chronological parts of a stream and the mini-batches inside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from melon.data.interactions import Interactions, Ints
+from melon.errors import StreamError
+
+BATCH_SIZE = 256
+DEFAULT_SPLIT = (0.95, 0.005, 0.045)
+PARTS = ("training", "validation", "test")
+# METHODS.md 5.7: whatever is learned or chosen uses the end of the training part.
+WINDOW_SHARE, WINDOW_MOST, WINDOW_LEARN_SHARE = 0.2, 25_000, 0.6
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the training, validation and test parts of a stream begin and end (event numbers)."""
+
+    train_stop: int
+    validation_stop: int
+    stop: int
+
+    @property
+    def window_start(self) -> int:
+        """Where the selection window begins; it ends with the training part."""
+        return self.train_stop - min(int(self.train_stop * WINDOW_SHARE), WINDOW_MOST)
+
+    @property
+    def judged_from(self) -> int:
+        """From here to the end of validation, settings are compared; before it, learned parts are trained."""
+        return self.window_start + int((self.train_stop - self.window_start) * WINDOW_LEARN_SHARE)
+
+
+def parse_split(text: str) -> tuple[float, float, float]:
+    """`0.95,0.005,0.045` as three shares."""
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3:
+        raise StreamError(f"split {text!r} must be three shares such as 0.95,0.005,0.045 (training, validation, test).")
+    return shares
+
+
+def split(interactions: Interactions, shares: tuple[float, float, float], *, align_ties: bool = False) -> Parts:
+    """Cut by count in time order; with `align_ties`, move each cut to the next change of time."""
+    if any(not math.isfinite(share) or share <= 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise StreamError(f"split {shares} must be three positive shares that add up to 1.")
+    n = len(interactions)
+    cuts = [round(n * shares[0]), round(n * (shares[0] + shares[1]))]
+    if align_ties:
+        cuts = [next_change(interactions.times, cut) for cut in cuts]
+    bounds = [0, *cuts, n]
+    for part, start, stop in zip(PARTS, bounds, bounds[1:], strict=False):
+        if stop <= start:
+            raise StreamError(
+                f"the split {shares} of {n} interactions leaves the {part} part empty; "
+                "use a longer stream or other shares (--split)."
+            )
+    return Parts(cuts[0], cuts[1], n)
+
+
+def next_change(times: Ints, cut: int) -> int:
+    """The first event at or after `cut` whose time differs from the one before it."""
+    if 0 < cut < len(times) and times[cut] == times[cut - 1]:
+        return int(np.searchsorted(times, times[cut], side="right"))
+    return cut
+
+
+def batches(start: int, stop: int, size: int = BATCH_SIZE, times: Ints | None = None) -> Iterator[tuple[int, int]]:
+    """Event ranges of the mini-batches of a part; the last may be short. With `times`, cuts wait for a change of time."""
+    while start < stop:
+        end = min(start + size, stop)
+        if times is not None:
+            end = min(next_change(times, end), stop)
+        yield start, end
+        start = end

@@ -1,0 +1,208 @@
+"""The one owner of rows: every parameter is a table that is gathered, scattered, grown, faded and snapshot here only."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from melon.data.interactions import Ints
+from melon.errors import SettingsError
+from melon.stream.draws import Draws
+
+Role = Literal["user", "item", "shared"]
+Kind = Literal["embedding", "bias", "weight"]
+_BLOCK = 65_536
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a table is: its rows belong to users, to items or to everybody, and start as Normal(centre, std²)."""
+
+    name: str
+    role: Role
+    kind: Kind
+    dim: int
+    std: float = 0.0
+    centre: float = 0.0
+    rows: int = 0  # only shared tables have a fixed number of rows
+
+
+class Clock:
+    """The moment at which rows are read: in interactions or in seconds, advanced by the updater alone."""
+
+    def __init__(self, now: int = 0) -> None:
+        self.now = now
+
+
+class Table:
+    """Growable rows of float parameters. An absent row reads as zeros; an idle row fades when a half-life is set."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        clock: Clock | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.spec = spec
+        self.rows = 0
+        self.half_life: float | None = None
+        self._clock = clock or Clock()
+        self._draws = Draws(seed, f"init/{spec.name}")
+        # Rows from self.rows on are all zero: an absent row is read from there.
+        self._values = torch.zeros((1, spec.dim), dtype=dtype, device=device)
+        self._touched = torch.zeros(1, dtype=torch.int64, device=device)
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        if spec.role == "shared":
+            self.grow(spec.rows, np.arange(spec.rows))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of the rows."""
+        return self._values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows live."""
+        return self._values.device
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """A copy of the rows as they are now; shape of `rows` × dim."""
+        places = rows.clamp(max=self.rows)
+        values = F.embedding(places, self._values)
+        if self.half_life is None:
+            return values
+        return values * fade(self._touched[places], self._clock.now, self.half_life).to(values.dtype).unsqueeze(-1)
+
+    def everything(self) -> Tensor:
+        """All rows as they are now; a view of the storage where nothing fades, so read it and let go."""
+        return torch.cat(list(self.blocks())) if self.half_life is not None else self._values[: self.rows]
+
+    def blocks(self, size: int = _BLOCK) -> Iterator[Tensor]:
+        """All rows in order, `size` at a time."""
+        for start in range(0, self.rows, size):
+            stop = min(start + size, self.rows)
+            values = self._values[start:stop]
+            if self.half_life is not None:
+                rate = fade(self._touched[start:stop], self._clock.now, self.half_life)
+                values = values * rate.to(values.dtype).unsqueeze(-1)
+            yield values
+
+    def scatter(self, rows: Tensor, values: Tensor) -> None:
+        """Write distinct rows and mark them as touched now; every live snapshot keeps what it saw."""
+        self._preserve(rows)
+        self._values[rows] = values
+        self._touched[rows] = self._clock.now
+
+    def add(self, rows: Tensor, steps: Tensor) -> None:
+        """Add to rows, which may repeat: the summed plain step of pre-training, where nothing fades."""
+        self._preserve(rows)
+        self._values.index_add_(0, rows, steps)
+
+    def stamp(self, rows: Tensor, moments: Tensor) -> None:
+        """Say when rows were last touched."""
+        self._touched[rows] = moments
+
+    def grow(self, rows: int, keys: Ints) -> None:
+        """Make rows up to number `rows`; the new ones are drawn by the keys of their ids, so order plays no part."""
+        if rows <= self.rows:
+            return
+        if len(keys) != rows - self.rows:
+            raise SettingsError(f"table {self.spec.name!r} needs {rows - self.rows} keys to grow, got {len(keys)}.")
+        if rows + 1 > len(self._values):
+            self._reallocate(max(rows + 1, len(self._values) * 2))
+        new = slice(self.rows, rows)
+        if self.spec.std > 0:
+            normal = self._draws.normals(keys, self.spec.dim) * self.spec.std + self.spec.centre
+            self._values[new] = torch.from_numpy(normal).to(self.dtype)
+        else:
+            self._values[new] = self.spec.centre
+        self._touched[new] = self._clock.now
+        self.rows = rows
+
+    def snapshot(self) -> Snapshot:
+        """A read-only view of this moment that costs nothing until rows are written."""
+        taken = Snapshot(self._values, self._touched, self.rows, self._clock.now, self.half_life)
+        self._snapshots.add(taken)
+        return taken
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the rows and of their last touches."""
+        return {"values": self._values[: self.rows].clone(), "touched": self._touched[: self.rows].clone()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Become what `state` described."""
+        self.rows = len(state["values"])
+        self._values = self._values.new_zeros((self.rows + 1, self.spec.dim))
+        self._values[: self.rows] = state["values"]
+        self._touched = self._touched.new_zeros(self.rows + 1)
+        self._touched[: self.rows] = state["touched"]
+        self._snapshots = weakref.WeakSet()
+
+    def _preserve(self, rows: Tensor) -> None:
+        for snapshot in list(self._snapshots):
+            snapshot.keep(rows, self._values, self._touched)
+
+    def _reallocate(self, capacity: int) -> None:
+        # Snapshots go on reading the old storage, which nobody writes any more.
+        values = self._values.new_zeros((capacity, self.spec.dim))
+        values[: self.rows] = self._values[: self.rows]
+        touched = self._touched.new_zeros(capacity)
+        touched[: self.rows] = self._touched[: self.rows]
+        self._values, self._touched = values, touched
+        self._snapshots = weakref.WeakSet()
+
+
+class Snapshot:
+    """A table at one moment. It shares the live storage; rows that are overwritten later are kept here beforehand.
+
+    The writer keeps the old rows before it writes, and a reader looks at the storage before it looks at what was
+    kept, so a reader in another thread never sees a row half-written or from another moment.
+    """
+
+    def __init__(self, values: Tensor, touched: Tensor, rows: int, now: int, half_life: float | None) -> None:
+        self.rows = rows
+        self._values, self._touched = values, touched
+        self._now, self._half_life = now, half_life
+        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def keep(self, rows: Tensor, values: Tensor, touched: Tensor) -> None:
+        """Called by the table just before it overwrites rows."""
+        mine = torch.unique(rows[rows < self.rows])
+        self._kept.append((mine, values[mine], touched[mine]))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows as they were; absent rows are zeros."""
+        flat = rows.reshape(-1)
+        absent = flat >= self.rows
+        places = flat.masked_fill(absent, 0)
+        values, touched = self._values[places], self._touched[places]
+        for kept_rows, kept_values, kept_touched in reversed(self._kept):
+            if not len(kept_rows):
+                continue
+            at = torch.searchsorted(kept_rows, places).clamp(max=len(kept_rows) - 1)
+            hit = kept_rows[at] == places
+            values = torch.where(hit.unsqueeze(-1), kept_values[at], values)
+            touched = torch.where(hit, kept_touched[at], touched)
+        if self._half_life is not None:
+            values = values * fade(touched, self._now, self._half_life).to(values.dtype).unsqueeze(-1)
+        return values.masked_fill(absent.unsqueeze(-1), 0).reshape(*rows.shape, -1)
+
+    def blocks(self, size: int = _BLOCK) -> Iterator[Tensor]:
+        """All rows in order, `size` at a time."""
+        for start in range(0, self.rows, size):
+            yield self.gather(torch.arange(start, min(start + size, self.rows)))
+
+
+def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
+    """What is left of a row after its idle time: 0.5^(idle / half-life), METHODS.md 8.3."""
+    return torch.pow(0.5, (now - touched).clamp(min=0).to(torch.float64) / half_life)
