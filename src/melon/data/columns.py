@@ -60,9 +60,7 @@ def find_columns(
     return Columns(**found)
 
 
-def find_column(
-    available: Sequence[str], place: str, role: str, asked: str | None, usual: Sequence[str]
-) -> str:
+def find_column(available: Sequence[str], place: str, role: str, asked: str | None, usual: Sequence[str]) -> str:
     """One column by its role."""
     there = ", ".join(map(repr, available)) or "none"
     if asked is not None:

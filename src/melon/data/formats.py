@@ -12,6 +12,8 @@ from typing import Literal
 from melon.data.columns import ROLES, USUAL_NAMES, Columns, find_columns, plain
 from melon.errors import DataError, unknown_name
 
+FRONT_PAGE = "front page without article"
+
 Kind = Literal["delimited", "jsonl", "parquet"]
 
 # Reviewers' ids begin with A and are longer; an ASIN is B and nine characters, or an ISBN-10.
@@ -124,9 +126,7 @@ FORMATS: dict[str, Format] = {
             "user, item, rating, timestamp in this order; in ratings.csv userId, movieId, timestamp",
             (
                 # Two-character separators are not read directly: split at each colon, every other field is empty.
-                Variant(
-                    "delimited", ":", ("user", "", "item", "", "rating", "", "timestamp"), quote=None
-                ),
+                Variant("delimited", ":", ("user", "", "item", "", "rating", "", "timestamp"), quote=None),
                 Variant("delimited", "\t", _RATINGS, quote=None),
                 Variant("delimited", ",", names=_names("userId", "movieId", "timestamp")),
             ),
@@ -152,7 +152,7 @@ FORMATS: dict[str, Format] = {
             "Adressa events: one JSON object per line",
             "userId, id (the article; events without it are front pages, dropped and counted), time",
             (Variant("jsonl", names=_names("userId", "id", "time")),),
-            missing_item="front page without article",
+            missing_item=FRONT_PAGE,
         ),
         Format(
             "globo",

@@ -64,16 +64,25 @@ def lines_with_text(path: Path) -> Records:
     return Records(_lines(path).with_columns(verdict=verdict), header=False)
 
 
-def delimited_records(path: Path, layout: Layout) -> Records:
-    """A delimited file's records, by the number of their fields; a quoted field may run over several lines."""
+def delimited_records(path: Path, layout: Layout) -> tuple[Records, bool]:
+    """A delimited file's records by the number of their fields, and whether all of them are plain and well formed.
+
+    A quoted field may run over several lines.
+    """
     lines = _lines(path)
-    quote = layout.quote
-    if quote is None or not _any(lines, pl.col("text").str.contains(quote, literal=True)):
-        return Records(lines.with_columns(verdict=_verdict(layout, quoted=False)), layout.header)
-    odd = pl.col("text").str.count_matches(quote, literal=True) % 2
-    if not _any(lines, odd == 1):
-        return Records(lines.with_columns(verdict=_verdict(layout, quoted=True)), layout.header)
-    return Records(_joined(lines, odd, layout), layout.header)
+    text, quote = pl.col("text"), layout.quote
+    quotes = text.str.count_matches(quote, literal=True) if quote else pl.lit(0)
+    # One quick pass tells ordinary files, which have neither quotes nor ragged lines, from the others.
+    quoted = text.str.contains(quote, literal=True).any() if quote else pl.lit(False)
+    ragged = (text.str.count_matches(layout.separator, literal=True) != len(layout.fields) - 1).any()
+    survey = lines.select(quoted=quoted, ragged=ragged).collect(engine="streaming").row(0)
+    if not survey[0]:
+        records = Records(lines.with_columns(verdict=_verdict(layout, quoted=False)), layout.header)
+        return records, not survey[1]
+    odd = quotes % 2
+    if not lines.select((odd == 1).any()).collect(engine="streaming").item():
+        return Records(lines.with_columns(verdict=_verdict(layout, quoted=True)), layout.header), False
+    return Records(_joined(lines, odd, layout), layout.header), False
 
 
 def _joined(lines: pl.LazyFrame, odd: pl.Expr, layout: Layout) -> pl.LazyFrame:
@@ -117,7 +126,3 @@ def _blank() -> pl.Expr:
 
 def _lines(path: Path) -> pl.LazyFrame:
     return pl.scan_lines(path, name="text", row_index_name="line", row_index_offset=1, glob=False)
-
-
-def _any(lines: pl.LazyFrame, condition: pl.Expr) -> bool:
-    return bool(lines.select(condition.any()).collect(engine="streaming").item())

@@ -123,8 +123,10 @@ def ticks_of_typed(column: str, dtype: pl.DataType, place: str) -> tuple[pl.Expr
         return expr.cast(pl.Int64, strict=False), "integer"
     if dtype.is_float() or dtype.is_decimal():
         return expr.cast(pl.Float64, strict=False), "decimal"
-    if dtype == pl.Date or isinstance(dtype, pl.Datetime):
+    if dtype == pl.Date:
         return expr.cast(pl.Datetime("us")).dt.epoch("us"), "date"
+    if isinstance(dtype, pl.Datetime):
+        return expr.dt.epoch("us"), "date"
     raise DataError(
         f"{place}: column {column!r} has type {dtype} and cannot be a time; "
         "use numbers, dates or texts, or name another column with --time."

@@ -33,7 +33,9 @@ class Examples:
 class Gradient(Protocol):
     """Per-interaction gradients on one table, however they are stored."""
 
-    table: str
+    @property
+    def table(self) -> str:
+        """The table's name."""
 
     def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
         """Σ_x weight_x · g_x for each of the compact rows; rows × dim."""
@@ -101,9 +103,7 @@ class DenseGradient:
     gradient: Tensor
 
     def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
-        if weights is None:
-            return self.gradient.sum(0)
-        return torch.tensordot(weights, self.gradient, dims=1)
+        return self.gradient.sum(0) if weights is None else torch.einsum("n,nrd->rd", weights, self.gradient)
 
     def touches(self, rows: int) -> Tensor:
         return torch.full((rows,), len(self.gradient), device=self.gradient.device)
@@ -112,7 +112,7 @@ class DenseGradient:
         return self.gradient
 
     def dot(self, direction: Tensor) -> Tensor:
-        return torch.tensordot(self.gradient, direction, dims=2)
+        return torch.einsum("nrd,rd->n", self.gradient, direction)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ _SCORED_AT_ONCE = 1 << 16
 
 
 class NCFSettings(RecommenderSettings):
-    """`init="paper"` draws everything with deviation 0.01, which silences the network (METHODS.md 2.2); `he` does not."""
+    """`init="paper"` draws everything with deviation 0.01, which silences the network (METHODS.md 2.2)."""
 
     dim: int = Field(64, ge=1)
     layers: tuple[int, ...] = (64, 64, 64, 64)
@@ -114,7 +114,7 @@ class NCF(Recommender):
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
         at_once = max(_SCORED_AT_ONCE // max(len(users), 1), 1)
-        blocks = torch.arange(n_items, device=users.device).split(at_once)
+        blocks = torch.split(torch.arange(n_items, device=users.device), at_once)
         return torch.cat([self.score(users, block.expand(len(users), -1)) for block in blocks], dim=1)
 
     def _layers(self) -> list[str]:

@@ -95,7 +95,9 @@ class Strategy(ABC):
 
 def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
     """The one user table and the one item table of a plain matrix factorisation, or an error that says what is there."""
-    embeddings = {role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")}
+    embeddings = {
+        role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
+    }
     shared = [spec.name for spec in specs.values() if spec.role == "shared"]
     if shared or any(len(tables) != 1 for tables in embeddings.values()):
         raise SettingsError(
@@ -127,4 +129,3 @@ def touched_rows(situation: Situation, table: str) -> Tensor:
         if gradient.table == table:
             touches = touches + gradient.touches(rows)
     return touches
-

@@ -92,4 +92,3 @@ class Stepper:
                 total = total / n
             totals[gradient.table] = totals[gradient.table] + total if gradient.table in totals else total
         return totals
-

@@ -24,7 +24,12 @@ STRATEGIES = Registry(
         "re-weighting: fresh interactions count several times as much",
         "melon.strategies.eals:EALS",
         Space(
-            {"w_new": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), **_STEP_AXES, "neg": ("uniform", "pop"), "replay": (0, 64, 256)},
+            {
+                "w_new": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+                **_STEP_AXES,
+                "neg": ("uniform", "pop"),
+                "replay": (0, 64, 256),
+            },
             tuple({**start, "w_new": 4.0} for start in _STEP_STARTS),
         ),
         {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},

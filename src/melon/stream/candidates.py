@@ -67,10 +67,12 @@ class Candidates:
     def _excluded(self, events: Ints, items: Ints) -> Flags:
         users = self._log.users[events]
         keys = pair_keys(users[:, None], items)
-        own = items == self._log.items[events, None]
         if self.mode == "full-log":
-            return own | self._first_seen.ever(keys)
-        return own | self._first_seen.before(keys, events[:, None])
+            excluded = self._first_seen.ever(keys)
+        else:
+            excluded = self._first_seen.before(keys, events[:, None])
+        excluded |= items == self._log.items[events, None]
+        return excluded
 
     def _offer(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """Fill lines by rejection; returns those that are still short."""

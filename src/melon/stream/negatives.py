@@ -16,7 +16,6 @@ _ROUNDS = 8
 POPULARITY_POWER = 0.4
 
 
-
 @dataclass(frozen=True)
 class Negatives:
     """How the negatives of one batch are drawn; `popularity` favours items in proportion to their count^0.4."""
@@ -63,6 +62,6 @@ class Negatives:
 
     def _exact(self, user: np.int64, item: np.int64, event: np.int64) -> int:
         others = np.flatnonzero(np.arange(self.pool) != item)
-        unseen = others[~self.seen.contains(pair_keys(user, others))]
+        unseen = others[~self.seen.contains(pair_keys(np.full_like(others, user), others))]
         left = unseen if len(unseen) else others
         return int(left[self.draws.integers(np.array([event]), 1, len(left), start=1 << 30)[0, 0]])

@@ -50,7 +50,9 @@ def parse_split(text: str) -> tuple[float, float, float]:
 
 def split(interactions: Interactions, shares: tuple[float, float, float], *, align_ties: bool = False) -> Parts:
     """Cut by count in time order; with `align_ties`, move each cut to the next change of time."""
-    if any(not math.isfinite(share) or share <= 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+    if any(not math.isfinite(share) or share <= 0 for share in shares) or not math.isclose(
+        sum(shares), 1, abs_tol=1e-6
+    ):
         raise StreamError(f"split {shares} must be three positive shares that add up to 1.")
     n = len(interactions)
     cuts = [round(n * shares[0]), round(n * (shares[0] + shares[1]))]

@@ -1,0 +1,197 @@
+"""Prepared streams on disk: a Parquet file of dense rows, with side-cars that know the original ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from melon.data.columns import Columns, find_columns
+from melon.data.ids import Ids, as_array, rows_and_ids
+from melon.data.interactions import Interactions, Ints
+from melon.errors import DataError
+
+STAMP = "melon.stream"  # the same in a stream and in its side-cars, so that strangers are recognised
+NAMES = {"user": ("user",), "item": ("item",), "time": ("ts", "time", "timestamp")}
+
+
+@dataclass(frozen=True)
+class PreparedStream:
+    """Events in time order with dense rows by first appearance, and the original id of each row."""
+
+    users: Ints
+    items: Ints
+    times: Ints
+    user_ids: pl.Series
+    item_ids: pl.Series
+
+    @property
+    def stamp(self) -> str:
+        """A fingerprint of the events and the ids."""
+        digest = hashlib.sha256()
+        for column in (self.users, self.items, self.times):
+            digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        for ids in (self.user_ids, self.item_ids):
+            digest.update(ids.hash(seed=0).to_numpy().tobytes())
+        return digest.hexdigest()
+
+
+def side_car(stream: Path, part: str) -> Path:
+    """Where a stream's side-car is: `users.parquet`, `items.parquet` or `json`."""
+    return stream.with_name(f"{stream.name.removesuffix('.parquet')}.{part}")
+
+
+def write_stream(target: Path, stream: PreparedStream, summary: dict[str, Any]) -> None:
+    """Write the stream and its side-cars; each file appears whole or not at all, the stream itself last."""
+    stamp = stream.stamp
+    events = pl.DataFrame(
+        {
+            "user": pl.Series(stream.users, dtype=pl.Int32),
+            "item": pl.Series(stream.items, dtype=pl.Int32),
+            "ts": pl.Series(stream.times, dtype=pl.Int64),
+        }
+    )
+    frames = {
+        side_car(target, "users.parquet"): _id_frame(stream.user_ids),
+        side_car(target, "items.parquet"): _id_frame(stream.item_ids),
+    }
+    unfinished: dict[Path, Path] = {}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for path, frame in frames.items():
+            frame.write_parquet(_beside(path, unfinished), compression="zstd", metadata={STAMP: stamp})
+        text = json.dumps(summary | {"stamp": stamp}, indent=2, ensure_ascii=False)
+        _beside(side_car(target, "json"), unfinished).write_text(text + "\n", encoding="utf-8")
+        events.write_parquet(_beside(target, unfinished), compression="zstd", metadata={STAMP: stamp})
+        for path, temporary in unfinished.items():
+            os.replace(temporary, path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{target} could not be written: {error}") from error
+    finally:
+        for temporary in unfinished.values():
+            temporary.unlink(missing_ok=True)
+
+
+def load_stream(path: str | os.PathLike[str]) -> Interactions:
+    """Read a prepared stream; with side-cars beside it, the ids are the original ones."""
+    source = Path(path)
+    frame = _read_parquet(source)
+    if frame.is_empty():
+        raise DataError(f"{source} has no interactions in it; prepare it again from its raw files.")
+    columns = _stream_columns(frame, source)
+    for role, name in (("user", columns.user), ("item", columns.item)):
+        _check_ids(frame[name], role, name, source)
+    times = _checked_times(frame[columns.time], columns.time, source)
+    user_rows, user_ids = rows_and_ids(frame[columns.user])
+    item_rows, item_ids = rows_and_ids(frame[columns.item])
+    return Interactions(
+        users=user_rows,
+        items=item_rows,
+        times=times,
+        user_ids=_original(source, "users", user_ids),
+        item_ids=_original(source, "items", item_ids),
+    )
+
+
+def _read_parquet(source: Path) -> pl.DataFrame:
+    if not source.exists():
+        raise DataError(f"there is no stream {source}; make one with: melon data prepare RAW --out {source}")
+    if source.is_dir():
+        raise DataError(f"{source} is a folder; name the .parquet file in it.")
+    if not source.stat().st_size:
+        raise DataError(f"{source} is empty; prepare it again from its raw files.")
+    with source.open("rb") as stream:
+        magic = stream.read(4)
+    if magic != b"PAR1":
+        raise DataError(
+            f"{source} is not a Parquet file; prepare it first: melon data prepare {source} --out "
+            f"{source.with_suffix('.parquet').name}"
+        )
+    try:
+        return pl.read_parquet(source, glob=False)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{source} is a damaged Parquet file ({error}); prepare it again.") from error
+
+
+def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
+    try:
+        return find_columns(frame.columns, str(source), usual=NAMES)
+    except DataError as error:
+        there = ", ".join(map(repr, frame.columns))
+        raise DataError(
+            f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', 'timestamp'), "
+            f"and has {there}. Prepare it first: melon data prepare {source} --user … --item … --time … --out …"
+        ) from error
+
+
+def _check_ids(column: pl.Series, role: str, name: str, source: Path) -> None:
+    if not (column.dtype.is_integer() or column.dtype == pl.String):
+        raise DataError(
+            f"{source}: column {name!r} has type {column.dtype}, but a {role} is an integer or a text; "
+            "prepare the file again with melon data prepare."
+        )
+    if column.null_count():
+        row = int(column.is_null().arg_max() or 0)
+        raise DataError(f"{source}: row {row} has no {role}; prepare the file again with melon data prepare.")
+
+
+def _checked_times(column: pl.Series, name: str, source: Path) -> Ints:
+    again = "prepare the file with melon data prepare, which counts such rows and leaves them out."
+    if not column.dtype.is_numeric():
+        raise DataError(f"{source}: column {name!r} has type {column.dtype}, not whole seconds; {again}")
+    bad = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
+    if bad.any():
+        raise DataError(f"{source}: the time in row {bad.arg_max()} is missing or NaN; {again}")
+    if column.dtype.is_float() and not bool((column == column.floor()).all()):
+        raise DataError(f"{source}: column {name!r} has fractions, not whole seconds; {again}")
+    times = column.cast(pl.Int64).to_numpy()
+    if times.min() < 0:
+        row = int(np.argmax(times < 0))
+        raise DataError(f"{source}: the time in row {row} is negative ({times[row]}); {again}")
+    late = np.flatnonzero(np.diff(times) < 0)
+    if len(late):
+        row = int(late[0]) + 1
+        raise DataError(
+            f"{source} is not in time order: row {row} ({times[row]}) is earlier than the one before it "
+            f"({times[row - 1]}); sort it with melon data prepare."
+        )
+    return times
+
+
+def _original(source: Path, part: str, rows: Ids) -> Ids:
+    path = side_car(source, f"{part}.parquet")
+    if not path.exists():
+        return rows
+    frame = _read_parquet(path)
+    stranger = f"{path} does not belong to {source}"
+    again = "prepare the stream again, or remove the side-car to go on with row numbers as ids."
+    if set(frame.columns) != {"row", "id"}:
+        raise DataError(f"{stranger}: it has the columns {', '.join(frame.columns)}, not row and id; {again}")
+    if _stamp(path) != _stamp(source):
+        raise DataError(f"{stranger}: it was written with another stream; {again}")
+    known = frame["row"].to_numpy()
+    fits = rows.dtype.kind in "iu" and len(known) == len(rows) and bool((known == np.arange(len(rows))).all())
+    if not fits or not bool((np.sort(rows) == known).all()):
+        raise DataError(f"{stranger}: it has {len(known)} ids, the stream {len(rows)} {part}; {again}")
+    return as_array(frame["id"])[rows.astype(np.int64)]
+
+
+def _stamp(path: Path) -> str | None:
+    return pl.read_parquet_metadata(path).get(STAMP)
+
+
+def _id_frame(ids: pl.Series) -> pl.DataFrame:
+    return pl.DataFrame({"row": pl.int_range(len(ids), dtype=pl.Int32, eager=True), "id": ids})
+
+
+def _beside(path: Path, unfinished: dict[Path, Path]) -> Path:
+    # In the same folder, because only there is a rename atomic.
+    unfinished[path] = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    return unfinished[path]

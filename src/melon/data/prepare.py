@@ -1,0 +1,186 @@
+"""Raw files become one prepared stream: filtered, in time order, with dense ids and the way back to the original ones."""
+
+from __future__ import annotations
+
+import os
+import time as clock
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from melon.data.files import PreparedStream, write_stream
+from melon.data.ids import as_integers_if_all_are, rows_from_codes
+from melon.data.interactions import Ints
+from melon.data.readers import BadRows, RawEvents, read_raw
+from melon.data.unpack import fingerprints
+from melon.errors import DataError, SettingsError
+
+Codes = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class PreparationReport:
+    """What was read, what was left out and why, and what was written."""
+
+    out: str
+    sources: tuple[dict[str, Any], ...]
+    format: str
+    time_unit: str
+    min_interactions: int
+    k_core: bool
+    filter_rounds: int
+    rows_read: int
+    bad: tuple[BadRows, ...]
+    filtered: int
+    users: int
+    items: int
+    interactions: int
+    first_time: int
+    last_time: int
+    notes: tuple[str, ...]
+    seconds: float
+    version: str
+
+    @property
+    def bad_rows(self) -> int:
+        """Rows that are no interactions, whatever the reason."""
+        return sum(each.count for each in self.bad)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in plain values, as the JSON side-car keeps it; how long it took is no part of the result."""
+        kept = asdict(self) | {"bad_rows": self.bad_rows}
+        del kept["seconds"]
+        return kept
+
+
+def prepare(
+    sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    format: str | None = None,  # noqa: A002  (the option's own name)
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    time_unit: str | None = None,
+    min_interactions: int = 20,
+    k_core: bool = False,
+    strict: bool = False,
+) -> PreparationReport:
+    """Prepare raw files as one stream and write it to `out` with its side-cars.
+
+    Users and items with fewer than `min_interactions` are dropped: by counts taken once on the input, or with `k_core`
+    again and again until nothing more goes. Events are in time order at the resolution of the source, and equal times
+    keep the order of the files. A failure leaves whatever was at `out` before.
+    """
+    began = clock.perf_counter()
+    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    paths, target = [Path(each) for each in given], Path(out)
+    _check(paths, target, min_interactions)
+    events = read_raw(paths, form=format, user=user, item=item, time=time, time_unit=time_unit, strict=strict)
+    if not len(events.ticks):
+        raise DataError(_nothing_read(events, paths))
+    # Hashing the sources needs no lock of Python's, so it runs beside the sorting.
+    with ThreadPoolExecutor(1) as aside:
+        hashes = aside.submit(fingerprints, paths)
+        stream, rounds = _stream_of(events, min_interactions, k_core)
+        known = zip(paths, hashes.result(), strict=True)
+    report = PreparationReport(
+        out=target.name,
+        sources=tuple({"name": path.name, "bytes": path.stat().st_size, "sha256": sha} for path, sha in known),
+        format=events.format,
+        time_unit=events.clock.unit,
+        min_interactions=min_interactions,
+        k_core=k_core,
+        filter_rounds=rounds,
+        rows_read=events.rows_read,
+        bad=events.bad,
+        filtered=len(events.ticks) - len(stream.times),
+        users=len(stream.user_ids),
+        items=len(stream.item_ids),
+        interactions=len(stream.times),
+        first_time=int(stream.times[0]),
+        last_time=int(stream.times[-1]),
+        notes=events.notes,
+        seconds=0.0,
+        version=_version(),
+    )
+    write_stream(target, stream, report.as_dict())
+    object.__setattr__(report, "seconds", clock.perf_counter() - began)
+    return report
+
+
+def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedStream, int]:
+    users = events.users.to_physical().to_numpy()
+    items = events.items.to_physical().to_numpy()
+    kept, rounds = frequent(users, items, minimum, k_core=k_core)
+    if not len(kept):
+        more = " (repeated until stable)" if k_core else ""
+        raise DataError(
+            f"nothing is left of {len(users)} interactions when users and items with fewer than {minimum} are "
+            f"dropped{more}; lower --min-interactions (1 keeps everything)."
+        )
+    # Stable: events at the same time stay in the order of the file, which is all that is known about them.
+    kept = kept[np.argsort(events.ticks[kept], kind="stable")]
+    users, items = users[kept], items[kept]
+    user_rows, first_of_user = rows_from_codes(users, int(users.max()) + 1)
+    item_rows, first_of_item = rows_from_codes(items, int(items.max()) + 1)
+    return PreparedStream(
+        users=user_rows,
+        items=item_rows,
+        times=events.ticks[kept] // events.clock.per_second,
+        user_ids=_ids(events.users, kept[first_of_user], events.text_users),
+        item_ids=_ids(events.items, kept[first_of_item], events.text_items),
+    ), rounds
+
+
+def frequent(users: Codes, items: Codes, minimum: int, *, k_core: bool) -> tuple[Ints, int]:
+    """Positions of the events whose user and item have `minimum` events or more, and how many rounds that took."""
+    kept = np.arange(len(users), dtype=np.int64)
+    rounds = 0
+    while len(kept):
+        own_users, own_items = users[kept], items[kept]
+        enough = np.bincount(own_users)[own_users] >= minimum
+        enough &= np.bincount(own_items)[own_items] >= minimum
+        rounds += 1
+        if enough.all():
+            break
+        kept = kept[enough]
+        if not k_core:
+            break
+    return kept, rounds
+
+
+def _ids(column: pl.Series, positions: Ints, texts: bool) -> pl.Series:
+    ids = column.gather(positions).cast(pl.String)
+    return ids if texts else as_integers_if_all_are(ids)
+
+
+def _check(paths: Sequence[Path], target: Path, min_interactions: int) -> None:
+    if min_interactions < 1:
+        raise SettingsError(f"--min-interactions must be 1 or more, got {min_interactions}.")
+    if target.suffix != ".parquet":
+        raise SettingsError(f"--out must end in .parquet, got {str(target)!r}.")
+    for path in paths:
+        if target.exists() and path.exists() and target.samefile(path):
+            raise DataError(f"--out {target} is one of the raw files; write somewhere else.")
+
+
+def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:
+    names = ", ".join(map(str, paths))
+    if not events.bad:
+        return f"there is no interaction in {names}: no line after the header."
+    why = "; ".join(f"{each.count} × {each.reason}" for each in events.bad)
+    first = next((str(row) for each in events.bad for row in each.examples), "")
+    return f"there is no good row in {names} ({why}). The first bad one: {first}. Check --format and the columns."
+
+
+def _version() -> str:
+    from melon import __version__
+
+    return __version__

@@ -1,0 +1,125 @@
+"""Pre-training of a recommender on a recorded log: shuffled mini-batches, summed plain steps with L2 (METHODS.md 8.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.data.interactions import Interactions
+from melon.errors import LearningError, StreamError
+from melon.recommenders.base import Recommender
+from melon.recommenders.evidence import Examples, RowGradient
+from melon.registry import Space
+from melon.settings import Settings
+from melon.stream.draws import Draws
+from melon.stream.negatives import Negatives
+from melon.stream.pairs import PairSet, pair_keys
+
+#: How many interactions a pre-training looks at unless told otherwise; small logs are seen up to MOST_EPOCHS times.
+INTERACTIONS_SEEN, FEWEST_EPOCHS, MOST_EPOCHS = 15_000_000, 8, 60
+
+PRETRAIN_SPACE = Space({"l2": (0.003, 0.01, 0.03, 0.1)}, ({"l2": 0.03},))
+
+
+class PretrainSettings(Settings):
+    """`lr` moves the rows of users and items for each interaction, `shared_lr` shared weights for each batch."""
+
+    epochs: int | None = Field(None, ge=0)
+    lr: float = Field(0.1, gt=0)
+    l2: float = Field(0.03, ge=0)
+    shared_lr: float = Field(0.1, gt=0)
+    batch_size: int = Field(256, ge=1)
+
+
+def most_epochs(interactions: int) -> int:
+    """How often a log of this length is worth passing over."""
+    return int(np.clip(INTERACTIONS_SEEN // max(interactions, 1), FEWEST_EPOCHS, MOST_EPOCHS))
+
+
+class Pretraining:
+    """Epochs over a log. What is random in epoch e depends on (seed, e) alone, so it can stop and go on anywhere."""
+
+    def __init__(self, recommender: Recommender, log: Interactions, settings: PretrainSettings, *, seed: int) -> None:
+        if not len(log):
+            raise StreamError("there is nothing to pre-train on: the training part is empty.")
+        if log.n_items < 2:
+            raise StreamError("all interactions are with one item; a recommender needs at least two to compare.")
+        self.recommender, self.log, self.settings = recommender, log, settings
+        self.epochs_done = 0
+        self._order = Draws(seed, "shuffle")
+        # Everything in the log has happened by the time its recommender is used: negatives avoid all of it.
+        seen = PairSet(pair_keys(log.users, log.items))
+        self._negatives = Negatives(log.n_items, seen, Draws(seed, "pre-training negatives"))
+        self._make_rows()
+
+    def epoch(self) -> float:
+        """One shuffled pass; returns the mean loss."""
+        log, n, size = self.log, len(self.log), self.settings.batch_size
+        order = self._order.generator(self.epochs_done).permutation(n)
+        events = order + self.epochs_done * (1 << 40)
+        users, items = log.users[order], log.items[order]
+        negatives = self._negatives.draw(users, items, events, self.recommender.settings.negatives)
+        user_rows = torch.from_numpy(users).to(self.recommender.device)
+        item_rows = torch.from_numpy(np.concatenate([items[:, None], negatives], axis=1)).to(self.recommender.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.recommender.device)
+        with torch.no_grad():
+            for start in range(0, n, size):
+                total += self._step(user_rows[start : start + size], item_rows[start : start + size])
+        self.epochs_done += 1
+        mean = float(total) / n
+        if not np.isfinite(mean):
+            raise LearningError(
+                f"pre-training {self.recommender.name} left the finite numbers in epoch {self.epochs_done}; "
+                f"use a smaller step than lr={self.settings.lr:g}."
+            )
+        return mean
+
+    def run(self, epochs: int) -> Iterator[float]:
+        """Epochs until `epochs` are done in all; yields each one's mean loss."""
+        while self.epochs_done < epochs:
+            yield self.epoch()
+
+    def stamp_last_touches(self) -> None:
+        """Let idle time count from each row's last interaction in the log, in events (METHODS.md 8.3)."""
+        events = np.arange(len(self.log))
+        for role, rows in (("user", self.log.users), ("item", self.log.items)):
+            last = np.zeros(int(rows.max()) + 1, dtype=np.int64)
+            np.maximum.at(last, rows, events)
+            for table in self.recommender.tables.values():
+                if table.spec.role == role:
+                    table.stamp(torch.arange(len(last)), torch.from_numpy(last))
+
+    def _make_rows(self) -> None:
+        log, recommender = self.log, self.recommender
+        recommender.grow(
+            log.n_users,
+            log.user_keys[recommender.rows_of("user") : log.n_users],
+            log.n_items,
+            log.item_keys[recommender.rows_of("item") : log.n_items],
+        )
+
+    def _step(self, users: Tensor, items: Tensor) -> Tensor:
+        settings, tables = self.settings, self.recommender.tables
+        flat = items.reshape(-1)
+        rows = {"user": users, "item": flat}
+        # Rows may repeat in this copy: it is only read, and the summed steps are added to storage.
+        values = {
+            name: table.everything() if table.spec.role == "shared" else table.gather(rows[table.spec.role])
+            for name, table in tables.items()
+        }
+        positions = torch.arange(len(flat), device=flat.device).view(items.shape)
+        evidence = self.recommender.evidence(values, Examples(torch.arange(len(users), device=users.device), positions))
+        for gradient in evidence.gradients:
+            table = tables[gradient.table]
+            if isinstance(gradient, RowGradient):
+                where = gradient.positions.reshape(-1)
+                step = gradient.gradient.reshape(len(where), -1) + settings.l2 * values[gradient.table][where]
+                table.add(rows[table.spec.role][where], step.mul_(-settings.lr))
+            else:
+                mean = gradient.summed(table.rows) / len(users)
+                table.add(torch.arange(table.rows, device=flat.device), mean.mul_(-settings.shared_lr))
+        return evidence.losses.sum()
