@@ -6,6 +6,7 @@
     ├── SettingsError      a name or a value that was asked for and does not exist
     ├── CheckpointError    a saved model that cannot be written or read
     ├── LearningError      a model that left the finite numbers
+    ├── ConformanceError   a recommender or strategy that breaks a rule of melon.checks
     ├── NotFittedError     a question to a model that has learned nothing yet
     └── MissingExtraError  an optional dependency that is not installed
 
@@ -37,6 +38,10 @@ class CheckpointError(MelonError):
 
 class LearningError(MelonError):
     """A non-finite score, loss or parameter; the message names the batch."""
+
+
+class ConformanceError(MelonError):
+    """A recommender or a strategy fails a check of `melon.checks`; the message names the check and the values."""
 
 
 class NotFittedError(MelonError):

@@ -33,6 +33,11 @@ class Columns:
     time: str
 
 
+def first_line(error: Exception) -> str:
+    """What a library says about an input, without its advice to programmers."""
+    return str(error).partition("\n")[0]
+
+
 def plain(name: str) -> str:
     """A column's name without case, blanks and punctuation."""
     return re.sub(r"[^0-9a-z]", "", name.lower())
@@ -41,17 +46,20 @@ def plain(name: str) -> str:
 def find_columns(
     available: Sequence[str],
     place: str,
+    asked: Mapping[str, str | None] | None = None,
     *,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
     usual: Mapping[str, Sequence[str]] = USUAL_NAMES,
+    option: str = "--{role}",
 ) -> Columns:
-    """The named columns, or else the first usual name that is there; an error lists what is there."""
-    asked = {"user": user, "item": item, "time": time}
+    """The named columns, or else the first usual name that is there; an error lists what is there.
+
+    `option` is how the caller lets a person name a column, for the messages.
+    """
+    asked = asked or {}
     found: dict[str, str] = {}
     for role in ROLES:
-        found[role] = find_column(available, place, role, asked[role], usual[role])
+        named_by = option.format(role=role)
+        found[role] = find_column(available, place, role, asked.get(role), usual[role], named_by)
     if len(set(found.values())) < len(ROLES):
         raise DataError(
             f"{place}: user, item and time must be three different columns, got "
@@ -60,7 +68,9 @@ def find_columns(
     return Columns(**found)
 
 
-def find_column(available: Sequence[str], place: str, role: str, asked: str | None, usual: Sequence[str]) -> str:
+def find_column(
+    available: Sequence[str], place: str, role: str, asked: str | None, usual: Sequence[str], option: str
+) -> str:
     """One column by its role."""
     there = ", ".join(map(repr, available)) or "none"
     if asked is not None:
@@ -69,7 +79,7 @@ def find_column(available: Sequence[str], place: str, role: str, asked: str | No
         if asked not in available:
             raise DataError(
                 f"{place}: there is no column {asked!r} for the {role}. Columns there: {there}. "
-                f"Name the right one with --{role}."
+                f"Name the right one with {option}."
             )
         return asked
     by_plain: dict[str, list[str]] = {}
@@ -80,8 +90,8 @@ def find_column(available: Sequence[str], place: str, role: str, asked: str | No
         if len(names) > 1:
             raise DataError(
                 f"{place}: several columns could be the {role}: {', '.join(map(repr, names))}. "
-                f"Name the right one with --{role}."
+                f"Name the right one with {option}."
             )
         if names:
             return names[0]
-    raise DataError(f"{place}: no column looks like the {role}. Columns there: {there}. Name it with --{role}.")
+    raise DataError(f"{place}: no column looks like the {role}. Columns there: {there}. Name it with {option}.")

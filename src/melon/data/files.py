@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from melon.data.columns import Columns, find_columns
+from melon.data.columns import Columns, find_columns, first_line
 from melon.data.ids import Ids, as_array, rows_and_ids
 from melon.data.interactions import Interactions, Ints
 from melon.errors import DataError
@@ -73,7 +73,7 @@ def write_stream(target: Path, stream: PreparedStream, summary: dict[str, Any]) 
         for path, temporary in unfinished.items():
             os.replace(temporary, path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{target} could not be written: {error}") from error
+        raise DataError(f"{target} could not be written: {first_line(error)}") from error
     finally:
         for temporary in unfinished.values():
             temporary.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def _read_parquet(source: Path) -> pl.DataFrame:
     try:
         return pl.read_parquet(source, glob=False)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{source} is a damaged Parquet file ({error}); prepare it again.") from error
+        raise DataError(f"{source} is a damaged Parquet file ({first_line(error)}); prepare it again.") from error
 
 
 def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
@@ -126,8 +126,8 @@ def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
     except DataError as error:
         there = ", ".join(map(repr, frame.columns))
         raise DataError(
-            f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', 'timestamp'), "
-            f"and has {there}. Prepare it first: melon data prepare {source} --user … --item … --time … --out …"
+            f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', "
+            f"'timestamp') and has {there}. Prepare it first: melon data prepare {source} --user … --item … --out …"
         ) from error
 
 

@@ -197,9 +197,7 @@ def json_fields(lines: Sequence[str]) -> list[str]:
     return list(keys)
 
 
-def layout_of(
-    form: Format, lines: Sequence[str], place: str, *, user: str | None, item: str | None, time: str | None
-) -> Layout:
+def layout_of(form: Format, lines: Sequence[str], place: str, asked: Mapping[str, str | None]) -> Layout:
     """How a text file of this format that begins with these lines is read."""
     first = lines[0]
     variant = next((each for each in form.variants if _fits(each, lines)), None)
@@ -208,14 +206,13 @@ def layout_of(
             f"{place} does not look like {form.name} ({form.description}; columns: {form.columns}). "
             f"Its first line is {first[:120]!r}. Choose another --format: {', '.join(FORMATS)}."
         )
-    asked = {"user": user, "item": item, "time": time}
     usual = variant.names or USUAL_NAMES
     if variant.kind == "jsonl":
         # A JSON object may leave a field out, so a fixed name need not be among the first lines.
         there = json_fields(lines)
         if variant.names is not None:
             there += [name for role in ROLES for name in variant.names[role] if name not in there]
-        columns = find_columns(there, place, **asked, usual=usual)
+        columns = find_columns(there, place, asked, usual=usual)
         return Layout("jsonl", columns, missing_item=form.missing_item)
     fields, note = variant.fields, ""
     if form.name == "amazon":
@@ -225,7 +222,7 @@ def layout_of(
     if variant.typed_header:
         fields = tuple(name.split(":")[0] for name in fields)
         asked = {role: name.split(":")[0] if name else None for role, name in asked.items()}
-    columns = find_columns([name for name in fields if name], place, **asked, usual=usual)
+    columns = find_columns([name for name in fields if name], place, asked, usual=usual)
     return Layout(
         "delimited", columns, variant.separator, variant.quote, variant.header, fields, form.missing_item, note
     )
@@ -300,9 +297,7 @@ def _guess_json(keys: set[str]) -> tuple[str, str]:
     return "jsonl", "its lines are JSON objects"
 
 
-def parquet_layout(
-    form: Format, columns: Sequence[str], place: str, *, user: str | None, item: str | None, time: str | None
-) -> Layout:
+def parquet_layout(form: Format, columns: Sequence[str], place: str, asked: Mapping[str, str | None]) -> Layout:
     """How a Parquet file with these columns is read."""
-    found = find_columns(columns, place, user=user, item=item, time=time)
+    found = find_columns(columns, place, asked)
     return replace(Layout("parquet", found), missing_item=form.missing_item)

@@ -29,19 +29,24 @@ def rows_from_codes(codes: npt.NDArray[np.integer], size: int) -> tuple[Ints, In
 
 
 def codes_of(ids: pl.Series) -> tuple[npt.NDArray[np.integer], int]:
-    """Some dense code for each id (integers or texts, no nulls), and how many codes there are."""
-    if ids.dtype.is_integer() and len(ids):
-        low, high = int(ids.min()), int(ids.max())  # type: ignore[arg-type]
-        # Ids in a modest range are their own codes: no hashing at all.
-        if 0 <= low and high <= 4 * len(ids) + 1024:
-            return ids.cast(pl.Int64).to_numpy(), high + 1
-    texts = ids.cast(pl.String)
-    codes = texts.cast(pl.Categorical(pl.Categories.random())).to_physical().to_numpy()
-    return codes, int(codes.max()) + 1 if len(codes) else 0
+    """Some code below a modest bound for each id (integers, texts or categories; no nulls), and that bound."""
+    if not len(ids):
+        return np.zeros(0, dtype=np.int64), 0
+    if ids.dtype.is_integer():
+        numbers = ids.cast(pl.Int64).to_numpy()
+        # Ids in a modest range are their own codes: no hashing, no sorting.
+        if numbers.min() >= 0 and numbers.max() <= 4 * len(ids) + 1024:
+            return numbers, int(numbers.max()) + 1
+        distinct, codes = np.unique(numbers, return_inverse=True)
+        return codes, len(distinct)
+    if ids.dtype == pl.String:
+        ids = ids.cast(pl.Categorical(pl.Categories.random()))
+    codes = ids.to_physical().to_numpy()
+    return codes, int(codes.max()) + 1
 
 
 def as_array(ids: pl.Series) -> Ids:
-    """Ids as melon hands them out: integers as int64, texts as an object array of str (which keeps every text whole)."""
+    """Ids as melon hands them out: int64, or an object array of str, which keeps every text whole."""
     if ids.dtype.is_integer():
         return ids.cast(pl.Int64).to_numpy()
     return np.array(ids.to_list(), dtype=object)
@@ -55,6 +60,9 @@ def rows_and_ids(ids: pl.Series) -> tuple[Ints, Ids]:
 
 def as_integers_if_all_are(ids: pl.Series) -> pl.Series:
     """Texts become integers when each is one in its plain notation: "7", not "07" or "+7", and within 64 bits."""
+    if ids.dtype == pl.Int64:
+        return ids
+    ids = ids.cast(pl.String)
     numbers = ids.cast(pl.Int64, strict=False)
     plain = ids.str.contains(r"^(?:0|-?[1-9][0-9]*)$")
     return numbers if bool((plain & numbers.is_not_null()).all()) else ids

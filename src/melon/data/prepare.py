@@ -1,4 +1,4 @@
-"""Raw files become one prepared stream: filtered, in time order, with dense ids and the way back to the original ones."""
+"""Raw files become one prepared stream: filtered, in time order, with dense ids that lead back to the original."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from melon.data.blocks import BadRows
 from melon.data.files import PreparedStream, write_stream
-from melon.data.ids import as_integers_if_all_are, rows_from_codes
+from melon.data.ids import as_integers_if_all_are, codes_of, rows_from_codes
 from melon.data.interactions import Ints
-from melon.data.readers import BadRows, RawEvents, read_raw
+from melon.data.readers import RawEvents, read_raw
 from melon.data.unpack import fingerprints
 from melon.errors import DataError, SettingsError
 
-Codes = npt.NDArray[np.uint32]
+Codes = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def prepare(
 
 
 def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedStream, int]:
-    users = events.users.to_physical().to_numpy()
-    items = events.items.to_physical().to_numpy()
+    users, n_users = codes_of(events.users)
+    items, n_items = codes_of(events.items)
     kept, rounds = frequent(users, items, minimum, k_core=k_core)
     if not len(kept):
         more = " (repeated until stable)" if k_core else ""
@@ -128,8 +129,8 @@ def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedS
     # Stable: events at the same time stay in the order of the file, which is all that is known about them.
     kept = kept[np.argsort(events.ticks[kept], kind="stable")]
     users, items = users[kept], items[kept]
-    user_rows, first_of_user = rows_from_codes(users, int(users.max()) + 1)
-    item_rows, first_of_item = rows_from_codes(items, int(items.max()) + 1)
+    user_rows, first_of_user = rows_from_codes(users, n_users)
+    item_rows, first_of_item = rows_from_codes(items, n_items)
     return PreparedStream(
         users=user_rows,
         items=item_rows,
@@ -157,8 +158,8 @@ def frequent(users: Codes, items: Codes, minimum: int, *, k_core: bool) -> tuple
 
 
 def _ids(column: pl.Series, positions: Ints, texts: bool) -> pl.Series:
-    ids = column.gather(positions).cast(pl.String)
-    return ids if texts else as_integers_if_all_are(ids)
+    ids = column.gather(positions)
+    return ids.cast(pl.String) if texts else as_integers_if_all_are(ids)
 
 
 def _check(paths: Sequence[Path], target: Path, min_interactions: int) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from polars.expr.whenthen import ChainedThen, Then
 
 from melon.data.formats import Layout
 
 WRONG_FIELDS = "wrong number of fields"
-OPEN_QUOTE = "quote that is never closed"
+UNBALANCED = "unbalanced quotes"
 BAD_JSON = "malformed JSON line"
 BLANK = "blank line"
 
@@ -71,16 +73,13 @@ def delimited_records(path: Path, layout: Layout) -> tuple[Records, bool]:
     """
     lines = _lines(path)
     text, quote = pl.col("text"), layout.quote
-    quotes = text.str.count_matches(quote, literal=True) if quote else pl.lit(0)
-    # One quick pass tells ordinary files, which have neither quotes nor ragged lines, from the others.
-    quoted = text.str.contains(quote, literal=True).any() if quote else pl.lit(False)
-    ragged = (text.str.count_matches(layout.separator, literal=True) != len(layout.fields) - 1).any()
-    survey = lines.select(quoted=quoted, ragged=ragged).collect(engine="streaming").row(0)
-    if not survey[0]:
+    if quote is None or not _holds(path, quote.encode()):
+        # The ordinary file: one quick pass tells that no line is ragged.
+        ragged = (text.str.count_matches(layout.separator, literal=True) != len(layout.fields) - 1).any()
         records = Records(lines.with_columns(verdict=_verdict(layout, quoted=False)), layout.header)
-        return records, not survey[1]
-    odd = quotes % 2
-    if not lines.select((odd == 1).any()).collect(engine="streaming").item():
+        return records, not _single(lines, ragged)
+    odd = text.str.count_matches(quote, literal=True) % 2
+    if not _single(lines, (odd == 1).any()):
         return Records(lines.with_columns(verdict=_verdict(layout, quoted=True)), layout.header), False
     return Records(_joined(lines, odd, layout), layout.header), False
 
@@ -108,14 +107,16 @@ def _joined(lines: pl.LazyFrame, odd: pl.Expr, layout: Layout) -> pl.LazyFrame:
 
 def _verdict(layout: Layout, *, quoted: bool) -> pl.Expr:
     text, separator = pl.col("text"), layout.separator
-    verdict = pl.when(_blank()).then(pl.lit(BLANK))
+    verdict: Then | ChainedThen = pl.when(_blank()).then(pl.lit(BLANK))
     if quoted and layout.quote:
         mark, split = re.escape(layout.quote), re.escape(separator)
         fields = rf"(^|{split}){mark}(?:[^{mark}]|{mark}{mark})*{mark}"
         text = text.str.replace_all(fields, "${1}" + _QUOTED)
-        # What is left must not begin a field with a quote, nor go on after a closing one.
-        ragged = text.str.contains(rf"(?:^|{split}){mark}") | text.str.contains(rf"{_QUOTED}[^{split}]")
-        verdict = verdict.when(ragged).then(pl.lit(OPEN_QUOTE))
+        # What is left must not begin a field with a quote, nor go on after a closing one, nor hold a single quote: even
+        # inside a field, it would make the scanner take the end of the line for a part of the field.
+        opened, after = text.str.contains(rf"(?:^|{split}){mark}"), text.str.contains(rf"{_QUOTED}[^{split}]")
+        ragged = opened | after | (text.str.count_matches(layout.quote, literal=True) % 2 == 1)
+        verdict = verdict.when(ragged).then(pl.lit(UNBALANCED))
     count = text.str.count_matches(separator, literal=True) + 1
     return verdict.when(count != len(layout.fields)).then(pl.lit(WRONG_FIELDS))
 
@@ -126,3 +127,12 @@ def _blank() -> pl.Expr:
 
 def _lines(path: Path) -> pl.LazyFrame:
     return pl.scan_lines(path, name="text", row_index_name="line", row_index_offset=1, glob=False)
+
+
+def _single(lines: pl.LazyFrame, condition: pl.Expr) -> bool:
+    return bool(lines.select(condition).collect(engine="streaming").item())
+
+
+def _holds(path: Path, mark: bytes) -> bool:
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(mark) >= 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import polars as pl
 
+from melon.data.columns import first_line
 from melon.data.formats import (
     FORMATS,
     Format,
@@ -75,20 +76,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= 160 else text[:160] + "…"
 
 
-def open_source(
-    given: Path,
-    scratch: Path,
-    *,
-    form: str | None,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-) -> RawFile:
+def open_source(given: Path, scratch: Path, form: str | None, asked: Mapping[str, str | None]) -> RawFile:
     """Open one raw file; without a format, guess it and say so in the notes."""
     if form is not None:
         format_named(form)
     plain = unpack(given, scratch)
-    asked = {"user": user, "item": item, "time": time}
     if plain.parquet:
         return _open_parquet(plain, form, asked)
     if form == "parquet":
@@ -99,7 +91,7 @@ def open_source(
         form, why = guess_format(plain.name, lines)
         notes += (f"{given.name} is read as {form}: {why}",)
     chosen = FORMATS[form]
-    layout = layout_of(chosen, lines, str(given), **asked)
+    layout = layout_of(chosen, lines, str(given), asked)
     if layout.note:
         notes += (layout.note,)
     if layout.kind == "jsonl":
@@ -107,7 +99,7 @@ def open_source(
     return _open_delimited(plain, chosen, layout, notes, scratch)
 
 
-def _open_parquet(plain: PlainFile, form: str | None, asked: dict[str, str | None]) -> RawFile:
+def _open_parquet(plain: PlainFile, form: str | None, asked: Mapping[str, str | None]) -> RawFile:
     notes = plain.notes
     if form is None:
         notes += (f"{plain.given.name} is read as parquet: it begins as Parquet files do",)
@@ -117,8 +109,10 @@ def _open_parquet(plain: PlainFile, form: str | None, asked: dict[str, str | Non
         scan = pl.scan_parquet(plain.path, glob=False)
         available = scan.collect_schema().names()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{plain.given} is a damaged Parquet file ({error}); fetch or make it again.") from error
-    layout = parquet_layout(FORMATS["parquet"], available, str(plain.given), **asked)
+        raise DataError(
+            f"{plain.given} is a damaged Parquet file ({first_line(error)}); fetch or make it again."
+        ) from error
+    layout = parquet_layout(FORMATS["parquet"], available, str(plain.given), asked)
     return RawFile(plain, "parquet", layout, _three(scan, layout), None, notes)
 
 
@@ -137,6 +131,7 @@ def repaired_json(file: RawFile, scratch: Path) -> RawFile:
         records, counts = _counted(json_records(path))
     copy = _copy(records, scratch)
     examples = _examples(records, counts, file.name)
+    counts.pop(BLANK, None)
     return replace(
         file,
         scan=_scan_json(copy, file.layout),

@@ -13,7 +13,7 @@ from melon.data.interactions import Ints
 from melon.errors import LearningError
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.evidence import Examples
-from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
+from melon.strategies.base import LearningRates, Proposal, Situation, Strategy, Surroundings
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
@@ -62,7 +62,7 @@ class Updater:
 
     def score(self, users: Ints, items: Ints, time: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         """Scores of candidates (n × c) at a moment of the stream; changes nothing but the reading clock."""
-        self._tick(time)
+        self.tick(time)
         with torch.no_grad():
             scores = self.recommender.score(
                 self._tensor(users), self._tensor(items), Context(time=time, history=self.history)
@@ -73,7 +73,7 @@ class Updater:
         self, users: Ints, n_items: int, time: int
     ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         """Scores of all items 0 … n_items-1 for each user."""
-        self._tick(time)
+        self.tick(time)
         with torch.no_grad():
             scores = self.recommender.score_catalogue(
                 self._tensor(users), n_items, Context(time=time, history=self.history)
@@ -84,16 +84,22 @@ class Updater:
         """Learn one batch and append it to the history; returns its mean loss before the step."""
         if not len(batch):
             return 0.0
-        self._tick(int(batch.times[0]))
+        self.tick(int(batch.times[0]))
         self._make_rows(batch)
         loss = self._step(batch) if self._pool(batch) > 1 else 0.0
         self.history.append(batch.users, batch.items)
         self.recommender.observe(batch.users, batch.items, batch.times)
         return loss
 
+    def rehearse(self, batch: Batch) -> float:
+        """Learn a batch of the past once more: the history, which holds it already, stays as it is."""
+        self.tick(int(batch.times[0]))
+        self._make_rows(batch)
+        return self._step(batch)
+
     def learning_rates(self, batch: Batch) -> LearningRates:
         """The strategy's learning-rate matrix for a batch, as if it were learned now; changes no row that exists."""
-        self._tick(int(batch.times[0]))
+        self.tick(int(batch.times[0]))
         self._make_rows(batch)
         return self.strategy.learning_rates(self._situation(batch)[1])
 
@@ -132,7 +138,8 @@ class Updater:
         }
         with torch.no_grad():
             evidence = self.recommender.evidence(values, examples)
-        return compact, Situation(self._specs, examples, values, state, evidence)
+        around = Surroundings(self.history, self.recommender.clock.now, compact.users, compact.items, tables)
+        return compact, Situation(self._specs, examples, values, state, evidence, around)
 
     def _write(self, compact: Compact, proposal: Proposal, batch: Batch) -> None:
         for name, values in proposal.values.items():
@@ -189,7 +196,8 @@ class Updater:
             for key, start in self.strategy.row_state(spec).items()
         }
 
-    def _tick(self, time: int) -> None:
+    def tick(self, time: int) -> None:
+        """Let rows be read as they are at this moment of the stream."""
         self.recommender.clock.now = self.history.events if self.fading_clock == "interactions" else time
 
     def _tensor(self, array: Ints) -> Tensor:

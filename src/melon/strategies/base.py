@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +13,46 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples
 from melon.settings import Settings
+from melon.stream.history import History
 from melon.tables import TableSpec
 
+if TYPE_CHECKING:
+    from melon.data.interactions import Interactions
+    from melon.recommenders.base import Recommender
+
 RowState = dict[str, dict[str, Tensor]]
+
+
+class Readable(Protocol):
+    """A table as a strategy may see it: read, never written."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+
+    @property
+    def half_life(self) -> float | None:
+        """After how long an idle row has faded to a half, if at all."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """A copy of rows as they are now."""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows in order, some at a time; for a survey at the start, never for a step."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What lies around the compact copy, to be read only: the past, and any row of any table.
+
+    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the fading clock.
+    """
+
+    history: History
+    now: int
+    users: Tensor
+    items: Tensor
+    tables: Mapping[str, Readable]
 
 
 @dataclass(frozen=True)
@@ -27,6 +64,7 @@ class Situation:
     values: Mapping[str, Tensor]
     row_state: Mapping[str, Mapping[str, Tensor]]
     evidence: Evidence
+    around: Surroundings | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +112,13 @@ class Strategy(ABC):
         """Names and initial values of what is kept for each entry of a table, row by row."""
         return {}
 
+    def pretrain(self, recommender: Recommender, interactions: Interactions) -> bool:
+        """Train the recommender's tables on a recorded log in the strategy's own way, and say so.
+
+        False, as here, means that nothing was done and the common pre-training is wanted.
+        """
+        return False
+
     @abstractmethod
     def propose(self, situation: Situation) -> Proposal:
         """New rows for the batch; pure."""
@@ -94,7 +139,7 @@ class Strategy(ABC):
 
 
 def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
-    """The one user table and the one item table of a plain matrix factorisation, or an error that says what is there."""
+    """The one user table and the one item table of a plain matrix factorisation, or an error with what there is."""
     embeddings = {
         role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
     }

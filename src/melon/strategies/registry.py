@@ -25,14 +25,28 @@ STRATEGIES = Registry(
         "melon.strategies.eals:EALS",
         Space(
             {
-                "w_new": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
                 **_STEP_AXES,
+                "w_new": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
                 "neg": ("uniform", "pop"),
                 "replay": (0, 64, 256),
             },
-            tuple({**start, "w_new": 4.0} for start in _STEP_STARTS),
+            ({"optimizer": "sgd", "lr": 0.1, "w_new": 4.0}, {"optimizer": "adam_lazy", "lr": 0.01, "w_new": 4.0}),
         ),
         {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},
+    ),
+    Entry(
+        "als",
+        "the genuine element-wise ALS solver on matrix-factorisation tables",
+        "melon.strategies.als:ALS",
+        Space(
+            {
+                "reg": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+                "c0": (32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
+                "w_new": (1.0, 2.0, 4.0, 8.0, 16.0),
+                "alpha": (0.0, 0.2, 0.4, 0.6, 0.8),
+            },
+            ({"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},),
+        ),
     ),
 )
 

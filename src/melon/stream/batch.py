@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,10 @@ class Batch:
     def events(self) -> Ints:
         """Event numbers."""
         return np.arange(self.first_event, self.first_event + len(self))
+
+    def in_epoch(self, epoch: int) -> Batch:
+        """The same interactions with the random draws of one pass over the past."""
+        return replace(self, first_event=self.first_event + (epoch + 1) * (1 << 40))
 
 
 def batch_of(log: Interactions, start: int, stop: int) -> Batch:

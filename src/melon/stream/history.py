@@ -67,7 +67,19 @@ class PartnerRings:
         if not self._rows:
             return np.full_like(rows, NOBODY)
         safe = np.where(met > 0, rows, 0)
-        return np.where(met > 0, self._ring[safe, (met - 1) % RING], NOBODY)
+        return np.where(met > 0, self._ring[safe, (met - 1) % RING], np.int64(NOBODY))
+
+    def recent(self, rows: Ints) -> Neighbours:
+        """All remembered partners of each row, newest first; a partner met again stands there again."""
+        met = self.met(rows)
+        counts = np.minimum(met, RING)
+        if not self._rows or not len(rows):
+            return Neighbours(np.full((len(rows), RING), NOBODY, dtype=np.int64), counts)
+        back = np.arange(RING)[None, :]
+        rings = self._ring[np.where(met > 0, rows, 0)]
+        partners = np.take_along_axis(rings, (met[:, None] - 1 - back) % RING, axis=1).astype(np.int64)
+        partners[back >= counts[:, None]] = NOBODY
+        return Neighbours(partners, counts)
 
     def sample(self, rows: Ints, draws: Draws, moment: int, most: int = NEIGHBOURS) -> Neighbours:
         """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
@@ -82,6 +94,11 @@ class PartnerRings:
         partners = np.take_along_axis(rings, chosen, axis=1).astype(np.int64)
         partners[np.arange(most)[None, :] >= counts[:, None]] = NOBODY
         return Neighbours(partners, counts)
+
+    def one_each(self, rows: Ints, draws: Draws, keys: Ints) -> Ints:
+        """One remembered partner of each row, which must have some; each draw has a key of its own."""
+        places = draws.integers(keys, 1, np.minimum(self.met(rows), RING), start=1)[:, 0]
+        return self._ring[rows, places].astype(np.int64)
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same rings."""
@@ -132,11 +149,10 @@ class History:
         """Remembered interactions: a user at random, then one of the last items of that user at random."""
         if not self.of_users.rows or not count:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        users = draws.integers(np.array([moment]), count, self.of_users.rows)[0]
-        users = users[self.of_users.met(users) > 0]
-        key = np.int64(moment) * count
-        sampled = self.of_users.sample(users, draws, int(key), most=1)
-        return users, sampled.partners[:, 0]
+        keys = np.int64(moment) * count + np.arange(count)
+        users = draws.integers(keys, 1, self.of_users.rows)[:, 0]
+        known = self.of_users.met(users) > 0
+        return users[known], self.of_users.one_each(users[known], draws, keys[known])
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same history."""

@@ -1,0 +1,126 @@
+"""Conformance checks: what every recommender and every strategy must do, whoever wrote it.
+
+    from functools import partial
+    from melon.checks import check_strategy
+
+    check_strategy(partial(MyStrategy, {"lr": 0.1}))
+
+A check that fails raises `ConformanceError`, which names the check and the values. What does not apply is never passed
+over in silence: the report that comes back lists each such check with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from melon.checks.pairings import PAIRING_CHECKS, Family, MakeStrategy, Pairing
+from melon.checks.recommenders import RECOMMENDER_CHECKS, MakeRecommender
+from melon.errors import ConformanceError, SettingsError, unknown_name
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.recommenders.ncf import NCF
+
+__all__ = [
+    "PAIRING_CHECKS",
+    "RECOMMENDER_CHECKS",
+    "SMALL_RECOMMENDERS",
+    "Family",
+    "MakeRecommender",
+    "MakeStrategy",
+    "Report",
+    "check_pairing",
+    "check_recommender",
+    "check_strategy",
+]
+
+SMALL_RECOMMENDERS: Mapping[str, MakeRecommender] = {
+    "bpr": partial(BPR, {"dim": 6}),
+    "ncf": partial(NCF, {"dim": 4, "layers": (6, 5)}),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a list of checks: the names of those that passed, and why the others do not apply."""
+
+    subject: str
+    passed: tuple[str, ...]
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def applicable(self) -> bool:
+        """Whether anything could be checked at all."""
+        return bool(self.passed)
+
+
+def check_pairing(
+    make_recommender: MakeRecommender,
+    make_strategy: MakeStrategy,
+    *,
+    family: Family | None = None,
+    exempt: Collection[str] = (),
+) -> Report:
+    """Run every check of a strategy on one recommender.
+
+    `family` says which form the learning-rate matrix must have. `exempt` names checks that the strategy does not claim
+    to pass; the report says so. A strategy that refuses the recommender in `bind` gets a report where nothing applies.
+    """
+    pairing = Pairing(make_recommender, make_strategy, family)
+    recommender, strategy = make_recommender(seed=0, dtype=torch.float32), make_strategy(seed=0)
+    subject = f"{recommender.name} with {strategy.name}"
+    try:
+        Updater(recommender, strategy)
+    except SettingsError as refusal:
+        return Report(subject, (), {check.__name__: str(refusal) for check in PAIRING_CHECKS})
+    return _run(subject, PAIRING_CHECKS, pairing, exempt)
+
+
+def check_strategy(
+    make_strategy: MakeStrategy,
+    recommenders: Mapping[str, MakeRecommender] | None = None,
+    *,
+    family: Family | None = None,
+    exempt: Collection[str] = (),
+) -> dict[str, Report]:
+    """`check_pairing` on each recommender; by default small ones of each kind that melon has."""
+    makers = recommenders if recommenders is not None else SMALL_RECOMMENDERS
+    reports = {name: check_pairing(make, make_strategy, family=family, exempt=exempt) for name, make in makers.items()}
+    if not any(report.applicable for report in reports.values()):
+        reasons = "; ".join(f"{name}: {next(iter(r.not_applicable.values()))}" for name, r in reports.items())
+        raise ConformanceError(f"the strategy drives none of the recommenders ({reasons or 'there are none'}).")
+    return reports
+
+
+def check_recommender(make_recommender: MakeRecommender, *, exempt: Collection[str] = ()) -> Report:
+    """Run every check of a recommender by itself; how it learns is for `check_pairing`."""
+    name = make_recommender(seed=0, dtype=torch.float32).name
+    return _run(name, RECOMMENDER_CHECKS, make_recommender, exempt)
+
+
+_Subject = TypeVar("_Subject")
+
+
+def _run(
+    subject: str, checks: tuple[Callable[[_Subject], str | None], ...], given: _Subject, exempt: Collection[str]
+) -> Report:
+    names = [check.__name__ for check in checks]
+    for name in exempt:
+        if name not in names:
+            raise unknown_name("check", name, names)
+    passed, not_applicable = [], {}
+    for check in checks:
+        try:
+            reason = "exempt by the caller" if check.__name__ in exempt else check(given)
+        except Exception as error:
+            told = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+            raise ConformanceError(f"{subject} fails the check {check.__name__!r}: {told}") from error
+        if reason is None:
+            passed.append(check.__name__)
+        else:
+            not_applicable[check.__name__] = reason
+    return Report(subject, tuple(passed), not_applicable)

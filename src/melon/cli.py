@@ -1,0 +1,314 @@
+"""The `melon` command: thin; everything heavy is imported when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from melon.errors import MelonError, SettingsError
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.registry import STRATEGIES
+
+app = typer.Typer(
+    name="melon",
+    help="A recommender that keeps up with its users: predict each batch, learn from it, serve the next one better.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data = typer.Typer(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+_MODEL, _PROTOCOL, _CHOICE, _OUTPUT, _MACHINE = "Model", "Protocol", "Choosing settings", "Output", "Machine"
+
+Stream = Annotated[Path, typer.Argument(help="A prepared stream (melon data prepare makes one).")]
+Recommender = Annotated[
+    str | None,
+    typer.Option(help=f"What scores: {', '.join(RECOMMENDERS.names())}. (default: bpr)", rich_help_panel=_MODEL),
+]
+Strategy = Annotated[
+    str | None,
+    typer.Option(help=f"What updates it: {', '.join(STRATEGIES.names())}. (default: default)", rich_help_panel=_MODEL),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings that are fixed together: default, or the paper's. (default: default)", rich_help_panel=_MODEL
+    ),
+]
+PretrainMode = Annotated[
+    str | None,
+    typer.Option(
+        "--pretrain",
+        help="shared: one pre-trained recommender for all strategies; own: each trains its own. (default: shared)",
+        rich_help_panel=_MODEL,
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Fix a setting of the strategy, or recommender.KEY or pretrain.KEY; what is fixed is not searched.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="A TOML or JSON file with any of these options; the command line wins.", rich_help_panel=_MODEL),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="Shares of training, validation and test, in time order. (default: 0.95,0.005,0.045)",
+        rich_help_panel=_PROTOCOL,
+    ),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Interactions per mini-batch. (default: 256)", rich_help_panel=_PROTOCOL)
+]
+CandidateMode = Annotated[
+    str | None,
+    typer.Option(
+        help="Where negatives come from: catalogue, full-log or born. (default: catalogue)", rich_help_panel=_PROTOCOL
+    ),
+]
+Negatives = Annotated[
+    int | None, typer.Option(help="Negatives beside each positive. (default: 99)", rich_help_panel=_PROTOCOL)
+]
+AlignTies = Annotated[
+    bool | None,
+    typer.Option("--align-ties", help="Cut parts and batches only where the time changes.", rich_help_panel=_PROTOCOL),
+]
+FullRanking = Annotated[
+    bool | None,
+    typer.Option("--full-ranking", help="Also rank among the whole catalogue.", rich_help_panel=_PROTOCOL),
+]
+Seed = Annotated[int | None, typer.Option(help="Root of all randomness. (default: 0)", rich_help_panel=_PROTOCOL)]
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="At most this many pre-training passes; fewer where fewer do better.", rich_help_panel=_CHOICE),
+]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        help="Trials on the selection window, the same for every strategy. (default: 8)", rich_help_panel=_CHOICE
+    ),
+]
+Threads = Annotated[int | None, typer.Option(help="Torch threads. (default: 1)", rich_help_panel=_MACHINE)]
+Device = Annotated[
+    str | None, typer.Option(help="Where the tables live: cpu, cuda, … (default: cpu)", rich_help_panel=_MACHINE)
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the full result here, ranks of every event beside it.", rich_help_panel=_OUTPUT),
+]
+Page = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a page with the table and the curve over time.", rich_help_panel=_OUTPUT),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=_OUTPUT)
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """A recommender that keeps up with its users."""
+    if version:
+        from melon import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@data.command("prepare")
+def data_prepare(
+    raw: Annotated[list[Path], typer.Argument(help="Raw files, gzip and zip included.")],
+    out: Annotated[Path, typer.Option(help="The stream to write (Parquet, with side-cars for the original ids).")],
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="The raw format; guessed and said when left out. See docs/formats.md.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
+    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
+    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
+    time_unit: Annotated[
+        str | None, typer.Option(help="s, ms, us or ns where times are numbers; else guessed.")
+    ] = None,
+    min_interactions: Annotated[int, typer.Option(help="Drop users and items with fewer.")] = 20,
+    k_core: Annotated[bool, typer.Option("--k-core", help="Repeat that until nothing more is dropped.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
+) -> None:
+    """Turn raw interactions into a time-ordered stream."""
+    from melon.data.prepare import prepare
+    from melon.experiments.show import show_preparation
+
+    report = prepare(
+        list(raw),
+        out=out,
+        format=format,
+        user=user,
+        item=item,
+        time=time,
+        time_unit=time_unit,
+        min_interactions=min_interactions,
+        k_core=k_core,
+        strict=strict,
+    )
+    show_preparation(report, out)
+
+
+@data.command("info")
+def data_info(
+    stream: Stream,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what is in a stream: size, span, how fast items and users come and go."""
+    from melon.data.files import load_stream
+    from melon.data.info import describe
+    from melon.experiments.show import show_info
+
+    show_info(describe(load_stream(stream)), as_json=json)
+
+
+@data.command("synthetic")
+def data_synthetic(
+    kind: Annotated[str, typer.Argument(help="flip, news or drift: streams with a known answer.")],
+    out: Annotated[Path, typer.Option(help="The stream to write.")],
+    events: Annotated[int | None, typer.Option(help="Interactions.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same stream.")] = 0,
+) -> None:
+    """Make a synthetic stream, to try things on."""
+    from melon.experiments.demo import write_synthetic
+
+    written = write_synthetic(kind, out, events, seed)
+    typer.echo(f"{written}: {kind}, seed {seed}")
+
+
+@app.command()
+def evaluate(
+    stream: Stream,
+    recommender: Recommender = None,
+    strategy: Strategy = None,
+    preset: Preset = None,
+    pretrain: PretrainMode = None,
+    assignments: Assignments = None,
+    config: Config = None,
+    split: Split = None,
+    batch_size: BatchSize = None,
+    candidates: CandidateMode = None,
+    negatives: Negatives = None,
+    align_ties: AlignTies = None,
+    full_ranking: FullRanking = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    budget: Budget = None,
+    threads: Threads = None,
+    device: Device = None,
+    json: Json = None,
+    html: Page = None,
+    resume: Resume = False,
+) -> None:
+    """Evaluate a strategy on a stream, prequentially, beside the baselines it has to beat.
+
+    Settings that are not given are chosen on the selection window: late training data and the validation part. The
+    test part is not read until then.
+    """
+    asked = _asked(locals())
+    from melon.experiments.session import evaluate_stream
+
+    evaluate_stream(stream, asked, json=json, html=html, resume=resume)
+
+
+@app.command()
+def pretrain(
+    stream: Stream,
+    out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
+    recommender: Recommender = None,
+    strategy: Strategy = None,
+    preset: Preset = None,
+    assignments: Assignments = None,
+    config: Config = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    budget: Budget = None,
+    threads: Threads = None,
+    device: Device = None,
+) -> None:
+    """Train a recommender on a whole stream and save it, ready to learn on and to recommend.
+
+    The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
+    """
+    asked = _asked(locals())
+    from melon.experiments.session import pretrain_stream
+
+    pretrain_stream(stream, asked, out)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to write the stream, the results and the page to.")] = Path(
+        "demo"
+    ),
+    events: Annotated[int, typer.Option(help="Length of the embedded stream.")] = 30_000,
+    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+) -> None:
+    """Run the main job on an embedded synthetic stream: a table and a page with the curve, in about two minutes."""
+    from melon.experiments.demo import run_demo
+
+    run_demo(out, events, seed)
+
+
+def _asked(given: dict[str, Any]) -> dict[str, Any]:
+    """Options as cell settings: the config file first, then whatever the command line says."""
+    from dataclasses import fields
+
+    from melon.experiments.config import CellConfig, parse_assignments, read_config
+    from melon.stream.split import parse_split
+
+    sections = parse_assignments(given["assignments"] or [])
+    asked: dict[str, Any] = read_config(given["config"]) if given["config"] else {}
+    asked |= {each.name: given[each.name] for each in fields(CellConfig) if given.get(each.name) is not None}
+    if given.get("split") is not None:
+        asked["split"] = parse_split(given["split"])
+    for section, field in (
+        ("strategy", "settings"),
+        ("recommender", "recommender_settings"),
+        ("pretrain", "pretrain_settings"),
+    ):
+        asked[field] = {**asked.get(field, {}), **sections[section]}
+    return asked
+
+
+def main() -> None:
+    """Run the command; a user's mistake ends with one line that says what to do, never with a traceback."""
+    try:
+        app(standalone_mode=False)
+    except MelonError as problem:
+        _fail(str(problem), 2 if isinstance(problem, SettingsError) else 1)
+    except KeyboardInterrupt as stopped:
+        _fail(str(stopped) or "stopped.", 130)
+    except typer.Abort:
+        _fail("stopped.", 130)
+    except Exception as problem:
+        # Typer's own usage errors know how to show themselves; anything else is our fault and keeps its traceback.
+        show = getattr(problem, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(getattr(problem, "exit_code", 2))
+
+
+def _fail(message: str, code: int) -> None:
+    typer.secho(f"melon: {message}", err=True, fg=None if not sys.stderr.isatty() else "red")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

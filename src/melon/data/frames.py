@@ -1,0 +1,219 @@
+"""Interactions from what a Python program has at hand: polars, pandas, Arrow, or a list of tuples.
+
+Ids are integers, texts or UUIDs, one kind per column. Inside `Interactions` they are an int64 array, or an object array
+of `str` or of `uuid.UUID`, so that `user_ids[row]` gives back an id equal to the one that came in.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from melon.data import times as notations
+from melon.data.columns import find_columns, first_line
+from melon.data.ids import Ids, codes_of, rows_and_ids, rows_from_codes
+from melon.data.interactions import Interactions, Ints
+from melon.errors import DataError
+
+Column = pl.Series | list[Any]
+
+ACCEPTED = "a polars or pandas DataFrame, an Arrow table, or (user, item, time) tuples"
+
+
+def interactions_from(
+    source: Any, *, user: str | None = None, item: str | None = None, time: str | None = None
+) -> Interactions:
+    """Interactions in stable time order, from any of the accepted shapes.
+
+    Columns have the given or the usual names (user, user_id, userId …). Integer times are taken as they are; datetimes,
+    dates, ISO texts and decimal seconds become whole seconds, after sorting at their own resolution. Pairs
+    (user, item) are taken in their order, and their times are event numbers.
+    """
+    if isinstance(source, Interactions):
+        return source
+    users, items, times = _columns_of(source, {"user": user, "item": item, "time": time})
+    if not len(users):
+        raise DataError("there is no interaction in what was given; at least one is needed.")
+    user_rows, user_ids = _numbered(users, "user")
+    item_rows, item_ids = _numbered(items, "item")
+    if times is None:
+        moments = np.arange(len(user_rows), dtype=np.int64)
+        return Interactions(user_rows, item_rows, moments, user_ids, item_ids)
+    key, moments = _moments(_time_series(times))
+    if bool((np.diff(key) >= 0).all()):
+        return Interactions(user_rows, item_rows, moments, user_ids, item_ids)
+    # Rows are numbered by first appearance in time, so they are numbered again once in order.
+    order = np.argsort(key, kind="stable")
+    users_then, items_then = user_rows[order], item_rows[order]
+    user_rows, first_users = rows_from_codes(users_then, len(user_ids))
+    item_rows, first_items = rows_from_codes(items_then, len(item_ids))
+    return Interactions(
+        users=user_rows,
+        items=item_rows,
+        times=moments[order],
+        user_ids=user_ids[users_then[first_users]],
+        item_ids=item_ids[items_then[first_items]],
+    )
+
+
+def _columns_of(source: Any, asked: dict[str, str | None]) -> tuple[Column, Column, Column | None]:
+    if isinstance(source, pl.LazyFrame):
+        source = source.collect()
+    if isinstance(source, pl.DataFrame):
+        names = _names(source.columns, asked)
+        return source[names[0]], source[names[1]], source[names[2]]
+    library = type(source).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(source, "columns"):
+        by_name = {str(name): name for name in source.columns}
+        names = _names([str(name) for name in source.columns], asked)
+        columns = [_from_pandas(source[by_name[name]]) for name in names]
+        return columns[0], columns[1], columns[2]
+    if library == "pyarrow" and hasattr(source, "column_names"):
+        names = _names(source.column_names, asked)
+        columns = [_from_arrow(source.column(name)) for name in names]
+        return columns[0], columns[1], columns[2]
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes | dict):
+        return _from_tuples(source)
+    raise DataError(f"interactions cannot be made from {type(source).__name__}; give {ACCEPTED}.")
+
+
+def _names(available: Sequence[str], asked: dict[str, str | None]) -> tuple[str, str, str]:
+    found = find_columns(available, "interactions", asked, option="{role}=…")
+    return found.user, found.item, found.time
+
+
+def _from_pandas(column: Any) -> Column:
+    # Objects may be UUIDs, which polars has no type for.
+    if column.dtype == object:
+        return list(column)
+    series: pl.Series = pl.from_pandas(column, nan_to_null=not str(column.dtype).lower().startswith("float"))
+    return series
+
+
+def _from_arrow(column: Any) -> Column:
+    if str(column.type).startswith("extension") or str(column.type) == "uuid":
+        values: list[Any] = column.to_pylist()
+        return values
+    series = pl.from_arrow(column)
+    assert isinstance(series, pl.Series)
+    return series
+
+
+def _from_tuples(source: Iterable[Any]) -> tuple[Column, Column, Column | None]:
+    rows = list(source)
+    for number, row in enumerate(rows):
+        if isinstance(row, str | bytes) or not hasattr(row, "__len__") or len(row) not in (2, 3):
+            raise DataError(f"event {number} is {row!r}, but interactions are {ACCEPTED} or (user, item) pairs.")
+    if not rows:
+        return [], [], None
+    if len({len(row) for row in rows}) > 1:
+        raise DataError("some of the tuples have a time and some have none; give all of them three values, or two.")
+    columns = [list(values) for values in zip(*rows, strict=True)]
+    return columns[0], columns[1], columns[2] if len(columns) == 3 else None
+
+
+def _numbered(column: Column, role: str) -> tuple[Ints, Ids]:
+    if isinstance(column, pl.Series) and column.dtype == pl.Object:
+        column = column.to_list()
+    if isinstance(column, list):
+        column = _one_kind(column, role)
+    if isinstance(column, list):
+        # UUIDs: numbered by their texts, handed out as they came.
+        rows, positions = rows_from_codes(*codes_of(pl.Series([each.hex for each in column])))
+        kept = np.empty(len(positions), dtype=object)
+        kept[:] = [column[position] for position in positions.tolist()]
+        return rows, kept
+    if column.null_count():
+        raise DataError(f"event {column.is_null().arg_max()} has no {role}; every interaction needs one.")
+    if column.dtype in (pl.Categorical, pl.Enum):
+        column = column.cast(pl.String)
+    if not (column.dtype.is_integer() or column.dtype == pl.String):
+        raise DataError(
+            f"the {role} column has type {column.dtype}; ids are integers, texts or UUIDs, one kind per column."
+        )
+    try:
+        return rows_and_ids(column)
+    except pl.exceptions.InvalidOperationError as error:
+        raise DataError(f"a {role} id does not fit 64 bits ({column.max()!r}); give such ids as texts.") from error
+
+
+def _one_kind(values: list[Any], role: str) -> Column:
+    kinds = {_kind(each) for each in {type(value): value for value in values}.values()}
+    if None in kinds or len(kinds) > 1:
+        expected = _kind(values[0])
+        odd = next((n for n, value in enumerate(values) if _kind(value) is None or _kind(value) != expected), 0)
+        raise DataError(
+            f"{role} ids must be all integers, all texts or all UUIDs, but event {odd} has {values[odd]!r} "
+            f"({type(values[odd]).__name__}) where the first is {values[0]!r} ({type(values[0]).__name__})."
+        )
+    if kinds == {"uuid"}:
+        return values
+    try:
+        return pl.Series(values, dtype=pl.Int64 if kinds == {"integer"} else pl.String)
+    except (OverflowError, TypeError, UnicodeError, pl.exceptions.PolarsError) as error:
+        raise DataError(
+            f"a {role} id cannot be read ({first_line(error)}); give very large numbers as texts."
+        ) from error
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, int | np.integer):
+        return "integer"
+    if isinstance(value, str):
+        return "text"
+    return "uuid" if isinstance(value, uuid.UUID) else None
+
+
+def _time_series(times: Column) -> pl.Series:
+    if isinstance(times, pl.Series):
+        return times
+    try:
+        # Numbers and dates of numpy are understood in an array, not one by one.
+        series = pl.Series(np.array(times)) if isinstance(times[0], np.generic) else pl.Series(times)
+        if series.dtype == pl.Object:
+            raise TypeError("of no known kind")  # noqa: TRY301  (polars says this in its own words elsewhere)
+    except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:
+        raise DataError(
+            f"times must be all integers, decimals, dates or ISO texts, one kind: {times[0]!r} … ({first_line(error)})."
+        ) from error
+    return series
+
+
+def _moments(times: pl.Series) -> tuple[Ints | np.ndarray[Any, np.dtype[np.float64]], Ints]:
+    """What to sort by, and whole seconds (integers: as they are)."""
+    if times.null_count():
+        raise DataError(f"event {times.is_null().arg_max()} has no time; give every interaction one, or none.")
+    per_second = 1
+    if times.dtype == pl.String:
+        times, per_second = _read_texts(times)
+    elif not times.dtype.is_integer():
+        expr, notation = notations.ticks_of_typed(times.name, times.dtype, "interactions")
+        times = times.to_frame().select(expr).to_series()
+        per_second = notations.UNITS["us"] if notation == "date" else 1
+    key = times.to_numpy()
+    if key.dtype.kind == "f" and not np.isfinite(key).all():
+        row = int(np.argmin(np.isfinite(key)))
+        raise DataError(f"the time of event {row} is {key[row]}; give a finite one.")
+    if key.min() < 0:
+        row = int(np.argmax(key < 0))
+        raise DataError(f"the time of event {row} is negative ({key[row]}); times begin at 0 (1970 for dates).")
+    return key, (key // per_second).astype(np.int64)
+
+
+def _read_texts(texts: pl.Series) -> tuple[pl.Series, int]:
+    notation = notations.notation_of(texts)
+    if notation == "date":
+        ticks, per_second = notations.any_date_ticks(texts), notations.UNITS["us"]
+    else:
+        kind = pl.Int64 if notation == "integer" else pl.Float64
+        ticks, per_second = texts.str.strip_chars().cast(kind, strict=False), 1
+    if ticks.null_count():
+        row = int(ticks.is_null().arg_max() or 0)
+        raise DataError(f"the time of event {row}, {texts[row]!r}, cannot be read; use numbers or ISO dates.")
+    return ticks, per_second

@@ -1,0 +1,59 @@
+"""What can be evaluated on a stream: anything that scores candidates and then learns the batch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from melon.data.interactions import Ints
+from melon.evaluate.ranking import Scores
+from melon.learning.updater import Updater
+from melon.recommenders.popularity import DecayedCounts
+from melon.stream.batch import Batch
+
+
+class Predictor(Protocol):
+    """Scores before it learns."""
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        """Scores of candidates, one line per user."""
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        """Scores of all items for each user."""
+
+    def learn(self, batch: Batch) -> object:
+        """Learn a batch that has been scored."""
+
+
+class Frozen:
+    """A model that is never updated: the reference for what updating is worth."""
+
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        return self._updater.score(users, items, time)
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        return self._updater.score_catalogue(users, n_items, time)
+
+    def learn(self, batch: Batch) -> None:
+        """Nothing is learned."""
+
+
+class Popularity:
+    """Scores an item by its (decayed) count; the same for every user."""
+
+    def __init__(self, half_life: float, past_items: Ints) -> None:
+        self._counts = DecayedCounts(half_life)
+        self._counts.observe(past_items)
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        return self._counts.read(items)
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        return np.broadcast_to(self._counts.read(np.arange(n_items)), (len(users), n_items))
+
+    def learn(self, batch: Batch) -> None:
+        self._counts.observe(batch.items)

@@ -1,0 +1,90 @@
+"""A small deterministic search over a declared space: start points first, then neighbours of the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from melon.registry import Space
+
+Plain = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a space and the score it got; a point that broke has none."""
+
+    settings: Plain
+    score: float | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of the trials, and the axes on whose edge it lies (a wider grid might do better there)."""
+
+    settings: Plain
+    score: float | None
+    trials: tuple[Trial, ...]
+    at_edge: tuple[str, ...]
+
+    def plain(self) -> Plain:
+        """JSON-ready."""
+        trials = [{"settings": t.settings, "score": t.score, "problem": t.problem} for t in self.trials]
+        return {"settings": self.settings, "score": self.score, "at_edge": list(self.at_edge), "trials": trials}
+
+
+def search(space: Space, budget: int, judge: Callable[[Plain], Trial], fixed: Plain | None = None) -> Choice:
+    """Spend at most `budget` trials. Axes in `fixed` are not searched; a tie keeps the earlier point."""
+    fixed = fixed or {}
+    axes = {name: values for name, values in space.axes.items() if name not in fixed and len(values) > 1}
+    trials: list[Trial] = []
+    tried: list[Plain] = []
+    for point in _points(space, axes, tried, trials):
+        if len(trials) >= max(budget, 1):
+            break
+        tried.append(point)
+        trials.append(judge({**point, **fixed}))
+    best = _best(trials)
+    edges = tuple(
+        name for name, values in axes.items() if _is_ordered(values) and best.settings[name] in (values[0], values[-1])
+    )
+    return Choice(best.settings, best.score, tuple(trials), edges)
+
+
+def _points(space: Space, axes: dict[str, tuple[Any, ...]], tried: list[Plain], trials: list[Trial]) -> Iterator[Plain]:
+    """New points: the starts, then what lies beside the best trial, then beside the second best, and so on."""
+    for start in space.starts:
+        point = {name: start.get(name, values[0]) for name, values in axes.items()}
+        if point not in tried:
+            yield point
+    while True:
+        ranked = sorted(trials, key=lambda trial: -_worth(trial))
+        around = (point for trial in ranked for point in _neighbours(trial.settings, axes))
+        fresh = next((point for point in around if point not in tried), None)
+        if fresh is None:
+            return
+        yield fresh
+
+
+def _neighbours(settings: Plain, axes: dict[str, tuple[Any, ...]]) -> Iterator[Plain]:
+    """One step up and down each axis, in the order the axes were declared."""
+    centre = {name: settings[name] for name in axes}
+    for name, values in axes.items():
+        here = values.index(centre[name])
+        for there in (here + 1, here - 1):
+            if 0 <= there < len(values):
+                yield {**centre, name: values[there]}
+
+
+def _best(trials: list[Trial]) -> Trial:
+    return max(trials, key=_worth)
+
+
+def _worth(trial: Trial) -> float:
+    return float("-inf") if trial.score is None else trial.score
+
+
+def _is_ordered(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)

@@ -1,0 +1,231 @@
+"""The selection window (METHODS.md 5.7): the one place where anything is learned or chosen ahead of the test part.
+
+A recommender trained on what precedes the window streams through it; settings are compared on the last 40 % of the
+window and the validation part. The functions here are given the log up to the end of validation and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from melon.data.interactions import Interactions
+from melon.errors import LearningError, StreamError
+from melon.evaluate.predictors import Popularity, Predictor
+from melon.evaluate.prequential import Point, Tally, prequential
+from melon.evaluate.ranking import selection_score
+from melon.evaluate.search import Choice, Plain, Trial, search
+from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
+from melon.learning.updater import Updater
+from melon.recommenders.base import Recommender
+from melon.recommenders.registry import RECOMMENDERS
+from melon.registry import Space
+from melon.strategies.base import Strategy
+from melon.strategies.registry import STRATEGIES
+from melon.stream.candidates import NEGATIVES, Candidates
+from melon.stream.history import History
+from melon.stream.split import BATCH_SIZE, Parts
+
+POPULARITY_SPACE = Space(
+    {"half_life": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)}, ({"half_life": 3_000},)
+)
+#: Fewer judged events than this say nothing; defaults are used instead.
+FEWEST_JUDGED = 50
+#: Pre-training is judged this often on its way to the last epoch, and stopped after this many checks without progress.
+_CHECKS, _PATIENCE = 10, 3
+_PRETRAIN_TRIALS = 3
+_JUDGE_STEP = {"optimizer": "sgd", "reduction": "sum", "lr": 0.1}
+
+Report = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a stream is replayed: the same for everything that is compared."""
+
+    seed: int = 0
+    batch_size: int = BATCH_SIZE
+    candidates: str = "catalogue"
+    negatives: int = NEGATIVES
+    align_ties: bool = False
+
+
+@dataclass(frozen=True)
+class RecommenderPlan:
+    """Which recommender is pre-trained, and how, as far as that is settled."""
+
+    name: str = "bpr"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    pretrain: Mapping[str, Any] = field(default_factory=dict)
+    epochs_cap: int | None = None
+    device: str = "cpu"
+
+    def build(self, seed: int) -> Recommender:
+        """A recommender with no rows yet."""
+        made: Recommender = RECOMMENDERS[self.name].load()(self.settings, seed=seed, device=self.device)
+        return made
+
+
+class PretrainedState:
+    """A trained recommender that can be had again and again, each time as a fresh copy."""
+
+    def __init__(self, plan: RecommenderPlan, seed: int, tables: Mapping[str, dict[str, Tensor]]) -> None:
+        self._plan, self._seed, self.tables = plan, seed, tables
+
+    @classmethod
+    def of(cls, plan: RecommenderPlan, seed: int, recommender: Recommender) -> PretrainedState:
+        """What a recommender has learned by now."""
+        return cls(plan, seed, {name: table.state() for name, table in recommender.tables.items()})
+
+    def copy(self) -> Recommender:
+        """A recommender with the trained rows."""
+        recommender = self._plan.build(self._seed)
+        for name, state in self.tables.items():
+            recommender.tables[name].restore(state)
+        return recommender
+
+
+class Selection:
+    """Chooses on the window of one log, which must end before the test part begins."""
+
+    def __init__(self, log: Interactions, parts: Parts, protocol: Protocol, report: Report = _silent) -> None:
+        if len(log) != parts.validation_stop:
+            raise StreamError(
+                f"a choice may see {parts.validation_stop} interactions, the log up to the test part, not {len(log)}."
+            )
+        self.log, self.parts, self.protocol = log, parts, protocol
+        self._report = report
+        self.before_window = log.head(parts.window_start)
+        judged = parts.validation_stop - parts.judged_from
+        self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and log.n_items > protocol.negatives
+        self._candidates: Candidates | None = None
+
+    def pretraining(self, plan: RecommenderPlan, budget: int) -> tuple[Choice, PretrainedState]:
+        """Settings and epochs for pre-training, and the recommender that they gave on what precedes the window."""
+        best: dict[str, Any] = {"score": float("-inf")}
+
+        def judge(point: Plain) -> Trial:
+            recommender = plan.build(self.protocol.seed)
+            settings = PretrainSettings.parse(point, "pre-training")
+            training = Pretraining(recommender, self.before_window, settings, seed=self.protocol.seed)
+            score, epochs = self._train_while_it_helps(plan, training, best)
+            self._report(f"pre-training {_words(point)}: {score:.4f} after {epochs} epochs")
+            return Trial({**point, "epochs": epochs}, score)
+
+        chosen = search(PRETRAIN_SPACE, min(budget, _PRETRAIN_TRIALS), judge, dict(plan.pretrain))
+        return chosen, best["state"]
+
+    def strategy(self, name: str, start: PretrainedState, budget: int, fixed: Plain, seed: int) -> Choice:
+        """Settings of a strategy, each trial streaming through the window from the same recommender."""
+
+        def judge(point: Plain) -> Trial:
+            try:
+                strategy: Strategy = STRATEGIES[name].load()(point, seed=seed)
+                updater = Updater(start.copy(), strategy, self._history(), seed=seed)
+                score = self._stream(updater)
+            except LearningError as problem:
+                self._report(f"{name} {_words(point)}: {problem}")
+                return Trial(point, None, str(problem))
+            self._report(f"{name} {_words(point)}: {score:.4f}")
+            return Trial(point, score)
+
+        return search(STRATEGIES[name].space, budget, judge, fixed)
+
+    def popularity(self, budget: int) -> Choice:
+        """The half-life of recent popularity."""
+
+        def judge(point: Plain) -> Trial:
+            score = self._stream(Popularity(point["half_life"], self.before_window.items))
+            self._report(f"recent popularity {_words(point)}: {score:.4f}")
+            return Trial(point, score)
+
+        return search(POPULARITY_SPACE, budget, judge)
+
+    def _train_while_it_helps(
+        self, plan: RecommenderPlan, training: Pretraining, best: dict[str, Any]
+    ) -> tuple[float, int]:
+        cap = plan.epochs_cap or most_epochs(len(self.before_window))
+        every = max(cap // _CHECKS, 1)
+        top, top_epoch, stale = float("-inf"), 0, 0
+        for _ in training.run(cap):
+            if training.epochs_done % every and training.epochs_done < cap:
+                continue
+            training.stamp_last_touches()
+            state = PretrainedState.of(plan, self.protocol.seed, training.recommender)
+            score = self._judge_pretrained(state)
+            stale = stale + 1 if score <= top else 0
+            if score > top:
+                top, top_epoch = score, training.epochs_done
+            if score > best["score"]:
+                best.update(score=score, state=state)
+            if stale >= _PATIENCE:
+                break
+        return top, top_epoch
+
+    def _judge_pretrained(self, state: PretrainedState) -> float:
+        """How well the recommender streams through the window under a plain step: the use it is meant for."""
+        strategy: Strategy = STRATEGIES["default"].load()(_JUDGE_STEP)
+        try:
+            return self._stream(Updater(state.copy(), strategy, self._history(), seed=self.protocol.seed))
+        except LearningError:
+            return float("-inf")
+
+    def _stream(self, predictor: Predictor) -> float:
+        """Through the window and validation; the score of what is judged."""
+        parts, tally = self.parts, Tally()
+        cuts = (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)
+        for first, last in pairwise(cuts):
+            for point in self._points(predictor, first, last):
+                if point.start >= parts.judged_from:
+                    tally.add(point)
+        return selection_score(tally.rank)
+
+    def _points(self, predictor: Predictor, first: int, last: int) -> list[Point]:
+        if self._candidates is None:
+            protocol = self.protocol
+            self._candidates = Candidates(
+                self.log, mode=protocol.candidates, seed=protocol.seed, count=protocol.negatives
+            )
+        points = prequential(
+            predictor,
+            self.log,
+            self._candidates,
+            first,
+            last,
+            batch_size=self.protocol.batch_size,
+            align_ties=self.protocol.align_ties,
+        )
+        return list(points)
+
+    def _history(self) -> History:
+        history = History()
+        history.append(self.before_window.users, self.before_window.items)
+        return history
+
+
+def refit(
+    plan: RecommenderPlan, log: Interactions, settings: Plain, seed: int, report: Report = _silent
+) -> PretrainedState:
+    """The chosen pre-training on the whole training part."""
+    recommender = plan.build(seed)
+    chosen = PretrainSettings.parse(settings, "pre-training")
+    training = Pretraining(recommender, log, chosen, seed=seed)
+    epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
+    for loss in training.run(epochs):
+        report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+    training.stamp_last_touches()
+    return PretrainedState.of(plan, seed, recommender)
+
+
+def _words(point: Plain) -> str:
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in point.items()
+    )

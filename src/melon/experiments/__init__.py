@@ -1,0 +1,1 @@
+"""Experiments: one evaluated cell, its record, tables and pages. Only here: plotting."""

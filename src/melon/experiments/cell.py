@@ -1,0 +1,340 @@
+"""Run one cell: choose on the selection window, refit, stream through validation into test, report beside baselines."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import melon
+from melon.data.interactions import Flags, Interactions
+from melon.errors import StreamError
+from melon.evaluate.predictors import Frozen, Popularity, Predictor
+from melon.evaluate.prequential import Point, Tally, prequential
+from melon.evaluate.ranking import Floats, metrics
+from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, refit
+from melon.experiments.config import CellConfig, Plain
+from melon.experiments.work import PlainKeeper, StateKeeper, TallyKeeper, Work
+from melon.learning.updater import Updater
+from melon.strategies.base import Strategy
+from melon.strategies.registry import STRATEGIES
+from melon.stream.batch import batch_of
+from melon.stream.candidates import Candidates
+from melon.stream.draws import Draws
+from melon.stream.history import History
+from melon.stream.sealed import SealedStream
+from melon.stream.split import batches, split
+
+WARM_UP_BATCHES = 10
+
+
+class Listener:
+    """Told how a cell comes along; this one keeps quiet."""
+
+    def stage(self, name: str) -> None:
+        """A new stage begins."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line happened inside a stage."""
+
+    def tick(self, text: str) -> None:
+        """One of many small steps of a stage is done."""
+
+    def point(self, point: Point, done: int, total: int, hit_rate: float) -> None:
+        """A batch of the stream was evaluated."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The record of DESIGN.md, and the rank of every evaluated event under every method."""
+
+    record: Plain
+    ranks: dict[str, np.ndarray[Any, Any]]
+
+
+class Cell:
+    """One recommender, one strategy, one stream, one seed; baselines run beside it on the same candidates."""
+
+    def __init__(
+        self, log: Interactions, config: CellConfig, listener: Listener | None = None, work: Work | None = None
+    ) -> None:
+        self.config, self.listener, self._work = config, listener or Listener(), work or Work()
+        self.parts = split(log, config.split, align_ties=config.align_ties)
+        self._sealed = SealedStream(log, self.parts)
+        self._protocol = Protocol(
+            config.seed, config.batch_size, config.candidates, config.negatives, config.align_ties
+        )
+        self._plan = RecommenderPlan(
+            config.recommender, config.recommender_settings, config.pretrain_settings, config.epochs, config.device
+        )
+        self._states = StateKeeper(partial(PretrainedState, self._plan, config.seed))
+        self._require_two_sides(self._sealed.training)
+        # Names and values are checked before hours are spent.
+        recommender = self._plan.build(config.seed)
+        Updater(recommender, self._strategy(config.strategy, config.fixed))
+
+    def run(self, path: str = "") -> CellResult:
+        """Choose, refit, stream, report."""
+        torch.set_num_threads(self.config.threads)
+        choices = self.choose()
+        began = time.perf_counter()
+        state = self._work.once("refitted", self._states, lambda: self._refit(choices["pretrain"]["settings"]))
+        pretrain_s = time.perf_counter() - began
+        log = self._sealed.open(choices)
+        candidates = Candidates(log, mode=self.config.candidates, seed=self.config.seed, count=self.config.negatives)
+        tallies = {
+            name: self._work.once(
+                f"stream/{self._label(name)}",
+                TallyKeeper(),
+                lambda name=name, make=make: self._stream(name, make(), log, candidates),  # type: ignore[misc]
+            )
+            for name, make in self._predictors(choices, state, log).items()
+        }
+        return self._result(path, log, choices, tallies, pretrain_s)
+
+    def choose(self) -> Plain:
+        """Everything that is chosen, from data before the test part alone."""
+        config, plain = self.config, PlainKeeper()
+        selection = Selection(self._sealed.before_test, self.parts, self._protocol, self.listener.note)
+        if not selection.possible:
+            return self._defaults()
+        start: list[PretrainedState] = []
+
+        def pretraining() -> Plain:
+            self.listener.stage("choosing pre-training settings on the selection window")
+            choice, state = selection.pretraining(self._plan, config.budget)
+            start.append(self._work.once("window", self._states, lambda: state))
+            return choice.plain()
+
+        choices: Plain = {"pretrain": self._work.once("choice/pretrain", plain, pretraining)}
+        before_window = start[0] if start else self._work.once("window", self._states, _never)
+        for name, fixed in {"default": {}, config.strategy: config.fixed}.items():
+
+            def settings(name: str = name, fixed: Plain = fixed) -> Plain:
+                self.listener.stage(f"choosing settings of {name}")
+                return selection.strategy(name, before_window, config.budget, fixed, config.seed).plain()
+
+            choices[name] = self._work.once(f"choice/{name}", plain, settings)
+
+        def half_life() -> Plain:
+            self.listener.stage("choosing the half-life of recent popularity")
+            return selection.popularity(config.budget).plain()
+
+        choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
+        return choices
+
+    def _refit(self, settings: Plain) -> PretrainedState:
+        training = self._sealed.training
+        self.listener.stage(f"pre-training {self.config.recommender} on {len(training):,} interactions")
+        return refit(self._plan, training, settings, self.config.seed, self.listener.tick)
+
+    def _label(self, name: str) -> str:
+        """Under which name a predictor is shown and its work is shared."""
+        own = "-own" if self.config.pretrain == "own" else ""
+        return f"{self.config.strategy}{own}" if name == "strategy" else name
+
+    def _defaults(self) -> Plain:
+        """Where the stream is too short to choose anything."""
+        self.listener.note("the stream is too short for a selection window: defaults are used")
+        settings: Plain = {"pretrain": dict(self.config.pretrain_settings), "default": {}}
+        if self.config.epochs is not None:
+            settings["pretrain"].setdefault("epochs", self.config.epochs)
+        settings |= {self.config.strategy: self.config.fixed, "recent_popularity": {"half_life": 3_000}}
+        return {name: {"settings": chosen, "score": None, "trials": []} for name, chosen in settings.items()}
+
+    def _predictors(
+        self, choices: Plain, state: PretrainedState, log: Interactions
+    ) -> dict[str, Callable[[], Predictor]]:
+        """The baselines and the strategy, each made when its turn comes."""
+        config, past_items = self.config, self._sealed.training.items
+        half_life = choices["recent_popularity"]["settings"]["half_life"]
+        settings = choices[config.strategy]["settings"]
+        made: dict[str, Callable[[], Predictor]] = {
+            "frozen": lambda: Frozen(self._updater("default", {}, state, log)),
+            "popularity": lambda: Popularity(float("inf"), past_items),
+            "recent_popularity": lambda: Popularity(half_life, past_items),
+            "default": lambda: self._updater("default", choices["default"]["settings"], state, log),
+            "strategy": lambda: self._updater(config.strategy, settings, state, log),
+        }
+        if config.pretrain == "own":
+            made["strategy"] = lambda: self._trained_by_itself(settings, log)
+        return made
+
+    def _updater(self, name: str, settings: Plain, state: PretrainedState, log: Interactions) -> Updater:
+        history = History()
+        history.append(log.users[: self.parts.train_stop], log.items[: self.parts.train_stop])
+        return Updater(state.copy(), self._strategy(name, settings), history, seed=self.config.seed)
+
+    def _trained_by_itself(self, settings: Plain, log: Interactions) -> Updater:
+        """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (METHODS.md 3.0.6)."""
+        config, stop = self.config, self.parts.train_stop
+        untrained = PretrainedState.of(self._plan, config.seed, self._plan.build(config.seed))
+        updater = self._updater(config.strategy, settings, untrained, log)
+        epochs = config.epochs or 20
+        self.listener.stage(f"{config.strategy} pre-trains its own {config.recommender} for {epochs} epochs")
+        chunks = list(batches(0, stop, config.batch_size))
+        for epoch in range(epochs):
+            losses = []
+            for chunk in Draws(config.seed, "chunks").generator(epoch).permutation(len(chunks)):
+                losses.append(updater.rehearse(batch_of(log, *chunks[chunk]).in_epoch(epoch)))
+            self.listener.tick(f"epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}")
+        return updater
+
+    def _strategy(self, name: str, settings: Plain) -> Strategy:
+        made: Strategy = STRATEGIES[name].load()(settings, seed=self.config.seed)
+        return made
+
+    def _stream(self, name: str, predictor: Predictor, log: Interactions, candidates: Candidates) -> Tally:
+        self.listener.stage(f"streaming {self._label(name)}")
+        tally, hits, seen = Tally(), 0.0, 0
+        total = self.parts.stop - self.parts.train_stop
+        for first, last in (
+            (self.parts.train_stop, self.parts.validation_stop),
+            (self.parts.validation_stop, self.parts.stop),
+        ):
+            points = prequential(
+                predictor,
+                log,
+                candidates,
+                first,
+                last,
+                batch_size=self.config.batch_size,
+                align_ties=self.config.align_ties,
+                full_ranking=self.config.full_ranking and first == self.parts.validation_stop,
+            )
+            for point in points:
+                if first == self.parts.validation_stop:
+                    tally.add(point)
+                    hits += float((point.ranks.rank <= 5).sum())
+                    seen += len(point.ranks)
+                self.listener.point(point, point.stop - self.parts.train_stop, total, hits / max(seen, 1))
+        return tally
+
+    def _result(
+        self, path: str, log: Interactions, choices: Plain, tallies: dict[str, Tally], pretrain_s: float
+    ) -> CellResult:
+        config, ours = self.config, tallies["strategy"]
+        events = ours.events
+        repeats = log.repeats[events]
+        cold = log.users[events] >= self._sealed.training.n_users
+        test_users = np.unique(log.users[self.parts.validation_stop :])
+        baselines = {
+            name: summary(tally, repeats, full=config.full_ranking)
+            for name, tally in tallies.items()
+            if name != "strategy"
+        }
+        baselines["recent_popularity"]["half_life"] = choices["recent_popularity"]["settings"]["half_life"]
+        record: Plain = {
+            "dataset": {
+                "path": path,
+                "sha256": log.sha256,
+                "users": log.n_users,
+                "items": log.n_items,
+                "interactions": len(log),
+                "split": list(config.split),
+            },
+            "recommender": config.recommender,
+            "strategy": config.strategy,
+            "preset": config.preset,
+            "pretrain": config.pretrain,
+            "fading": None,
+            "seed": config.seed,
+            "epochs": choices["pretrain"]["settings"].get("epochs"),
+            "version": melon.__version__,
+            "config": {"asked": config.plain(), "chosen": choices},
+            "protocol": {
+                "candidates": config.candidates,
+                "negatives": config.negatives,
+                "ties": "mid",
+                "batch_size": config.batch_size,
+                "threads": config.threads,
+                "align_ties": config.align_ties,
+                "training_negatives": "uniform over items that exist by then, minus the user's own so far",
+            },
+            **summary(ours, repeats, full=config.full_ranking, keyed=True),
+            "set_aside": ours.set_aside,
+            "cumulative_loss": ours.loss,
+            "baselines": baselines,
+            "tie_rate": float(np.mean(ours.ties > 0)) if len(ours.ties) else 0.0,
+            "interactions_evaluated": len(events),
+            "cold": {"users": float(np.mean(test_users >= self._sealed.training.n_users)), **metrics(ours.rank[cold])},
+            "warm": metrics(ours.rank[~cold]),
+            "update_ms": timing([point.update_ms for point in ours.points]),
+            "score_ms": timing([point.score_ms for point in ours.points]),
+            "pretrain_s": pretrain_s,
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "batches": [batch_record(number, point) for number, point in enumerate(ours.points)],
+            "baseline_batches": {
+                name: [metrics(point.ranks.rank).get("HR@5") for point in tally.points]
+                for name, tally in tallies.items()
+                if name != "strategy"
+            },
+        }
+        ranks: dict[str, np.ndarray[Any, Any]] = {
+            "event": events,
+            "user": log.users[events],
+            "item": log.items[events],
+            "repeat": repeats,
+            "cold": cold,
+            "rank": ours.rank,
+            **{f"rank_{name}": tally.rank for name, tally in tallies.items() if name != "strategy"},
+        }
+        if ours.full_rank is not None:
+            ranks["full_rank"] = ours.full_rank
+        return CellResult(record, ranks)
+
+    @staticmethod
+    def _require_two_sides(training: Interactions) -> None:
+        for side, count in (("user", training.n_users), ("item", training.n_items)):
+            if count < 2:
+                raise StreamError(
+                    f"the training part has {count} {side}; an evaluation needs at least two to tell anything apart."
+                )
+
+
+def summary(tally: Tally, repeats: Flags, *, full: bool, keyed: bool = False) -> Plain:
+    """Metrics with and without repeats, and over the whole catalogue; `keyed` gives the record's own layout."""
+    without = metrics(tally.rank[~repeats])
+    everything: Floats | None = tally.full_rank
+    ranked = metrics(everything) if full and everything is not None else None
+    if keyed:
+        return {"metrics": metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
+    return {**metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
+
+
+def timing(milliseconds: list[float]) -> Plain:
+    """Median, mean and 95th percentile, after the first batches have warmed the machine up."""
+    taken = milliseconds[WARM_UP_BATCHES:] if len(milliseconds) > 2 * WARM_UP_BATCHES else milliseconds
+    if not taken:
+        return {}
+    return {
+        "median": float(np.median(taken)),
+        "mean": float(np.mean(taken)),
+        "p95": float(np.percentile(taken, 95)),
+        "batches": len(taken),
+    }
+
+
+def batch_record(number: int, point: Point) -> Plain:
+    """One line of the curve."""
+    found = metrics(point.ranks.rank)
+    n = point.stop - point.start
+    mean_loss = point.loss / max(len(point.ranks), 1)
+    return {
+        "t": number,
+        "n": n,
+        "HR@5": found.get("HR@5"),
+        "NDCG@10": found.get("NDCG@10"),
+        "loss": mean_loss,
+        "update_ms": point.update_ms,
+    }
+
+
+def _never() -> PretrainedState:
+    raise StreamError("the kept work of this run is incomplete; run it again without --resume.")

@@ -1,0 +1,109 @@
+"""What one evaluation is told: stream, recommender, strategy, protocol and budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from melon.errors import SettingsError, unknown_name
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.registry import STRATEGIES
+from melon.stream.candidates import NEGATIVES
+from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT
+
+Plain = dict[str, Any]
+PretrainMode = Literal["shared", "own"]
+DEFAULT_BUDGET = 8
+SECTIONS = ("strategy", "recommender", "pretrain")
+
+
+@dataclass(frozen=True)
+class CellConfig:
+    """One cell of a comparison. Settings given here are fixed; what is left open is chosen on the selection window."""
+
+    recommender: str = "bpr"
+    strategy: str = "default"
+    preset: str = "default"
+    pretrain: PretrainMode = "shared"
+    seed: int = 0
+    epochs: int | None = None
+    budget: int = DEFAULT_BUDGET
+    split: tuple[float, float, float] = DEFAULT_SPLIT
+    batch_size: int = BATCH_SIZE
+    candidates: str = "catalogue"
+    negatives: int = NEGATIVES
+    align_ties: bool = False
+    full_ranking: bool = False
+    threads: int = 1
+    device: str = "cpu"
+    settings: Plain = field(default_factory=dict)
+    recommender_settings: Plain = field(default_factory=dict)
+    pretrain_settings: Plain = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        RECOMMENDERS[self.recommender]
+        STRATEGIES[self.strategy].preset(self.preset)
+        for name, least in (("batch_size", 1), ("negatives", 1), ("budget", 1), ("threads", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise SettingsError(f"{name} = {getattr(self, name)} will not do: it must be at least {least}.")
+        if self.epochs is not None and self.epochs < 1:
+            raise SettingsError(f"epochs = {self.epochs} will not do: it must be at least 1.")
+        if self.pretrain not in ("shared", "own"):
+            raise SettingsError(f"pretrain = {self.pretrain!r} will not do: choose shared or own.")
+
+    @property
+    def fixed(self) -> Plain:
+        """Strategy settings that are not searched."""
+        return {**STRATEGIES[self.strategy].preset(self.preset), **self.settings}
+
+    def plain(self) -> Plain:
+        """JSON-ready, for records."""
+        return {**self.__dict__, "split": list(self.split)}
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
+    """`lr=0.1 recommender.dim=32 pretrain.l2=0.01` by section; a bare key belongs to the strategy."""
+    import json
+
+    sections: dict[str, Plain] = {section: {} for section in SECTIONS}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        section, dot, name = key.partition(".")
+        if not dot:
+            section, name = "strategy", key
+        if not equals or not name or section not in sections:
+            raise SettingsError(
+                f"--set {text!r} must look like key=value, with key one of the strategy's settings or "
+                "recommender.KEY or pretrain.KEY."
+            )
+        try:
+            sections[section][name] = json.loads(value)
+        except json.JSONDecodeError:
+            sections[section][name] = value
+    return sections
+
+
+def read_config(path: Path) -> Plain:
+    """A TOML or JSON file of `CellConfig` fields; a result's own `config.asked` is one too."""
+    import json
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        found: Plain = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as problem:
+        raise SettingsError(f"the config file {path} cannot be read: {problem.strerror}.") from None
+    except ValueError as problem:
+        raise SettingsError(
+            f"the config file {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {problem}."
+        ) from None
+    if not isinstance(found, dict):
+        raise SettingsError(f"the config file {path} must hold a table of settings.")
+    known = {each.name for each in fields(CellConfig)}
+    for key in found:
+        if key not in known:
+            raise unknown_name(f"key in {path}", key, known)
+    if "split" in found:
+        found["split"] = tuple(found["split"])
+    return found

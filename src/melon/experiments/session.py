@@ -1,0 +1,87 @@
+"""What the commands do, end to end: load, run with progress, write, show; a stopped run says how to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from melon.data.files import load_stream
+from melon.errors import SettingsError
+from melon.experiments.cell import Cell
+from melon.experiments.config import CellConfig
+from melon.experiments.listeners import listener
+from melon.experiments.page import page
+from melon.experiments.records import write_result, write_text
+from melon.experiments.show import show_result
+from melon.experiments.work import Work, work_folder
+
+Plain = dict[str, Any]
+
+
+def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path | None, resume: bool) -> None:
+    """`melon evaluate`."""
+    config = CellConfig(**asked)
+    if json is not None and json.suffix != ".json":
+        raise SettingsError(f"--json {json} must end in .json; the ranks go beside it.")
+    log = load_stream(stream)
+    folder = work_folder(json, log, config.plain())
+    if not resume:
+        Work(folder).forget()
+    work = Work(folder)
+    try:
+        with listener() as told:
+            result = Cell(log, config, told, work).run(str(stream))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped; what was finished is kept in {folder}. Run the same command with --resume to go on from there."
+        ) from None
+    record = write_result(result.record, result.ranks, json) if json else result.record
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        write_text(html, page(f"{config.strategy} on {stream.stem}", _lead(record), [record]))
+    work.forget()
+    show_result(record)
+    for written in (json, html):
+        if written is not None:
+            _say(f"wrote {written}")
+
+
+def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
+    """`melon pretrain`."""
+    from melon.estimator import Melon
+
+    config = CellConfig(**asked)
+    log = load_stream(stream)
+    with listener() as told:
+        told.stage(f"pre-training {config.recommender} on {len(log):,} interactions")
+        model = Melon(
+            config.recommender,
+            config.strategy,
+            seed=config.seed,
+            epochs=config.epochs,
+            batch_size=config.batch_size,
+            settings=config.fixed,
+            recommender_settings=config.recommender_settings,
+            pretrain_settings=config.pretrain_settings,
+            budget=config.budget,
+            threads=config.threads,
+            report=told.note,
+        ).fit(log)
+        model.save(out)
+    for name, chosen in model.choices.items():
+        _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in chosen.items()) or 'defaults'}")
+    _say(f'wrote {out}: use it with melon.load("{out}")')
+
+
+def _lead(record: Plain) -> str:
+    dataset = record["dataset"]
+    return (
+        f"{record['recommender']} updated by {record['strategy']} on {dataset['interactions']:,} interactions: "
+        "every batch was predicted first, then learned from."
+    )
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)

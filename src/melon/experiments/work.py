@@ -1,0 +1,155 @@
+"""Work that is done once: shared by cells of one stream, and kept on disk so that a stopped run can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from melon.data.interactions import Interactions
+from melon.evaluate.prequential import Point, Tally
+from melon.evaluate.ranking import Ranks
+from melon.evaluate.selection import PretrainedState
+from melon.experiments.records import write_text
+
+Made = TypeVar("Made")
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Keeper(Protocol[Made]):
+    """How one kind of result goes to disk and comes back."""
+
+    suffix: str
+
+    def write(self, made: Made, path: Path) -> None:
+        """To disk, in one step."""
+
+    def read(self, path: Path) -> Made:
+        """And back."""
+
+
+class PlainKeeper:
+    """Choices: JSON."""
+
+    suffix = ".json"
+
+    def write(self, made: dict[str, Any], path: Path) -> None:
+        write_text(path, json.dumps(made))
+
+    def read(self, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+class StateKeeper:
+    """Pre-trained recommenders: safetensors."""
+
+    suffix = ".safetensors"
+
+    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, Tensor]]], PretrainedState]) -> None:
+        self._rebuild = rebuild
+
+    def write(self, made: PretrainedState, path: Path) -> None:
+        _save(
+            {f"{table}/{part}": t.cpu().numpy() for table, state in made.tables.items() for part, t in state.items()},
+            path,
+        )
+
+    def read(self, path: Path) -> PretrainedState:
+        tables: dict[str, dict[str, Tensor]] = {}
+        for name, array in load_file(path).items():
+            table, _, part = name.rpartition("/")
+            tables.setdefault(table, {})[part] = torch.from_numpy(array)
+        return self._rebuild(tables)
+
+
+class TallyKeeper:
+    """Evaluated streams: safetensors, the batches laid end to end."""
+
+    suffix = ".safetensors"
+
+    def write(self, made: Tally, path: Path) -> None:
+        points = made.points
+        arrays: Arrays = {
+            "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
+            "costs": np.array([(p.loss, p.score_ms, p.update_ms) for p in points]).reshape(-1, 3),
+            "usable": np.concatenate([p.usable for p in points]),
+            "rank": made.rank,
+            "ties": made.ties.astype(np.int64),
+        }
+        if made.full_rank is not None:
+            arrays["full_rank"] = made.full_rank
+            arrays["full_ties"] = np.concatenate([p.full_ranks.ties for p in points if p.full_ranks])
+        _save(arrays, path)
+
+    def read(self, path: Path) -> Tally:
+        arrays, tally = load_file(path), Tally()
+        events = ranks = 0
+        for (start, stop, size), (loss, score_ms, update_ms) in zip(
+            arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True
+        ):
+            here = slice(ranks, ranks + size)
+            full = Ranks(arrays["full_rank"][here], arrays["full_ties"][here]) if "full_rank" in arrays else None
+            usable = arrays["usable"][events : events + stop - start]
+            own = Ranks(arrays["rank"][here], arrays["ties"][here])
+            tally.add(Point(start, stop, usable, own, full, loss, score_ms, update_ms))
+            events, ranks = events + stop - start, ranks + size
+        return tally
+
+
+class Work:
+    """Remembers what was made under each name; with a folder, also across processes."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._made: dict[str, Any] = {}
+        self._folder = folder
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def once(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
+        """What `make` gives, made the first time only."""
+        if name not in self._made:
+            self._made[name] = self._recalled_or_made(name, keeper, make)
+        found: Made = self._made[name]
+        return found
+
+    def forget(self) -> None:
+        """Remove the folder; the work is complete."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _recalled_or_made(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
+        if self._folder is None:
+            return make()
+        path = self._folder / (name.replace("/", "-") + keeper.suffix)
+        if path.exists():
+            return keeper.read(path)
+        made = make()
+        keeper.write(made, path)
+        return made
+
+
+def work_folder(beside: Path | None, log: Interactions, asked: Mapping[str, Any]) -> Path:
+    """Where the work of one command is kept: beside its result, or in the folder for temporary files."""
+    import tempfile
+
+    told = json.dumps(asked, sort_keys=True, default=str)
+    key = hashlib.sha256(f"{log.sha256} {told}".encode()).hexdigest()[:16]
+    if beside is not None:
+        return beside.with_suffix(f".{key}.progress")
+    return Path(tempfile.gettempdir()) / f"melon-{key}.progress"
+
+
+def _save(arrays: Arrays, path: Path) -> None:
+    unfinished = path.with_name(path.name + ".part")
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished)
+    os.replace(unfinished, path)

@@ -1,0 +1,129 @@
+"""Prepared streams load with or without side-cars, and strangers and damaged files are told apart."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from melon.data.files import load_stream, side_car
+from melon.data.prepare import prepare
+from melon.errors import DataError
+
+DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
+
+
+def stream(path: Path, **columns: Any) -> Path:
+    data = {"user": [5, 3, 5], "item": [1, 1, 0], "ts": [1, 1, 2]} | columns
+    pl.DataFrame({name: values for name, values in data.items() if values is not None}).write_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["ts", "time", "timestamp"])
+def test_rows_are_numbered_by_first_appearance(name: str, tmp_path: Path) -> None:
+    log = load_stream(stream(tmp_path / "s.parquet", **({"ts": None} | {name: [1, 1, 2]})))
+    assert log.users.tolist() == [0, 1, 0]
+    assert log.user_ids.tolist() == [5, 3]
+    assert log.item_ids.tolist() == [1, 0]
+    assert log.times.tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("ids", [[2**40, -1, 2**40], ["b", "a", "b"], ["1", "01", "1"], ["a\x00", "a", "a\x00"]])
+def test_any_ids(ids: list[Any], tmp_path: Path) -> None:
+    log = load_stream(stream(tmp_path / "s.parquet", user=ids))
+    assert log.user_ids[log.users].tolist() == ids
+
+
+@pytest.mark.parametrize("dtype", [pl.Int8, pl.UInt16, pl.Int32, pl.UInt64])
+def test_any_integer_type(dtype: Any, tmp_path: Path) -> None:
+    log = load_stream(stream(tmp_path / "s.parquet", user=pl.Series([5, 3, 5], dtype=dtype)))
+    assert log.user_ids.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"ts": None}, "needs the columns 'user', 'item' and 'ts'.* has 'user', 'item'.*melon data prepare"),
+        ({"user": None, "User_ID": [1, 2, 3]}, "is not a prepared stream.*'User_ID'"),
+        ({"ts": [3, 2, 1]}, r"not in time order: row 1 \(2\) is earlier than the one before it \(3\)"),
+        ({"ts": [1, None, 2]}, "the time in row 1 is missing or NaN"),
+        ({"ts": [1.0, float("nan"), 2.0]}, "the time in row 1 is missing or NaN"),
+        ({"ts": [1.0, 1.5, 2.0]}, "has fractions"),
+        ({"ts": [-1, 0, 2]}, r"the time in row 0 is negative \(-1\)"),
+        ({"ts": ["a", "b", "c"]}, "column 'ts' has type String"),
+        ({"user": [1, None, 2]}, "row 1 has no user"),
+        ({"item": [1.5, 2.0, 3.0]}, "column 'item' has type Float64"),
+        ({"user": [], "item": [], "ts": []}, "has no interactions"),
+    ],
+)
+def test_bad_streams(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load_stream(stream(tmp_path / "s.parquet", **columns))
+
+
+def test_what_is_no_stream(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no stream .*melon data prepare"):
+        load_stream(tmp_path / "none.parquet")
+    with pytest.raises(DataError, match="is a folder"):
+        load_stream(tmp_path)
+    (tmp_path / "empty.parquet").touch()
+    with pytest.raises(DataError, match="is empty"):
+        load_stream(tmp_path / "empty.parquet")
+    (tmp_path / "raw.csv").write_text("user,item,ts\n1,2,3\n")
+    with pytest.raises(
+        DataError, match=r"not a Parquet file; prepare it first: melon data prepare .*raw.csv --out raw.parquet"
+    ):
+        load_stream(tmp_path / "raw.csv")
+    whole = stream(tmp_path / "s.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[:-30])
+    with pytest.raises(DataError, match="damaged Parquet file"):
+        load_stream(tmp_path / "cut.parquet")
+
+
+def prepared(folder: Path, users: str) -> Path:
+    folder.mkdir()
+    rows = "".join(f"{user},i,{n}\n" for n, user in enumerate(users))
+    (folder / "raw.csv").write_text("user,item,time\n" + rows)
+    prepare(folder / "raw.csv", out=folder / "s.parquet", min_interactions=1)
+    return folder / "s.parquet"
+
+
+def test_side_cars_give_the_original_ids(tmp_path: Path) -> None:
+    path = prepared(tmp_path / "a", "xyxz")
+    assert load_stream(path).user_ids.tolist() == ["x", "y", "z"]
+    for part in ("users", "items"):
+        side_car(path, f"{part}.parquet").unlink()
+    assert load_stream(path).user_ids.tolist() == [0, 1, 2]
+
+
+def test_side_cars_of_another_stream(tmp_path: Path) -> None:
+    one, other = prepared(tmp_path / "a", "xyz"), prepared(tmp_path / "b", "xyw")
+    shutil.copy(side_car(other, "users.parquet"), side_car(one, "users.parquet"))
+    with pytest.raises(DataError, match=r"does not belong.*written with another stream.*prepare the stream again"):
+        load_stream(one)
+    stream(side_car(one, "users.parquet"))
+    with pytest.raises(DataError, match=r"does not belong.*not row and id"):
+        load_stream(one)
+    plain = stream(tmp_path / "plain.parquet")
+    pl.DataFrame({"row": [0, 1, 2], "id": [7, 8, 9]}).write_parquet(side_car(plain, "users.parquet"))
+    with pytest.raises(DataError, match="it has 3 ids, the stream 2 users"):
+        load_stream(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "users", "items", "events"),
+    [
+        ("news_globo", 33_598, 4_761, 1_272_277),
+        ("amazon_grocery", 1_342, 1_480, 33_326),
+        ("yelp", 2_865, 4_216, 52_376),
+    ],
+)
+def test_real_streams(name: str, users: int, items: int, events: int) -> None:
+    path = DATA / f"{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"{path} is not here; point MELON_DATA at the folder with the real streams")
+    log = load_stream(path)
+    assert (log.n_users, log.n_items, len(log)) == (users, items, events)

@@ -1,0 +1,151 @@
+"""The same interactions come out of every shape a program may have them in."""
+
+import uuid
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melon.data.frames import interactions_from
+from melon.data.interactions import Interactions
+from melon.errors import DataError
+
+EVENTS = [("b", 7, 30), ("a", 8, 10), ("b", 8, 10), ("c", 7, 20)]
+IN_TIME = [EVENTS[1], EVENTS[2], EVENTS[3], EVENTS[0]]
+COLUMNS = {name: [event[n] for event in EVENTS] for n, name in enumerate(("user_id", "itemId", "Timestamp"))}
+ODD = {"who": COLUMNS["user_id"], "what": COLUMNS["itemId"], "when": COLUMNS["Timestamp"]}
+
+
+def events_of(log: Interactions) -> list[tuple[Any, ...]]:
+    return list(
+        zip(log.user_ids[log.users].tolist(), log.item_ids[log.items].tolist(), log.times.tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [pl.DataFrame, pl.LazyFrame, pd.DataFrame, pa.table, lambda _: EVENTS, lambda _: iter(EVENTS)]
+)
+def test_shapes(make: Any) -> None:
+    log = interactions_from(make(COLUMNS))
+    assert events_of(log) == IN_TIME
+    assert log.users.tolist() == [0, 1, 2, 1]
+    assert interactions_from(log) is log
+
+
+@pytest.mark.parametrize("make", [pl.DataFrame, pd.DataFrame, pa.table])
+def test_names(make: Any) -> None:
+    assert events_of(interactions_from(make(ODD), user="who", item="what", time="when")) == IN_TIME
+    with pytest.raises(DataError, match=r"no column looks like the user. Columns there: 'who', 'what', 'when'.*user=…"):
+        interactions_from(make(ODD))
+
+
+def test_pairs_have_event_numbers() -> None:
+    assert events_of(interactions_from([("a", 1), ("b", 2), ("a", 2)])) == [("a", 1, 0), ("b", 2, 1), ("a", 2, 2)]
+
+
+UUIDS = [uuid.UUID(int=n) for n in (9, 3, 9)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [(each, 1, n) for n, each in enumerate(UUIDS)],
+        lambda: pd.DataFrame({"user": UUIDS, "item": [1, 1, 1], "time": [0, 1, 2]}),
+        lambda: pl.DataFrame({"user": pl.Series(UUIDS, dtype=pl.Object), "item": [1, 1, 1], "time": [0, 1, 2]}),
+        lambda: pa.table(
+            {"user": pa.array([each.bytes for each in UUIDS], pa.uuid()), "item": [1, 1, 1], "time": [0, 1, 2]}
+        ),
+    ],
+)
+def test_uuids_stay_uuids(make: Any) -> None:
+    log = interactions_from(make())
+    assert log.user_ids.tolist() == [UUIDS[0], UUIDS[1]]
+    assert log.users.tolist() == [0, 1, 0]
+
+
+MOMENT = datetime(2019, 1, 5, 12, 33, 44, 250_000)
+SECOND = 1_546_691_624
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        SECOND,
+        np.int32(SECOND),
+        SECOND + 0.25,
+        MOMENT,
+        MOMENT.replace(tzinfo=UTC),
+        (MOMENT + timedelta(hours=2)).replace(tzinfo=timezone(timedelta(hours=2))),
+        "2019-01-05T12:33:44Z",
+        "2019-01-05 12:33:44.25",
+        str(SECOND),
+        np.datetime64("2019-01-05T12:33:44"),
+    ],
+    ids=repr,
+)
+def test_times(time: Any) -> None:
+    assert interactions_from([("a", 1, time)]).times.tolist() == [SECOND]
+    assert interactions_from(pd.DataFrame({"user": ["a"], "item": [1], "time": [time]})).times.tolist() == [SECOND]
+
+
+def test_days_and_pandas_timestamps() -> None:
+    assert interactions_from([(1, 1, date(1970, 1, 2))]).times.tolist() == [86_400]
+    frame = pd.DataFrame({"user": [1, 2], "item": [1, 1], "time": pd.to_datetime([2, 1], unit="s", utc=True)})
+    assert events_of(interactions_from(frame)) == [(2, 1, 1), (1, 1, 2)]
+
+
+def test_order_within_a_second() -> None:
+    log = interactions_from([("late", 1, 5.75), ("early", 1, 5.25), ("early", 2, 5.25)])
+    assert events_of(log) == [("early", 1, 5), ("early", 2, 5), ("late", 1, 5)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.text(max_size=3), st.integers(0, 4)), min_size=1))
+def test_agrees_with_a_slow_twin(events: list[tuple[int, str, int]]) -> None:
+    log = interactions_from(events)
+    expected = sorted(events, key=lambda event: event[2])
+    assert events_of(log) == expected
+    assert log.user_ids.tolist() == list(dict.fromkeys(event[0] for event in expected))
+    assert log.item_ids.tolist() == list(dict.fromkeys(event[1] for event in expected))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "no interaction in what was given"),
+        (pl.DataFrame({"user": [], "item": [], "time": []}, schema_overrides={"user": pl.Int64}), "no interaction"),
+        ([(1, 2, 3), ("a", 2, 3)], r"user ids must be all .* event 1 has 'a' \(str\) where the first is 1 \(int\)"),
+        ([(1, 2, 3), (1, None, 3)], r"item ids .* event 1 has None"),
+        ([(True, 2, 3)], "user ids .* event 0 has True"),
+        ([(1.5, 2, 3)], "user ids .* event 0 has 1.5"),
+        ([(2**70, 2, 3)], "user id cannot be read.*as texts"),
+        ([(1, 2, 3), (1, 2)], "some of the tuples have a time"),
+        ([(1, 2, 3, 4)], r"event 0 is \(1, 2, 3, 4\)"),
+        (["abc"], "event 0 is 'abc'"),
+        ([1, 2, 3], "event 0 is 1"),
+        ("clicks.csv", "cannot be made from str"),
+        ({"user": [1]}, "cannot be made from dict"),
+        (7, "cannot be made from int"),
+        ([(1, 2, -3)], r"time of event 0 is negative \(-3\)"),
+        ([(1, 2, float("nan"))], "time of event 0 is nan"),
+        ([(1, 2, None)], "event 0 has no time"),
+        ([(1, 2, "soon")], "time of event 0, 'soon', cannot be read"),
+        ([(1, 2, "2019-01-01"), (1, 2, "x")], "time of event 1, 'x'"),
+        ([(1, 2, object())], "times must be all"),
+        (pl.DataFrame({"user": [1, None], "item": [1, 1], "time": [1, 2]}), "event 1 has no user"),
+        (pl.DataFrame({"user": [1.0], "item": [1], "time": [1]}), "user column has type Float64"),
+        (pl.DataFrame({"user": [1], "item": [1], "time": [[1]]}), "cannot be a time"),
+        (pl.DataFrame({"user": [2**63], "item": [1], "time": [1]}, schema_overrides={"user": pl.UInt64}), "64 bits"),
+        (pd.DataFrame({"user": [1.0, np.nan], "item": [1, 1], "time": [1, 2]}), "user column has type Float64"),
+        (pd.DataFrame({"user": [1, "a"], "item": [1, 1], "time": [1, 2]}), "event 1 has 'a'"),
+    ],
+    ids=str,
+)
+def test_bad_input(source: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        interactions_from(source)

@@ -1,0 +1,176 @@
+"""Evaluation candidates against a slow twin, and blind to the future."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from melon.data.interactions import Interactions
+from melon.errors import SettingsError, StreamError
+from melon.stream.candidates import MODES, NEGATIVES, Candidates, _repeated
+
+LOGS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 14)), min_size=30, max_size=80)
+
+
+def log_of(pairs: list[tuple[int, int]]) -> Interactions:
+    users, items = np.array(pairs, dtype=np.int64).T
+    return Interactions.from_ids(users, items, np.arange(len(pairs)))
+
+
+def allowed(log: Interactions, event: int, batch_start: int, mode: str) -> set[int]:
+    """The items that may stand beside the positive of an event, by the words of the definition."""
+    user, own = int(log.users[event]), int(log.items[event])
+    known = range(event) if mode != "full-log" else range(len(log))
+    taken = {int(log.items[other]) for other in known if log.users[other] == user}
+    pool = {int(item) for item in (log.items[:batch_start] if mode == "born" else log.items)}
+    return pool - taken - {own}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(pairs=LOGS, count=st.integers(1, 6), size=st.integers(1, 30), seed=st.integers(0, 3))
+@settings(max_examples=40)
+def test_every_line_is_what_the_definition_allows(mode: str, pairs: list, count: int, size: int, seed: int) -> None:
+    log = log_of(pairs)
+    if log.n_items <= count:
+        return
+    candidates = Candidates(log, mode=mode, seed=seed, count=count)
+    for start in range(0, len(log), size):
+        stop = min(start + size, len(log))
+        drawn = candidates.draw(start, stop)
+        assert drawn.items.shape == (stop - start, 1 + count)
+        assert (drawn.items[:, 0] == log.items[start:stop]).all()
+        born = set(log.items[:start].tolist())
+        for event, line, usable in zip(range(start, stop), drawn.items[:, 1:].tolist(), drawn.usable, strict=True):
+            may = allowed(log, event, start, mode)
+            was_there = mode != "born" or (int(log.items[event]) in born and len(born) > count)
+            assert usable == (was_there and len(may) >= count)
+            if usable:
+                assert len(set(line)) == count
+                assert set(line) <= may
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_uniform_over_what_is_allowed(mode: str) -> None:
+    """One user who has taken a quarter of the items, each event drawn many times by changing the seed."""
+    rng = np.random.default_rng(0)
+    pairs = [(0, item) for item in range(10)] + [(1, item) for item in range(40)]
+    pairs += [(0, int(item)) for item in rng.integers(0, 40, 20)]
+    log, event, start = log_of(pairs), 60, 55
+    may = sorted(allowed(log, event, start, mode))
+    counts = np.zeros(log.n_items)
+    for seed in range(400):
+        line = Candidates(log, mode=mode, seed=seed, count=10).draw(start, 70).items[event - start, 1:]
+        counts[line] += 1
+    assert counts.sum() == counts[may].sum()
+    share = 10 / len(may)
+    deviations = (counts[may] - 400 * share) / np.sqrt(400 * share * (1 - share))
+    assert np.abs(deviations).max() < 4
+    assert (deviations**2).mean() < 1 + 5 * np.sqrt(2 / len(may))
+
+
+def test_hard_lines_are_filled_exactly_and_uniformly() -> None:
+    """A user who has taken nearly everything leaves the quick path behind."""
+    pairs = [(1, item) for item in range(2_000)] + [(0, item) for item in range(1_980)] + [(0, 1_985)]
+    log = log_of(pairs)
+    counts = np.zeros(log.n_items)
+    for seed in range(150):
+        drawn = Candidates(log, seed=seed, count=10).draw(len(log) - 1, len(log))
+        assert drawn.usable.all()
+        counts[drawn.items[0, 1:]] += 1
+    may = sorted(allowed(log, len(log) - 1, len(log) - 1, "catalogue"))
+    assert len(may) == 19
+    assert counts.sum() == counts[may].sum()
+    share = 10 / 19
+    assert np.abs((counts[may] - 150 * share) / np.sqrt(150 * share * (1 - share))).max() < 4
+
+
+def test_exclusion_works_at_the_event_not_at_the_batch() -> None:
+    """Within one batch, what the user took a moment ago is no longer offered, what comes next still is."""
+    pairs = [(1, item) for item in range(6)] + [(0, 0), (0, 1), (0, 2)]
+    drawn = Candidates(log_of(pairs), count=3).draw(6, 9)
+    assert set(drawn.items[2, 1:].tolist()) == {3, 4, 5}
+    offered_first = {
+        item for seed in range(50) for item in Candidates(log_of(pairs), seed=seed, count=3).draw(6, 9).items[0, 1:]
+    }
+    assert offered_first == {1, 2, 3, 4, 5}
+
+
+def test_full_log_knows_what_comes_later() -> None:
+    pairs = [(1, item) for item in range(6)] + [(0, 0), (0, 1), (0, 2)]
+    drawn = Candidates(log_of(pairs), mode="full-log", count=3).draw(6, 9)
+    assert all(set(line) == {3, 4, 5} for line in drawn.items[:, 1:].tolist())
+
+
+@given(LOGS, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), max_size=40), st.integers(1, 20))
+def test_born_candidates_do_not_know_the_future(pairs: list, future: list, size: int) -> None:
+    """Whatever follows the end of a batch, new users and items included, changes no line up to it."""
+    count = 3
+    logs = [log_of(pairs), log_of([*pairs, *future])]
+    if logs[0].n_items <= count:
+        return
+    ours, theirs = (Candidates(log, mode="born", count=count) for log in logs)
+    for start in range(0, len(pairs), size):
+        stop = min(start + size, len(pairs))
+        one, other = ours.draw(start, stop), theirs.draw(start, stop)
+        assert (one.items == other.items).all()
+        assert (one.usable == other.usable).all()
+
+
+@given(LOGS, st.randoms(use_true_random=False), st.integers(0, 29))
+def test_catalogue_candidates_know_the_set_of_items_and_nothing_else(pairs: list, random: object, cut: int) -> None:
+    """With the same items and users, another order of events after `cut` changes no line up to it."""
+    everything = list(dict.fromkeys(item for _, item in pairs))
+    head, tail = pairs[:cut], pairs[cut:]
+    random.shuffle(tail)  # type: ignore[attr-defined]
+    # Items numbered by first appearance: give both logs the same numbering by showing every item to a stranger first.
+    stranger = [(99, item) for item in everything]
+    logs = [log_of([*stranger, *pairs]), log_of([*stranger, *head, *tail])]
+    if len(everything) <= 3:
+        return
+    first, stop = len(stranger), len(stranger) + cut
+    one, other = (Candidates(log, count=3).draw(first, stop) for log in logs)
+    assert (one.items == other.items).all()
+    assert (one.usable == other.usable).all()
+
+
+def test_lines_do_not_depend_on_the_batch_they_come_in() -> None:
+    rng = np.random.default_rng(0)
+    log = log_of(list(zip(rng.integers(0, 9, 300).tolist(), rng.integers(0, 150, 300).tolist(), strict=True)))
+    candidates = Candidates(log, count=20)
+    whole = candidates.draw(0, 300)
+    assert (np.concatenate([candidates.draw(at, at + 50).items for at in range(0, 300, 50)]) == whole.items).all()
+    assert (Candidates(log, count=20).draw(0, 300).items == whole.items).all()
+    assert (Candidates(log, count=20, seed=1).draw(0, 300).items != whole.items).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_too_few_items_for_the_candidates(mode: str) -> None:
+    log = log_of([(0, item) for item in range(10)])
+    with pytest.raises(StreamError, match=r"10 items, too few for 99 .* at most 9"):
+        Candidates(log, mode=mode)
+    assert Candidates(log, mode=mode, count=9).draw(0, 10).items.shape == (10, 10)
+    assert NEGATIVES == 99
+
+
+def test_unknown_candidate_sets_are_named_with_the_choices() -> None:
+    with pytest.raises(SettingsError, match="born, catalogue, full-log"):
+        Candidates(log_of([(0, 0), (0, 1)]), mode="future")
+
+
+def test_events_on_items_born_in_the_batch_are_set_aside() -> None:
+    pairs = [(1, item) for item in range(6)] + [(0, 6), (0, 3), (2, 6), (2, 2)]
+    drawn = Candidates(log_of(pairs), mode="born", count=3).draw(6, 10)
+    assert drawn.usable.tolist() == [False, True, False, True]
+    early = Candidates(log_of(pairs), mode="born", count=3).draw(0, 4)
+    assert not early.usable.any()
+
+
+def test_a_user_who_had_nearly_everything_is_set_aside() -> None:
+    pairs = [(0, item) for item in range(10)] + [(0, 3), (1, 3)]
+    assert Candidates(log_of(pairs), count=4).draw(10, 12).usable.tolist() == [False, True]
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=7, max_size=7), min_size=1, max_size=6))
+def test_repeated_marks_what_stood_earlier_in_its_line(lines: list[list[int]]) -> None:
+    twin = [[value in line[:place] for place, value in enumerate(line)] for line in lines]
+    assert _repeated(np.array(lines)).tolist() == twin

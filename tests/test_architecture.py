@@ -1,0 +1,188 @@
+"""The architecture as tests: layers, quick imports, a small public surface, and things that no file may do."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import melon
+from melon import errors
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.registry import STRATEGIES
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src"
+FILES = sorted(SRC.rglob("*.py"))
+
+#: What `import melon` and `melon --help` leave alone: torch, the data libraries, and every extra.
+HEAVY = {"torch", "polars", "pyarrow", "pandas", "safetensors"}
+EXTRAS = {"matplotlib", "numba", "fastapi", "uvicorn", "prometheus_client", "optuna", "ray", "psycopg"}
+
+#: Libraries with one home: nobody else may import them.
+HOMES = {
+    "fastapi": "melon.service",
+    "uvicorn": "melon.service",
+    "matplotlib": "melon.experiments",
+    "ray": "melon.experiments",
+    "optuna": "melon.experiments",
+}
+
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
+UNSAFE_ATTRIBUTES = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("pandas", "read_pickle")}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of what a file imports, wherever in the file; `from a import b` gives both a and a.b."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} line {node.lineno}: write the whole name instead of a relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules in memory after the code has run in a fresh interpreter."""
+    tail = "\nimport json, sys\nprint('\\n' + json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code + tail], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def by_module(path: Path) -> str:
+    return module_name(path)
+
+
+def test_layers_point_one_way() -> None:
+    tool = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_import_is_light() -> None:
+    assert not loaded_after("import melon; melon.__version__; dir(melon)") & (HEAVY | EXTRAS)
+
+
+def test_the_registries_are_light() -> None:
+    code = """
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.registry import STRATEGIES
+[(entry.name, entry.summary, entry.space, entry.presets) for entry in (*RECOMMENDERS, *STRATEGIES)]
+"""
+    assert not loaded_after(code) & (HEAVY | EXTRAS)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["evaluate", "--help"], ["data", "--help"]], ids=" ".join)
+def test_help_is_light(words: list[str]) -> None:
+    code = f"""
+import sys
+from melon.cli import main
+sys.argv = ["melon", *{words!r}]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+"""
+    assert not loaded_after(code) & (HEAVY | EXTRAS)
+
+
+def test_console_script_says_what_it_can_do() -> None:
+    script = Path(sys.executable).with_name("melon")
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "evaluate" in done.stdout
+
+
+def test_public_surface() -> None:
+    assert sorted(melon.__all__) == ["Melon", "MelonError", "__version__", "load"]
+    assert dir(melon) == sorted(melon.__all__)
+    for name in melon.__all__:
+        assert getattr(melon, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        melon.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_module)
+def test_a_module_says_what_it_is_for(path: Path) -> None:
+    first = (ast.get_docstring(tree_of(path)) or "").partition("\n")[0]
+    assert first.endswith((".", ":")), f"{path}: the first line of the docstring says in one sentence what it is for"
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_module)
+def test_nothing_runs_what_it_reads(path: Path) -> None:
+    """No pickles, no evaluated text: a file from a stranger is data and nothing else."""
+    assert not UNSAFE_MODULES & {name.partition(".")[0] for name in imported(path)}
+    assert not {f"{module}.{name}" for module, name in UNSAFE_ATTRIBUTES} & set(imported(path))
+    for node in ast.walk(tree_of(path)):
+        place = f"{path} line {getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Name):
+            assert node.id not in UNSAFE_NAMES, f"{place}: {node.id}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in UNSAFE_ATTRIBUTES, f"{place}: {node.value.id}.{node.attr}"
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant), place
+            assert node.value.value is False, place
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_module)
+def test_libraries_stay_at_home(path: Path) -> None:
+    module = module_name(path)
+    for name in imported(path):
+        home = HOMES.get(name.partition(".")[0])
+        assert home is None or module == home or module.startswith(home + "."), f"{module} imports {name}, see {home}"
+
+
+def test_a_strategy_knows_no_other_strategy_and_no_recommender() -> None:
+    own = {entry.target.partition(":")[0] for entry in STRATEGIES if entry.target.startswith("melon.")}
+    recommenders = {entry.target.partition(":")[0] for entry in RECOMMENDERS}
+    for path in sorted((SRC / "melon" / "strategies").rglob("*.py")):
+        module = module_name(path)
+        met = set(imported(path))
+        assert not met & (own - {module}), f"{module} imports another strategy"
+        assert not met & recommenders, f"{module} asks which recommender it has"
+
+
+def test_a_strategy_is_not_built_on_another() -> None:
+    classes = [entry.load() for entry in STRATEGIES]
+    for one in classes:
+        assert not any(issubclass(one, other) for other in classes if other is not one), one
+
+
+def test_one_tree_of_errors() -> None:
+    classes = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)]
+    assert len(classes) > 1
+    for one in classes:
+        assert issubclass(one, errors.MelonError), one
+        assert one.__name__ in (errors.__doc__ or ""), f"draw {one.__name__} at the top of errors.py"
+        assert one.__doc__, one
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name != "errors.py"], ids=by_module)
+def test_errors_live_in_one_file(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            odd = {base for base in bases if base.endswith(("Error", "Exception"))}
+            assert not odd, f"{path} line {node.lineno}: {node.name} belongs in errors.py"
+
+
+def test_the_version_is_said_once() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project.get("version", melon.__version__) == melon.__version__

@@ -1,0 +1,181 @@
+"""Undocumented means failing: every command, option, strategy, recommender, format and error is looked up in docs."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import melon
+from melon import errors
+from melon.cli import app
+from melon.data.formats import FORMATS
+from melon.learning.pretrain import PretrainSettings
+from melon.recommenders.losses import LOSSES
+from melon.recommenders.registry import RECOMMENDERS
+from melon.registry import Entry
+from melon.strategies.registry import STRATEGIES
+from melon.stream.candidates import MODES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+SHARED = "Options that several commands share"
+EVERYWHERE = {"--help", "--install-completion", "--show-completion"}
+ERRORS = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)]
+
+
+def text_of(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading, up to the next one of the same or a higher level."""
+    found = re.search(rf"^(#+) +`?{re.escape(heading)}`?\s*$", text, flags=re.MULTILINE)
+    assert found, f"no heading {heading!r}"
+    rest = text[found.end() :]
+    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, flags=re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def anchors(text: str) -> set[str]:
+    """The names under which a page's headings can be linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+?)\s*$", without_code(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(group: Any, path: str = "melon") -> Iterator[tuple[str, Any]]:
+    """Every command with its whole name; groups are walked, not yielded."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path} {name}")
+        elif not command.hidden:
+            yield f"{path} {name}", command
+
+
+def options(command: Any) -> set[str]:
+    """The long spelling of every option that is not hidden."""
+    visible = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    names = {name for each in visible for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
+    return names - EVERYWHERE
+
+
+ROOT_COMMAND = typer.main.get_command(app)
+COMMANDS = dict(commands(ROOT_COMMAND))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_its_options_are_documented(name: str) -> None:
+    text = text_of("cli.md")
+    known = section(text, name) + section(text, SHARED)
+    for option in sorted(options(COMMANDS[name])):
+        assert re.search(rf"{option}(?![\w-])", known), f"docs/cli.md does not tell about {name} {option}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does(name: str) -> None:
+    assert COMMANDS[name].help
+    for each in COMMANDS[name].params:
+        assert getattr(each, "help", "") or each.name == "help", f"{name} {each.name} has no help text"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_in_the_docs_exist(name: str) -> None:
+    told = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", section(text_of("cli.md"), name)))
+    assert not told - options(COMMANDS[name])
+
+
+def test_shared_options_are_shared() -> None:
+    told = set(re.findall(r"^\| `(--[a-z][\w-]*)`", section(text_of("cli.md"), SHARED), re.MULTILINE))
+    assert told
+    for name in ("melon evaluate", "melon pretrain"):
+        assert not told - options(COMMANDS[name]), name
+
+
+def test_commands_in_the_docs_exist() -> None:
+    groups = {name.rpartition(" ")[0] for name in COMMANDS} - {"melon"}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(melon [^`]*)`", text)
+        for first, second in (found for line in lines for found in re.findall(r"^melon ([a-z]+)(?: ([a-z]+))?", line)):
+            name = f"melon {first} {second}" if f"melon {first}" in groups else f"melon {first}"
+            assert name in COMMANDS, f"{page.name} names {name!r}, which is no command"
+
+
+@pytest.mark.parametrize(
+    ("entry", "page"),
+    [*((each, "strategies.md") for each in STRATEGIES), *((each, "recommenders.md") for each in RECOMMENDERS)],
+    ids=lambda value: value.name if isinstance(value, Entry) else "",
+)
+def test_every_choice_has_a_heading_and_its_settings_a_line(entry: Entry, page: str) -> None:
+    told = section(text_of(page), entry.name)
+    for name in entry.load().settings_type.model_fields:
+        assert f"`{name}`" in told, f"docs/{page} does not tell about {entry.name}'s setting {name}"
+    for preset in entry.presets:
+        assert f"`{preset}`" in told, f"docs/{page} does not tell about {entry.name}'s preset {preset}"
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        *((name, "formats.md") for name in FORMATS),
+        *((name, "evaluation.md") for name in MODES),
+        *((name, "recommenders.md") for name in (*LOSSES, *PretrainSettings.model_fields)),
+        *((each.__name__, "errors.md") for each in ERRORS),
+    ],
+)
+def test_every_name_is_documented(name: str, page: str) -> None:
+    assert f"`{name}`" in text_of(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(goal.read_text(encoding="utf-8")), f"{page.name} links to {target}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = text_of("index.md")
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.name != "index.md":
+            assert f"({page.relative_to(DOCS).as_posix()})" in index, f"docs/index.md does not link to {page.name}"
+
+
+def test_make_targets_in_the_docs_exist() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert not named - targets, page.name
+
+
+def python_in(page: Path) -> str:
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_in(page)], ids=lambda page: page.name)
+def test_python_in_the_docs_runs(page: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", python_in(page)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_changelog_knows_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert section(text, "[Unreleased]") is not None
+    assert re.search(rf"^## \[{re.escape(melon.__version__)}\]", text, re.MULTILINE)

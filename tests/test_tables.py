@@ -1,0 +1,287 @@
+"""Tables: rows by id, absent rows, fading, and snapshots that nothing written later can reach."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from melon.errors import SettingsError
+from melon.tables import Clock, Table, TableSpec, fade
+
+SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
+
+
+def table_of(rows: int, *, clock: Clock | None = None, half_life: float | None = None) -> Table:
+    table = Table(SPEC, clock=clock)
+    table.half_life = half_life
+    table.grow(rows, np.arange(rows))
+    return table
+
+
+def everything(table: Table) -> torch.Tensor:
+    return table.gather(torch.arange(table.rows))
+
+
+class TestRows:
+    def test_gather_reads_what_scatter_wrote(self) -> None:
+        table, before = table_of(6), everything(table_of(6))
+        new = torch.tensor([[1.0, 2, 3], [4, 5, 6]])
+        table.scatter(torch.tensor([4, 1]), new)
+        assert torch.equal(table.gather(torch.tensor([[1, 4], [4, 4]])), new[torch.tensor([[1, 0], [0, 0]])])
+        untouched = torch.tensor([0, 2, 3, 5])
+        assert torch.equal(table.gather(untouched), before[untouched])
+
+    def test_gather_is_a_copy(self) -> None:
+        table = table_of(3)
+        table.gather(torch.tensor([0, 1])).zero_()
+        assert torch.equal(everything(table), everything(table_of(3)))
+
+    def test_gather_has_the_shape_of_the_rows(self) -> None:
+        table = table_of(3)
+        assert table.gather(torch.zeros((2, 0), dtype=torch.long)).shape == (2, 0, 3)
+        assert table.gather(torch.zeros((2, 5, 1), dtype=torch.long)).shape == (2, 5, 1, 3)
+
+    @pytest.mark.parametrize("rows", [0, 1, 5])
+    def test_absent_rows_are_zeros(self, rows: int) -> None:
+        table = table_of(rows)
+        absent = torch.tensor([rows, rows + 1, 10**9])
+        for reader in (table, table.snapshot()):
+            assert torch.equal(reader.gather(absent), torch.zeros(3, 3))
+            assert torch.equal(reader.gather(absent[None]), torch.zeros(1, 3, 3))
+
+    def test_absent_rows_stay_zeros_after_restoring_and_growing(self) -> None:
+        table = table_of(9)
+        small = table_of(2).state()
+        table.restore(small)
+        assert torch.equal(table.gather(torch.tensor([2, 5])), torch.zeros(2, 3))
+        table.grow(3, np.array([2]))
+        assert torch.equal(everything(table), everything(table_of(3)))
+        assert torch.equal(table.gather(torch.tensor([3])), torch.zeros(1, 3))
+
+    def test_add_sums_repeated_rows(self) -> None:
+        table, before = table_of(4), everything(table_of(4))
+        table.add(torch.tensor([2, 0, 2]), torch.tensor([[1.0, 1, 1], [2, 2, 2], [3, 3, 3]]))
+        assert torch.allclose(everything(table) - before, torch.tensor([2.0, 0, 4, 0])[:, None].expand(4, 3))
+
+    @given(st.integers(1, 40), st.integers(1, 7))
+    def test_blocks_are_all_rows_in_order(self, rows: int, size: int) -> None:
+        table = table_of(rows)
+        for reader in (table, table.snapshot()):
+            blocks = list(reader.blocks(size))
+            assert torch.equal(torch.cat(blocks), everything(table))
+            assert all(len(block) == size for block in blocks[:-1])
+        assert torch.equal(table.everything(), everything(table))
+
+    @pytest.mark.parametrize("half_life", [None, 5.0])
+    def test_an_empty_table_can_be_read(self, half_life: float | None) -> None:
+        table = table_of(0, half_life=half_life)
+        assert table.everything().shape == (0, 3)
+        assert list(table.blocks()) == list(table.snapshot().blocks()) == []
+
+    def test_dtype_and_device_are_kept(self) -> None:
+        table = Table(SPEC, dtype=torch.float64)
+        table.grow(2, np.arange(2))
+        assert table.dtype == table.gather(torch.tensor([0])).dtype == torch.float64
+        assert table.device == torch.device("cpu")
+
+
+class TestGrowth:
+    @given(st.permutations(range(8)), st.lists(st.integers(1, 7), max_size=4))
+    def test_a_row_depends_on_its_id_and_not_on_the_order_of_growth(self, keys: list[int], cuts: list[int]) -> None:
+        whole, parts = Table(SPEC), Table(SPEC)
+        whole.grow(8, np.arange(8))
+        bounds = sorted({0, 8, *cuts})
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            parts.grow(stop, np.array(keys[start:stop]))
+        assert torch.equal(everything(parts), everything(whole)[torch.tensor(keys)])
+
+    def test_rows_start_as_the_normal_of_the_spec(self) -> None:
+        table = Table(TableSpec("wide", "item", "embedding", 16, std=0.3, centre=-2.0))
+        table.grow(4_000, np.arange(4_000))
+        values = table.everything().double()
+        assert abs(values.mean() + 2) < 5 * 0.3 / np.sqrt(values.numel())
+        assert abs(values.std() - 0.3) < 5 * 0.3 / np.sqrt(2 * values.numel())
+
+    def test_tables_and_seeds_do_not_share_draws(self) -> None:
+        rows = []
+        for name, seed in (("a", 0), ("b", 0), ("a", 1), ("a", 0)):
+            table = Table(TableSpec(name, "user", "embedding", 4, std=1.0), seed=seed)
+            table.grow(1, np.array([7]))
+            rows.append(tuple(everything(table)[0].tolist()))
+        assert len(set(rows)) == 3
+        assert rows[0] == rows[3]
+
+    def test_without_spread_rows_start_at_the_centre(self) -> None:
+        table = Table(TableSpec("bias", "user", "bias", 1, centre=0.25))
+        table.grow(3, np.arange(3))
+        assert everything(table).tolist() == [[0.25]] * 3
+
+    def test_a_shared_table_has_its_rows_at_once(self) -> None:
+        assert Table(TableSpec("layer", "shared", "weight", 5, std=0.1, rows=4)).rows == 4
+
+    def test_growing_keeps_what_was_written(self) -> None:
+        table, new = table_of(3), torch.full((1, 3), 9.0)
+        table.scatter(torch.tensor([1]), new)
+        for rows in (4, 40, 400):
+            table.grow(rows, np.arange(table.rows, rows))
+            assert torch.equal(table.gather(torch.tensor([1])), new)
+            assert table.rows == rows
+
+    def test_growing_to_fewer_rows_changes_nothing(self) -> None:
+        table = table_of(5)
+        table.grow(3, np.arange(0))
+        assert table.rows == 5
+
+    def test_each_new_row_needs_its_key(self) -> None:
+        with pytest.raises(SettingsError, match="'factors' needs 3 keys to grow, got 2"):
+            table_of(2).grow(5, np.arange(2))
+
+
+class TestFading:
+    @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.integers(0, 400), st.floats(0.5, 1000))
+    def test_an_idle_row_loses_half_of_itself_in_a_half_life(self, touched: list, now: int, half_life: float) -> None:
+        clock = Clock()
+        table, plain = table_of(4, clock=clock, half_life=half_life), everything(table_of(4))
+        table.stamp(torch.arange(4), torch.tensor(touched))
+        clock.now = now
+        factors = [0.5 ** (max(now - moment, 0) / half_life) for moment in touched]
+        expected = plain * torch.tensor(factors, dtype=torch.float64).float()[:, None]
+        assert torch.allclose(everything(table), expected, rtol=1e-6, atol=0)
+        assert torch.equal(everything(table), table.everything())
+        assert torch.equal(torch.cat(list(table.blocks(3))), everything(table))
+        assert torch.equal(everything(table), table.snapshot().gather(torch.arange(4)))
+
+    def test_writing_a_row_makes_it_fresh(self) -> None:
+        clock = Clock()
+        table = table_of(3, clock=clock, half_life=10)
+        plain = everything(table)
+        clock.now = 10
+        assert torch.allclose(everything(table), plain / 2)
+        table.scatter(torch.tensor([1]), table.gather(torch.tensor([1])))
+        clock.now = 20
+        left = torch.tensor([0.25, 0.25, 0.25])[:, None]
+        assert torch.allclose(everything(table), plain * left)
+        assert table.state()["touched"].tolist() == [0, 10, 0]
+
+    def test_new_rows_are_fresh(self) -> None:
+        clock = Clock(100)
+        table = table_of(2, clock=clock, half_life=1)
+        assert torch.equal(everything(table), everything(table_of(2)))
+
+    def test_rows_of_the_future_do_not_grow(self) -> None:
+        assert fade(torch.tensor([7]), 3, 2.0).tolist() == [1.0]
+
+    def test_without_a_half_life_nothing_fades(self) -> None:
+        clock = Clock()
+        table = table_of(2, clock=clock)
+        clock.now = 10**9
+        assert torch.equal(everything(table), everything(table_of(2)))
+
+
+WRITES = st.tuples(st.just("scatter"), st.lists(st.integers(0, 7), min_size=1, max_size=6, unique=True))
+ADDS = st.tuples(st.just("add"), st.lists(st.integers(0, 7), min_size=1, max_size=6))
+STAMPS = st.tuples(st.just("stamp"), st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True))
+OTHERS = st.sampled_from([("grow", 1), ("grow", 5), ("grow", 70), ("snapshot", 0), ("tick", 3), ("restore", 0)])
+
+
+class TestSnapshots:
+    @given(st.lists(WRITES | ADDS | STAMPS | OTHERS, max_size=25), st.booleans())
+    @settings(max_examples=200)
+    def test_a_snapshot_reads_what_a_deep_copy_would_have(self, steps: list, fading: bool) -> None:
+        clock = Clock()
+        table = table_of(8, clock=clock, half_life=4.0 if fading else None)
+        taken = []
+        for number, (what, rows) in enumerate(steps):
+            if what == "scatter":
+                table.scatter(torch.tensor(rows), torch.full((len(rows), 3), float(number)))
+            elif what == "add":
+                table.add(torch.tensor(rows), torch.ones(len(rows), 3))
+            elif what == "stamp":
+                table.stamp(torch.tensor(rows), torch.full((len(rows),), clock.now - 1))
+            elif what == "grow":
+                table.grow(table.rows + rows, np.arange(table.rows, table.rows + rows))
+            elif what == "tick":
+                clock.now += rows
+            elif what == "restore":
+                table.restore(table.state())
+            else:
+                taken.append((table.snapshot(), everything(table).clone()))
+            for snapshot, copy in taken:
+                assert snapshot.rows == len(copy)
+                assert torch.equal(snapshot.gather(torch.arange(len(copy))), copy)
+        for snapshot, copy in taken:
+            assert torch.equal(torch.cat(list(snapshot.blocks(5))), copy)
+            beyond = torch.arange(len(copy), len(copy) + 4)
+            assert torch.equal(snapshot.gather(beyond), torch.zeros(4, 3))
+
+    def test_a_snapshot_that_nobody_holds_costs_nothing(self) -> None:
+        table = table_of(4)
+        for _ in range(10):
+            table.snapshot()
+        assert len(table._snapshots) == 0
+
+    def test_a_reader_in_another_thread_never_sees_a_later_row(self) -> None:
+        """Rows are written as one number each; a reader must find exactly the numbers of its own moment."""
+        rows, rounds = 600, 60
+        table = Table(TableSpec("t", "user", "embedding", 64))
+        table.grow(rows, np.arange(rows))
+        table.scatter(torch.arange(rows), torch.full((rows, 64), -1.0))
+        wrong: list[str] = []
+        held = [(table.snapshot(), -1.0)]
+        done = threading.Event()
+
+        def read() -> None:
+            generator = torch.Generator().manual_seed(0)
+            while not done.is_set():
+                snapshot, value = held[0]
+                asked = torch.randint(0, rows, (256,), generator=generator)
+                if not (snapshot.gather(asked) == value).all():
+                    wrong.append(f"a snapshot of {value} read something else")
+                    return
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        for number in range(rounds):
+            for start in range(0, rows, 100):
+                table.scatter(torch.arange(start, start + 100), torch.full((100, 64), float(number)))
+            held[0] = (table.snapshot(), float(number))
+        done.set()
+        for reader in readers:
+            reader.join()
+        assert not wrong
+
+
+class TestState:
+    def test_round_trip(self) -> None:
+        clock = Clock(3)
+        table = table_of(5, clock=clock, half_life=2.0)
+        table.scatter(torch.tensor([1, 3]), torch.ones(2, 3))
+        clock.now = 9
+        again = Table(SPEC, clock=clock)
+        again.half_life = 2.0
+        again.restore(table.state())
+        assert torch.equal(everything(again), everything(table))
+        for part, tensor in table.state().items():
+            assert torch.equal(again.state()[part], tensor)
+        for one in (table, again):
+            one.grow(8, np.arange(5, 8))
+            one.scatter(torch.tensor([7]), torch.full((1, 3), 4.0))
+        assert torch.equal(everything(again), everything(table))
+
+    def test_state_is_a_copy(self) -> None:
+        table = table_of(3)
+        state = table.state()
+        state["values"].zero_()
+        table.scatter(torch.tensor([0]), torch.ones(1, 3))
+        assert torch.equal(state["values"], torch.zeros(3, 3))
+        assert torch.equal(table.gather(torch.tensor([1, 2])), everything(table_of(3))[1:])
+
+    def test_restored_rows_are_a_copy(self) -> None:
+        state, table = table_of(3).state(), table_of(1)
+        table.restore(state)
+        table.scatter(torch.tensor([0]), torch.zeros(1, 3))
+        assert torch.equal(state["values"], everything(table_of(3)))
