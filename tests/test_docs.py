@@ -1,5 +1,6 @@
 """Undocumented means failing: every command, option, strategy, recommender, format and error is looked up in docs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import typer
 
@@ -169,10 +171,28 @@ def python_in(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_in(page)], ids=lambda page: page.name)
 def test_python_in_the_docs_runs(page: Path, tmp_path: Path) -> None:
+    ratings = [f"{n % 11},{n % 13},4.0,{1_600_000_000 + n}" for n in range(400)]
+    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *ratings]), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-c", python_in(page)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_result_file_is_told_field_by_field(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("melon")
+    few = ["--budget", "1", "--epochs", "1", "--set", "recommender.dim=4", "--split", "0.7,0.1,0.2", "--full-ranking"]
+    for words in (
+        ["data", "synthetic", "news", "--out", "stream.parquet", "--events", "2000"],
+        ["evaluate", "stream.parquet", "--json", "result.json", *few],
+    ):
+        done = subprocess.run([script, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    told = section(text_of("evaluation.md"), "The result file")
+    columns = pl.read_parquet_schema(tmp_path / record["ranks"])
+    for name in (*record, *record["baselines"], *columns):
+        assert f"`{name}`" in told or f"`rank_{name}`" in told, f"docs/evaluation.md does not tell about {name}"
 
 
 def test_the_changelog_knows_this_version() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.errors import MelonError, SettingsError
+from melon.errors import MelonError, SettingsError, StoppedError
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 data = typer.Typer(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
+_STOPPED = 130  # what a shell says of a command that Ctrl-C ended
 _MODEL, _PROTOCOL, _CHOICE, _OUTPUT, _MACHINE = "Model", "Protocol", "Choosing settings", "Output", "Machine"
 
 Stream = Annotated[Path, typer.Argument(help="A prepared stream (melon data prepare makes one).")]
@@ -289,13 +290,12 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run the command; a user's mistake ends with one line that says what to do, never with a traceback."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except MelonError as problem:
-        _fail(str(problem), 2 if isinstance(problem, SettingsError) else 1)
-    except KeyboardInterrupt as stopped:
-        _fail(str(stopped) or "stopped.", 130)
-    except typer.Abort:
-        _fail("stopped.", 130)
+        codes = {SettingsError: 2, StoppedError: _STOPPED}
+        _fail(str(problem), codes.get(type(problem), 1))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped.", _STOPPED)
     except Exception as problem:
         # Typer's own usage errors know how to show themselves; anything else is our fault and keeps its traceback.
         show = getattr(problem, "show", None)
@@ -303,6 +303,10 @@ def main() -> None:
             raise
         show()
         sys.exit(getattr(problem, "exit_code", 2))
+    else:
+        if code == _STOPPED:  # Typer keeps Ctrl-C to itself
+            _fail("stopped.", _STOPPED)
+        sys.exit(code)
 
 
 def _fail(message: str, code: int) -> None:

@@ -8,7 +8,8 @@
     ├── LearningError      a model that left the finite numbers
     ├── ConformanceError   a recommender or strategy that breaks a rule of melon.checks
     ├── NotFittedError     a question to a model that has learned nothing yet
-    └── MissingExtraError  an optional dependency that is not installed
+    ├── MissingExtraError  an optional dependency that is not installed
+    └── StoppedError       a command that was stopped and can go on
 
 A message names the value, the place and the way out.
 """
@@ -53,6 +54,10 @@ class MissingExtraError(MelonError):
 
     def __init__(self, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs an optional dependency: pip install 'melon-recommender[{extra}]'")
+
+
+class StoppedError(MelonError):
+    """A command was stopped from outside (Ctrl-C); the message says how to go on."""
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> SettingsError:

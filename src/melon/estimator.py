@@ -79,7 +79,7 @@ class Melon:
         recommender_settings: the recommender's settings.
         pretrain_settings: settings of pre-training that are decided; `fit` chooses the others.
         budget: how many settings `fit` tries for each choice; 0 takes the defaults.
-        threads: how many threads the arithmetic uses; by default as many as torch is set to.
+        threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
         dtype: "float32" or "float64".
         report: called with a line of text now and then while `fit` runs.
 
@@ -98,7 +98,7 @@ class Melon:
         recommender_settings: Mapping[str, Any] | None = None,
         pretrain_settings: Mapping[str, Any] | None = None,
         budget: int = BUDGET,
-        threads: int | None = None,
+        threads: int = 1,
         dtype: str = "float32",
         report: Report | None = None,
     ) -> None:
@@ -106,8 +106,7 @@ class Melon:
         _at_least("budget", budget, 0)
         if epochs is not None:
             _at_least("epochs", epochs, 0)
-        if threads is not None:
-            _at_least("threads", threads, 1)
+        _at_least("threads", threads, 1)
         if dtype not in DTYPES:
             raise SettingsError(f"dtype = {dtype!r} will not do; choose one of: {', '.join(DTYPES)}.")
         self.recommender, self.strategy = recommender, strategy
@@ -315,7 +314,7 @@ class Melon:
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
         before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or before)
+        torch.set_num_threads(self.threads)
         try:
             yield
         finally:
@@ -327,7 +326,7 @@ def load(
     *,
     recommender: RecommenderFactory | None = None,
     strategy: StrategyFactory | None = None,
-    threads: int | None = None,
+    threads: int = 1,
 ) -> Melon:
     """The model that `Melon.save` wrote, ready to go on exactly where it was.
 

@@ -85,7 +85,9 @@ class Table:
 
     def everything(self) -> Tensor:
         """All rows as they are now; a view of the storage where nothing fades, so read it and let go."""
-        return torch.cat(list(self.blocks())) if self.half_life is not None else self._values[: self.rows]
+        if self.half_life is None or not self.rows:
+            return self._values[: self.rows]
+        return torch.cat(list(self.blocks()))
 
     def blocks(self, size: int = _BLOCK) -> Iterator[Tensor]:
         """All rows in order, `size` at a time."""
@@ -110,6 +112,7 @@ class Table:
 
     def stamp(self, rows: Tensor, moments: Tensor) -> None:
         """Say when rows were last touched."""
+        self._preserve(rows)
         self._touched[rows] = moments
 
     def grow(self, rows: int, keys: Ints) -> None:

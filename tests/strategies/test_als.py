@@ -453,6 +453,14 @@ def test_recent_partners_come_newest_first_and_stop_at_the_ring() -> None:
     assert (History().of_items.recent(np.array([3])).partners == NOBODY).all()
 
 
+def test_a_cell_seen_again_is_the_newest() -> None:
+    place = Toy(users=1, items=9).neighbourhood(most_cells=3)
+    place.user_cells[0] = {}
+    for item in (0, 1, 2, 0, 3):
+        place.observe(0, item, 1.0 + item, newcomer=1.0)
+    assert list(place.user_cells[0].items()) == [(2, 3.0), (0, 1.0), (3, 4.0)]
+
+
 def test_observed_cells_are_the_last_ones_inside_a_batch_too() -> None:
     log = Interactions.from_ids(np.arange(400) % 2, np.arange(400), np.arange(400))
     ends = []

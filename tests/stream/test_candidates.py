@@ -28,7 +28,7 @@ def allowed(log: Interactions, event: int, batch_start: int, mode: str) -> set[i
 
 @pytest.mark.parametrize("mode", MODES)
 @given(pairs=LOGS, count=st.integers(1, 6), size=st.integers(1, 30), seed=st.integers(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_every_line_is_what_the_definition_allows(mode: str, pairs: list, count: int, size: int, seed: int) -> None:
     log = log_of(pairs)
     if log.n_items <= count:
@@ -102,6 +102,7 @@ def test_full_log_knows_what_comes_later() -> None:
 
 
 @given(LOGS, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), max_size=40), st.integers(1, 20))
+@settings(max_examples=30)
 def test_born_candidates_do_not_know_the_future(pairs: list, future: list, size: int) -> None:
     """Whatever follows the end of a batch, new users and items included, changes no line up to it."""
     count = 3
@@ -117,6 +118,7 @@ def test_born_candidates_do_not_know_the_future(pairs: list, future: list, size:
 
 
 @given(LOGS, st.randoms(use_true_random=False), st.integers(0, 29))
+@settings(max_examples=30)
 def test_catalogue_candidates_know_the_set_of_items_and_nothing_else(pairs: list, random: object, cut: int) -> None:
     """With the same items and users, another order of events after `cut` changes no line up to it."""
     everything = list(dict.fromkeys(item for _, item in pairs))
@@ -171,6 +173,7 @@ def test_a_user_who_had_nearly_everything_is_set_aside() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=7, max_size=7), min_size=1, max_size=6))
+@settings(max_examples=30)
 def test_repeated_marks_what_stood_earlier_in_its_line(lines: list[list[int]]) -> None:
     twin = [[value in line[:place] for place, value in enumerate(line)] for line in lines]
     assert _repeated(np.array(lines)).tolist() == twin

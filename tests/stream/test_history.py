@@ -4,7 +4,7 @@ from collections import Counter, defaultdict, deque
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.stream.draws import Draws
@@ -38,6 +38,7 @@ def same_bytes(one: dict, other: dict) -> bool:
 
 
 @given(BATCHES)
+@settings(max_examples=40)
 def test_rings_are_bounded_deques(batches: list[list[tuple[int, int]]]) -> None:
     rings, twin, met = PartnerRings(), defaultdict(lambda: deque(maxlen=RING)), Counter()
     for pairs in batches:
@@ -89,6 +90,7 @@ def test_rows_come_back_as_64_bit_numbers_fit_for_pair_keys() -> None:
 
 
 @given(st.integers(0, 120), st.integers(1, NEIGHBOURS), st.integers(0, 10**6))
+@settings(max_examples=40)
 def test_sampling_is_without_replacement(met: int, most: int, moment: int) -> None:
     rings = PartnerRings()
     rings.append(np.array([0, *[1] * met]), np.arange(met + 1) + 100)
@@ -126,6 +128,7 @@ def test_parallel_edges_are_kept() -> None:
 
 
 @given(BATCHES)
+@settings(max_examples=40)
 def test_bulk_append_equals_batch_by_batch_and_the_state_comes_back(batches: list[list[tuple[int, int]]]) -> None:
     slow, bulk = History(), History()
     for pairs in batches:

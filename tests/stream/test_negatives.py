@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from melon.errors import StreamError
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import POPULARITY_POWER, Negatives
@@ -24,6 +25,7 @@ def sampler(history: History, pool: int, *, popular: bool = False, seed: int = 0
 
 
 @given(PAST, NOW, st.integers(1, 3), st.booleans())
+@settings(max_examples=40)
 def test_never_own_never_seen_only_from_the_pool(past: list, now: list, count: int, popular: bool) -> None:
     users, items = np.array(now, dtype=np.int64).T
     pool = int(max(items.max() + 1, 2))
@@ -39,6 +41,7 @@ def test_never_own_never_seen_only_from_the_pool(past: list, now: list, count: i
 
 
 @given(PAST, NOW, st.booleans(), st.randoms(use_true_random=False))
+@settings(max_examples=40)
 def test_an_events_negative_is_its_own(past: list, now: list, popular: bool, random: object) -> None:
     users, items = np.array(now, dtype=np.int64).T
     events = np.arange(len(now)) + 50
@@ -115,3 +118,8 @@ def test_a_user_who_has_taken_everything_gets_any_other_item(popular: bool) -> N
 def test_the_first_batch_with_popularity_has_no_counts_to_go_by() -> None:
     drawn = sampler(History(), 6, popular=True).draw(np.arange(6), np.arange(6), np.arange(6))
     assert (drawn[:, 0] != np.arange(6)).all()
+
+
+def test_one_item_has_no_negative() -> None:
+    with pytest.raises(StreamError, match="no negative among 1 items"):
+        sampler(History(), 1).draw(np.array([0]), np.array([0]), np.array([0]))

@@ -44,10 +44,11 @@ def closed_form_matches_autograd(make: MakeRecommender) -> str | None:
     """Losses and per-interaction gradients are those of `torch.func`, for any number of negatives."""
     recommender = _small_model(make)
     values = {name: table.state()["values"] for name, table in recommender.tables.items()}
-    for negatives in (1, 3):
+    for negatives, per_branch in ((1, False), (3, False), (2, True)):
         items = torch.tensor(np.random.default_rng(negatives).integers(0, 7, (9, 1 + negatives)))
         examples = Examples(torch.tensor([0, 1, 1, 4, 2, 1, 0, 3, 3]), items)
-        mine, twin = recommender.evidence(values, examples), evidence_by_autograd(recommender, values, examples)
+        mine = recommender.evidence(values, examples, per_branch=per_branch)
+        twin = evidence_by_autograd(recommender, values, examples, per_branch=per_branch)
         close(mine.losses, twin.losses, "losses", 1e-9)
         close(recommender.losses(values, examples), twin.losses, "`losses` against the evidence", 1e-9)
         theirs = {gradient.table: gradient for gradient in twin.gradients}

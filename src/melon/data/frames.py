@@ -174,8 +174,9 @@ def _time_series(times: Column) -> pl.Series:
     if isinstance(times, pl.Series):
         return times
     try:
-        # Numbers and dates of numpy are understood in an array, not one by one.
-        series = pl.Series(np.array(times)) if isinstance(times[0], np.generic) else pl.Series(times)
+        # Dates of numpy are understood in an array, and not one by one.
+        dates = isinstance(times[0], np.datetime64)
+        series = pl.Series(np.array(times, dtype="datetime64[us]")) if dates else pl.Series(times)
         if series.dtype == pl.Object:
             raise TypeError("of no known kind")  # noqa: TRY301  (polars says this in its own words elsewhere)
     except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:

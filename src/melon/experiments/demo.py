@@ -7,13 +7,13 @@ from pathlib import Path
 import polars as pl
 from rich.console import Console
 
-from melon.data.files import load_stream
+from melon.data.files import PreparedStream, load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
-from melon.errors import unknown_name
+from melon.errors import SettingsError, unknown_name
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.experiments.listeners import listener
-from melon.experiments.page import merged_rows, page
+from melon.experiments.page import merged_rows, page, require_plots
 from melon.experiments.records import write_result, write_text
 from melon.experiments.show import show_table
 from melon.experiments.work import Work
@@ -23,18 +23,21 @@ _SPLIT = (0.7, 0.02, 0.28)
 
 
 def write_synthetic(kind: str, out: Path, events: int | None, seed: int) -> Path:
-    """Write a synthetic stream as a prepared one."""
+    """Write a synthetic stream as a prepared one; its side-cars lead back to the ids of its world."""
+    if out.suffix != ".parquet":
+        raise SettingsError(f"--out must end in .parquet, got {str(out)!r}.")
     if kind not in SYNTHETIC:
         raise unknown_name("synthetic stream", kind, SYNTHETIC)
     log = synthetic_stream(kind, n_events=events, seed=seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    pl.DataFrame({"user": log.users, "item": log.items, "ts": log.times}).write_parquet(out)
+    made = PreparedStream(log.users, log.items, log.times, pl.Series(log.user_ids), pl.Series(log.item_ids))
+    write_stream(out, made, {"synthetic": kind, "seed": seed, "answer": SYNTHETIC[kind].answer})
     return out
 
 
 def run_demo(out: Path, events: int, seed: int) -> None:
     """Make the stream, evaluate the strategies on it, show the table and write the page."""
-    console = Console()
+    require_plots()
+    console = Console(soft_wrap=True)
     stream = write_synthetic("news", out / "stream.parquet", events, seed)
     log = load_stream(stream)
     console.print(
@@ -52,4 +55,4 @@ def run_demo(out: Path, events: int, seed: int) -> None:
         "A synthetic news stream. Every batch was predicted first, then learned from; settings were chosen beforehand."
     )
     write_text(out / "index.html", page("melon demo", lead, records))
-    console.print(f"Open {out / 'index.html'} for the curve over time.", soft_wrap=True)
+    console.print(f"Open {out / 'index.html'} for the curve over time.", markup=False)

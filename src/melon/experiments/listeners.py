@@ -21,10 +21,10 @@ class BarListener(Listener):
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[extra]}"),
+            TextColumn("{task.fields[extra]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
             transient=True,

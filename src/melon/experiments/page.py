@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from melon.errors import MissingExtraError
-from melon.experiments.show import COLUMNS, LABELS, result_rows
+from melon.experiments.show import COLUMNS, LABELS, result_rows, shown
 
 _STYLE = """
 :root { color-scheme: light dark;
@@ -69,20 +69,26 @@ def merged_rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping
     return list(rows.items())
 
 
-def curve(records: Sequence[Mapping[str, Any]]) -> str:
-    """HR@5 per batch as an SVG: the raw line faint, its trailing mean on top."""
+def require_plots() -> None:
+    """Tell now that a page cannot be drawn here."""
     try:
-        import matplotlib as mpl
+        import matplotlib as mpl  # noqa: F401
     except ImportError:
         raise MissingExtraError("drawing the curve", "plots") from None
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
+
+
+def curve(records: Sequence[Mapping[str, Any]]) -> str:
+    """HR@5 per batch as an SVG: the raw line faint, its trailing mean on top."""
+    require_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     lines = {LABELS.get(name, name): values for name, values in records[0]["baseline_batches"].items()}
     for record in records:
         if record["strategy"] != "default" or record["pretrain"] == "own":
             lines[record["strategy"]] = [batch["HR@5"] for batch in record["batches"]]
-    figure, axes = plt.subplots(figsize=(9, 4))
+    figure = Figure(figsize=(9, 4))
+    axes = figure.subplots()
     for name, values in lines.items():
         raw = np.array([np.nan if value is None else value for value in values])
         (drawn,) = axes.plot(_trailing_mean(raw), label=name, linewidth=2)
@@ -95,8 +101,9 @@ def curve(records: Sequence[Mapping[str, Any]]) -> str:
         axes.spines[side].set_visible(False)
     figure.tight_layout()
     drawing = io.StringIO()
-    figure.savefig(drawing, format="svg", metadata={"Date": None})
-    plt.close(figure)
+    # Names inside the drawing are salted with this instead of chance, so that the same result is the same page.
+    with rc_context({"svg.hashsalt": "melon"}):
+        figure.savefig(drawing, format="svg", metadata={"Date": None, "Creator": None})
     text = drawing.getvalue()
     return text[text.index("<svg") :]
 
@@ -104,7 +111,9 @@ def curve(records: Sequence[Mapping[str, Any]]) -> str:
 def _trailing_mean(
     values: np.ndarray[Any, np.dtype[np.float64]], width: int = 10
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([np.nanmean(values[max(0, at - width + 1) : at + 1]) for at in range(len(values))])
+    trailing = (values[max(0, at - width + 1) : at + 1] for at in range(len(values)))
+    known = (some[~np.isnan(some)] for some in trailing)
+    return np.array([some.mean() if len(some) else np.nan for some in known])
 
 
 def _table(rows: list[tuple[str, Mapping[str, float]]]) -> str:
@@ -113,7 +122,7 @@ def _table(rows: list[tuple[str, Mapping[str, float]]]) -> str:
     body = ""
     for name, found in rows:
         cells = "".join(
-            f"<td{_best_class(found, best, column)}>{found.get(column, float('nan')):.3f}</td>" for column in COLUMNS
+            f"<td{_best_class(found, best, column)}>{shown(found.get(column))}</td>" for column in COLUMNS
         )
         body += f"<tr><td>{html.escape(name)}</td>{cells}</tr>"
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"

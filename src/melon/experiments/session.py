@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from melon.data.files import load_stream
-from melon.errors import SettingsError
+from melon.errors import SettingsError, StoppedError
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.experiments.listeners import listener
-from melon.experiments.page import page
-from melon.experiments.records import write_result, write_text
+from melon.experiments.page import page, require_plots
+from melon.experiments.records import require_writable, write_result, write_text
 from melon.experiments.show import show_result
 from melon.experiments.work import Work, work_folder
 
@@ -23,6 +23,11 @@ def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path
     config = CellConfig(**asked)
     if json is not None and json.suffix != ".json":
         raise SettingsError(f"--json {json} must end in .json; the ranks go beside it.")
+    if html is not None:
+        require_plots()
+    for wanted in (json, html):
+        if wanted is not None:
+            require_writable(wanted)
     log = load_stream(stream)
     folder = work_folder(json, log, config.plain())
     if not resume:
@@ -32,12 +37,11 @@ def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path
         with listener() as told:
             result = Cell(log, config, told, work).run(str(stream))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
+        raise StoppedError(
             f"stopped; what was finished is kept in {folder}. Run the same command with --resume to go on from there."
         ) from None
     record = write_result(result.record, result.ranks, json) if json else result.record
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
         write_text(html, page(f"{config.strategy} on {stream.stem}", _lead(record), [record]))
     work.forget()
     show_result(record)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from melon.data.info import StreamInfo
@@ -26,9 +27,10 @@ LABELS = {
 
 def show_preparation(report: PreparationReport, out: Path) -> None:
     """What was read, dropped and written."""
-    console = Console()
+    console = Console(soft_wrap=True)
     console.print(
-        f"[bold]{out}[/bold]: {report.interactions:,} interactions of {report.users:,} users and {report.items:,} items"
+        f"[bold]{escape(str(out))}[/bold]: {report.interactions:,} interactions of {report.users:,} users and "
+        f"{report.items:,} items"
     )
     console.print(
         f"read {report.rows_read:,} rows as {report.format} (times in {report.time_unit}) in {report.seconds:.1f} s, "
@@ -67,8 +69,9 @@ def result_rows(record: Mapping[str, Any], which: str = "metrics") -> list[tuple
 
 def show_result(record: Mapping[str, Any]) -> None:
     """A result beside its baselines, and what was chosen."""
-    console = Console()
-    show_table(console, f"{record['recommender']} on {record['dataset']['path'] or 'the stream'}", result_rows(record))
+    console = Console(soft_wrap=True)
+    stream = escape(record["dataset"]["path"] or "the stream")
+    show_table(console, f"{record['recommender']} on {stream}", result_rows(record))
     if record["without_repeats"] and record["without_repeats"] != record["metrics"]:
         show_table(console, "without repeats of what the user already had", result_rows(record, "without_repeats"))
     if record["full_ranking"]:
@@ -98,10 +101,15 @@ def show_table(console: Console, title: str, rows: Iterable[tuple[str, Mapping[s
         cells = []
         for column in COLUMNS:
             value = found.get(column)
-            text = "–" if value is None else f"{value:.3f}"
+            text = shown(value)
             cells.append(f"[bold]{text}[/bold]" if value is not None and value == best[column] else text)
         table.add_row(name, *cells)
     console.print(table)
+
+
+def shown(value: float | None) -> str:
+    """A metric as tables print it."""
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _facts(info: StreamInfo) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from melon.data.interactions import Interactions
+from melon.errors import DataError
 from melon.evaluate.prequential import Point, Tally
 from melon.evaluate.ranking import Ranks
 from melon.evaluate.selection import PretrainedState
-from melon.experiments.records import write_text
+from melon.experiments.records import cannot_write, whole, write_text
 
 Made = TypeVar("Made")
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -113,7 +114,10 @@ class Work:
         self._made: dict[str, Any] = {}
         self._folder = folder
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise cannot_write(folder, problem) from problem
 
     def once(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
         """What `make` gives, made the first time only."""
@@ -150,6 +154,8 @@ def work_folder(beside: Path | None, log: Interactions, asked: Mapping[str, Any]
 
 
 def _save(arrays: Arrays, path: Path) -> None:
-    unfinished = path.with_name(path.name + ".part")
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished)
-    os.replace(unfinished, path)
+    try:
+        with whole(path) as unfinished:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished)
+    except SafetensorError as problem:
+        raise DataError(f"{path} cannot be written: {problem}.") from problem

@@ -123,8 +123,12 @@ def load(
     source = Path(folder)
     with locked(source, exclusive=False):
         manifest = read_manifest(source)
-        _expect(source, "recommender", manifest["recommender"]["name"], expect_recommender)
-        _expect(source, "strategy", manifest["strategy"]["name"], expect_strategy)
+        for kind, expected, made in (
+            ("recommender", expect_recommender, recommender),
+            ("strategy", expect_strategy, strategy),
+        ):
+            _expect(source, kind, manifest[kind]["name"], expected)
+            _expect(source, kind, manifest[kind]["name"], getattr(made, "name", None))
         try:
             return _restore(source, manifest, recommender, strategy, device)
         except CheckpointError:

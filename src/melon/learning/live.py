@@ -28,7 +28,7 @@ from melon.stream.split import batches
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
-#: Lists are made from at most this many scores at a time.
+#: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
 
 Best = tuple[Ints, Tensor]  # item rows and their scores, best first

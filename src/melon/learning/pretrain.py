@@ -1,4 +1,4 @@
-"""Pre-training of a recommender on a recorded log: shuffled mini-batches, summed plain steps with L2 (METHODS.md 8.5)."""
+"""Pre-training of a recommender on a recorded log: shuffled batches, summed plain steps with L2 (METHODS.md 8.5)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PretrainSettings(Settings):
     """`lr` moves the rows of users and items for each interaction, `shared_lr` shared weights for each batch."""
 
     epochs: int | None = Field(None, ge=0)
-    lr: float = Field(0.1, gt=0)
+    lr: float = Field(0.1, gt=0, le=1e6)
     l2: float = Field(0.03, ge=0)
-    shared_lr: float = Field(0.1, gt=0)
+    shared_lr: float = Field(0.1, gt=0, le=1e6)
     batch_size: int = Field(256, ge=1)
 
 

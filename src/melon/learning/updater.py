@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Ints
+from melon.data.interactions import Flags, Ints
 from melon.errors import LearningError
+from melon.learning.gathering import Compact, Gatherer, Offered
+from melon.learning.meta import last_interactions
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.evidence import Examples
-from melon.strategies.base import LearningRates, Proposal, Situation, Strategy, Surroundings
+from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
+from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
@@ -21,20 +25,7 @@ from melon.stream.negatives import Negatives
 from melon.tables import Table, TableSpec
 
 FadingClock = Literal["interactions", "seconds"]
-
-
-@dataclass(frozen=True)
-class Compact:
-    """Which stored rows the compact copy of a step holds, for users and for items."""
-
-    users: Tensor
-    items: Tensor
-
-    def rows(self, table: Table) -> Tensor:
-        """The stored rows of one table."""
-        if table.spec.role == "shared":
-            return torch.arange(table.rows, device=table.device)
-        return self.users if table.spec.role == "user" else self.items
+Scores = npt.NDArray[np.floating]
 
 
 class Updater:
@@ -57,28 +48,33 @@ class Updater:
         self.row_state: dict[str, dict[str, Table]] = {
             name: self._state_tables(spec) for name, spec in self._specs.items() if recommender.learns(spec)
         }
+        self._gatherer = Gatherer(
+            recommender,
+            self.history,
+            self.row_state,
+            per_branch=isinstance(strategy, LearnedStrategy) and strategy.per_branch,
+        )
         self._negative_draws = Draws(seed, "training negatives")
+        self._last_draws = Draws(seed, "negatives of last interactions")
         self._replay_draws = Draws(seed, "replay")
 
-    def score(self, users: Ints, items: Ints, time: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a moment of the stream; changes nothing but the reading clock."""
         self.tick(time)
         with torch.no_grad():
             scores = self.recommender.score(
                 self._tensor(users), self._tensor(items), Context(time=time, history=self.history)
             )
-        return scores.cpu().numpy()
+        return self._alike_where_absent(scores.cpu().numpy(), items)
 
-    def score_catalogue(
-        self, users: Ints, n_items: int, time: int
-    ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
         """Scores of all items 0 … n_items-1 for each user."""
         self.tick(time)
         with torch.no_grad():
             scores = self.recommender.score_catalogue(
                 self._tensor(users), n_items, Context(time=time, history=self.history)
             )
-        return scores.cpu().numpy()
+        return self._alike_where_absent(scores.cpu().numpy(), np.arange(n_items)[None, :])
 
     def learn(self, batch: Batch) -> float:
         """Learn one batch and append it to the history; returns its mean loss before the step."""
@@ -103,48 +99,100 @@ class Updater:
         self._make_rows(batch)
         return self.strategy.learning_rates(self._situation(batch)[1])
 
+    def _alike_where_absent(self, scores: Scores, items: Ints) -> Scores:
+        """Items without a row are one and the same to a recommender, and tie exactly.
+
+        A matrix product may round equal lines differently by where they stand, and column 0 is the item taken.
+        """
+        absent = items >= self.recommender.rows_of("item")
+        if not absent.any():
+            return scores
+        first = np.broadcast_to(absent.argmax(1), len(scores))
+        return np.where(absent, scores[np.arange(len(scores)), first][:, None], scores)
+
     def _step(self, batch: Batch) -> float:
-        compact, situation = self._situation(batch)
+        offered = self._offered(batch)
+        last = self._last_offered(batch) if isinstance(self.strategy, LearnedStrategy) else None
+        return self.step(offered, last, batch)
+
+    def step(self, offered: Offered, last: Offered | None, batch: Batch) -> float:
+        """Learn interactions whose negatives are given; learned strategies look ahead from `last` first."""
+        compact = self._compact(offered)
+        situation = self._gatherer.situation(compact, offered)
         losses = situation.evidence.losses
-        loss = float(losses.mean())
-        if not np.isfinite(loss):
+        if not torch.isfinite(losses.sum()):
             raise self._broken("the loss", batch)
-        proposal = self.strategy.propose(situation)
-        self._write(compact, proposal, batch)
-        return loss
+        provisional = []
+        if isinstance(self.strategy, LearnedStrategy) and last is not None and len(last.users):
+            provisional = self._meta_step(self.strategy, compact, situation, last, batch)
+        self._write(compact, self.strategy.propose(situation), batch)
+        for table, rows, values in provisional:
+            table.scatter(rows, values)
+        # What is replayed is learned with the batch, but is no part of its loss.
+        return float(losses.mean() if offered.fresh is None else losses[situation.examples.fresh].mean())
+
+    def _meta_step(
+        self, strategy: LearnedStrategy, compact: Compact, situation: Situation, last: Offered, batch: Batch
+    ) -> list[tuple[Table, Tensor, Tensor]]:
+        """Steps 1 and 2: a provisional update from the last interactions, and φ by the loss of the batch after it.
+
+        Returns the provisional rows that stay, which are none unless the strategy keeps them.
+        """
+        extended = self._gatherer.extended(compact, last)
+        # Rows of the last interactions that the batch does not touch cannot reach its loss: exact, and cheaper.
+        looking_back = self._gatherer.situation(extended, last, reach=compact)
+
+        def meta_loss(values: Mapping[str, Tensor]) -> Tensor:
+            return self.recommender.losses(values, situation.examples).mean()
+
+        gradients, after = strategy.meta_gradient(looking_back, meta_loss)
+        if not torch.isfinite(after) or not all(torch.isfinite(g.sum()) for g in gradients.values()):
+            raise self._broken("the look-ahead", batch)
+        kept = strategy.look_ahead(replace(looking_back, reach=None)) if strategy.settings.keep_prelim else {}
+        strategy.adapt(gradients)
+        tables = {name: self.recommender.tables[name] for name in kept}
+        return [
+            (table, extended.rows(table)[situation.reached(name) :], kept[name].detach()[situation.reached(name) :])
+            for name, table in tables.items()
+        ]
 
     def _situation(self, batch: Batch) -> tuple[Compact, Situation]:
+        offered = self._offered(batch)
+        compact = self._compact(offered)
+        return compact, self._gatherer.situation(compact, offered)
+
+    def _compact(self, offered: Offered) -> Compact:
+        return self._gatherer.everything() if self.strategy.dense else self._gatherer.touched(offered)
+
+    def _offered(self, batch: Batch) -> Offered:
         users, items, fresh = self._with_replay(batch)
-        negatives = self._negatives(batch, users, items)
-        offered = np.concatenate([items[:, None], negatives], axis=1)
-        if self.strategy.dense:
-            user_rows = np.arange(self.recommender.rows_of("user"))
-            item_rows = np.arange(self.recommender.rows_of("item"))
-            user_at, item_at = users, offered
-        else:
-            user_rows, user_at = np.unique(users, return_inverse=True)
-            item_rows, item_at = np.unique(offered, return_inverse=True)
-        compact = Compact(self._tensor(user_rows), self._tensor(item_rows))
-        examples = Examples(
-            self._tensor(user_at.reshape(users.shape)),
-            self._tensor(item_at.reshape(offered.shape)),
-            None if fresh is None else torch.from_numpy(fresh).to(self.recommender.device),
-        )
-        tables = self.recommender.tables
-        values = {name: table.gather(compact.rows(table)) for name, table in tables.items()}
-        state = {
-            name: {key: table.gather(compact.rows(table)) for key, table in kept.items()}
-            for name, kept in self.row_state.items()
-        }
-        with torch.no_grad():
-            evidence = self.recommender.evidence(values, examples)
-        around = Surroundings(self.history, self.recommender.clock.now, compact.users, compact.items, tables)
-        return compact, Situation(self._specs, examples, values, state, evidence, around)
+        # Replayed interactions are numbered apart from the stream's own events.
+        events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
+        return self._with_negatives(batch, users, items, events, self._negative_draws, fresh)
+
+    def _last_offered(self, batch: Batch) -> Offered | None:
+        assert isinstance(self.strategy, LearnedStrategy)
+        last = last_interactions(batch.users, batch.items, batch.events, self.history, self.strategy.settings.cold)
+        if not len(last):
+            return None
+        return self._with_negatives(batch, last.users, last.items, last.events, self._last_draws)
+
+    def _with_negatives(
+        self, batch: Batch, users: Ints, items: Ints, events: Ints, draws: Draws, fresh: Flags | None = None
+    ) -> Offered:
+        popularity = self.history.of_items if self.strategy.negatives == "popular" else None
+        negatives = Negatives(self._pool(batch), self.history.seen, draws, popularity)
+        drawn = negatives.draw(users, items, events, self.recommender.settings.negatives)
+        return Offered(users, np.concatenate([items[:, None], drawn], axis=1), fresh)
 
     def _write(self, compact: Compact, proposal: Proposal, batch: Batch) -> None:
         for name, values in proposal.values.items():
             if not torch.isfinite(values.sum()):
                 raise self._broken(f"the new value of {name}", batch)
+        for name, kept in proposal.row_state.items():
+            for key, values in kept.items():
+                if not torch.isfinite(values.sum()):
+                    raise self._broken(f"{key} of {name}", batch)
         for name, values in proposal.values.items():
             table = self.recommender.tables[name]
             table.scatter(compact.rows(table), values.detach())
@@ -154,23 +202,12 @@ class Updater:
                 table.scatter(compact.rows(table), values.detach())
         self.strategy.keep(proposal.memory)
 
-    def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:
+    def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags | None]:
         if not self.strategy.replay:
             return batch.users, batch.items, None
         users, items = self.history.replay(self.strategy.replay, self._replay_draws, batch.first_event)
         fresh = np.arange(len(batch) + len(users)) < len(batch)
         return np.concatenate([batch.users, users]), np.concatenate([batch.items, items]), fresh
-
-    def _negatives(self, batch: Batch, users: Ints, items: Ints) -> Ints:
-        negatives = Negatives(
-            self._pool(batch),
-            self.history.seen,
-            self._negative_draws,
-            self.history.of_items if self.strategy.negatives == "popular" else None,
-        )
-        # Replayed interactions are numbered apart from the stream's own events.
-        events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
-        return negatives.draw(users, items, events, self.recommender.settings.negatives)
 
     def _pool(self, batch: Batch) -> int:
         return max(self.history.items_born, int(batch.items.max()) + 1)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from melon.data.interactions import Ints
@@ -23,7 +24,7 @@ class RecommenderSettings(Settings):
     """What every recommender can be told."""
 
     loss: str = "bpr"
-    negatives: int = 1
+    negatives: int = Field(1, ge=1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,13 @@ class Recommender(ABC):
         users = examples.users[:, None].expand_as(examples.items)
         return self.loss(self.scores(values, users, examples.items))
 
-    def evidence(self, values: Values, examples: Examples) -> Evidence:
-        """Losses and per-interaction gradients at the given values."""
-        return evidence_by_autograd(self, values, examples)
+    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
+        """Losses and per-interaction gradients at the given values.
+
+        `per_branch` keeps apart what reaches a user through each of the interaction's items, the positive and the
+        negatives, instead of adding it up.
+        """
+        return evidence_by_autograd(self, values, examples, per_branch=per_branch)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         """Scores of the stored model for candidates n × c, one line of items per user."""

@@ -18,7 +18,6 @@ class BPRSettings(RecommenderSettings):
 
     dim: int = Field(64, ge=1)
     init: Literal["default", "paper"] = "default"
-    negatives: int = Field(1, ge=1)
 
 
 class BPR(Recommender):
@@ -42,19 +41,23 @@ class BPR(Recommender):
         product = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
         return product + values["user_bias"][users, 0] + values["item_bias"][items, 0]
 
-    def evidence(self, values: Values, examples: Examples) -> Evidence:
+    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         users, items = examples.users, examples.items
         factors, offered = values["user_factors"][users], values["item_factors"][items]
         scores = torch.bmm(offered, factors.unsqueeze(-1)).squeeze(-1) + values["item_bias"][items, 0]
         own_bias = values["user_bias"][users]
         losses, slopes = self.loss.slopes(scores + own_bias)
+        branches = users[:, None].expand_as(items) if per_branch else users[:, None]
+        to_user = slopes.unsqueeze(-1) * offered if per_branch else torch.bmm(slopes.unsqueeze(1), offered)
         gradients: list[Gradient] = [
-            RowGradient("user_factors", users[:, None], torch.bmm(slopes.unsqueeze(1), offered)),
+            RowGradient("user_factors", branches, to_user),
             RowGradient("item_factors", items, slopes.unsqueeze(-1) * factors.unsqueeze(1)),
             RowGradient("item_bias", items, slopes.unsqueeze(-1)),
         ]
-        if not self.loss.shift_invariant:
-            gradients.append(RowGradient("user_bias", users[:, None], slopes.sum(-1)[:, None, None]))
+        if per_branch:
+            gradients.append(RowGradient("user_bias", branches, slopes.unsqueeze(-1)))
+        elif not self.loss.shift_invariant:
+            gradients.append(RowGradient("user_bias", branches, slopes.sum(-1)[:, None, None]))
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:

@@ -133,24 +133,22 @@ class Evidence:
         return tuple(g for g in self.gradients if not isinstance(g, RowGradient))
 
 
-def evidence_by_autograd(recommender: Recommender, values: Values, examples: Examples) -> Evidence:
+def evidence_by_autograd(
+    recommender: Recommender, values: Values, examples: Examples, *, per_branch: bool = False
+) -> Evidence:
     """Evidence of any differentiable recommender and loss by `torch.func`, one interaction at a time under vmap."""
     roles = {spec.name: spec.role for spec in recommender.specs}
-    moving = {spec.name for spec in recommender.specs if recommender.learns(spec)}
+    moving = {spec.name for spec in recommender.specs if per_branch or recommender.learns(spec)}
+    user_positions = examples.users[:, None].expand_as(examples.items) if per_branch else examples.users[:, None]
+    positions = {"user": user_positions, "item": examples.items}
+    branches = torch.arange(examples.items.shape[1], device=examples.users.device)
 
     def mini_loss(rows: dict[str, Tensor], shared: dict[str, Tensor]) -> Tensor:
-        items = next(iter(rows[name] for name in rows if roles[name] == "item")).shape[0]
-        here = torch.arange(items, device=examples.users.device)
-        scores = recommender.scores({**rows, **shared}, torch.zeros_like(here), here)
-        return recommender.loss(scores.unsqueeze(0))[0]
+        users = branches if per_branch else torch.zeros_like(branches)
+        return recommender.loss(recommender.scores({**rows, **shared}, users, branches).unsqueeze(0))[0]
 
-    rows, shared = {}, {}
-    for name, role in roles.items():
-        if role == "shared":
-            shared[name] = values[name].detach()
-        else:
-            positions = examples.users[:, None] if role == "user" else examples.items
-            rows[name] = values[name].detach()[positions]
+    shared = {name: values[name].detach() for name, role in roles.items() if role == "shared"}
+    rows = {name: values[name].detach()[positions[role]] for name, role in roles.items() if role != "shared"}
     per_interaction = torch.func.vmap(
         torch.func.grad_and_value(mini_loss, argnums=(0, 1)), in_dims=(0, None), randomness="error"
     )
@@ -162,6 +160,5 @@ def evidence_by_autograd(recommender: Recommender, values: Values, examples: Exa
         if role == "shared":
             gradients.append(DenseGradient(name, shared_gradients[name].detach()))
         else:
-            positions = examples.users[:, None] if role == "user" else examples.items
-            gradients.append(RowGradient(name, positions, row_gradients[name].detach()))
+            gradients.append(RowGradient(name, positions[role], row_gradients[name].detach()))
     return Evidence(losses.detach(), tuple(gradients))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,9 +19,8 @@ class NCFSettings(RecommenderSettings):
     """`init="paper"` draws everything with deviation 0.01, which silences the network (METHODS.md 2.2)."""
 
     dim: int = Field(64, ge=1)
-    layers: tuple[int, ...] = (64, 64, 64, 64)
+    layers: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64, 64, 64), min_length=1)
     init: Literal["he", "paper"] = "he"
-    negatives: int = Field(1, ge=1)
 
 
 class NCF(Recommender):
@@ -60,7 +59,7 @@ class NCF(Recommender):
         scores = product @ values["product"][0] + hidden @ values["output"][0]
         return scores + values["user_bias"][users, 0] + values["item_bias"][items, 0]
 
-    def evidence(self, values: Values, examples: Examples) -> Evidence:
+    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         users, items = examples.users, examples.items
         user_gmf, item_gmf = values["user_gmf"][users].unsqueeze(1), values["item_gmf"][items]
         user_mlp, item_mlp = values["user_mlp"][users].unsqueeze(1), values["item_mlp"][items]
@@ -86,17 +85,22 @@ class NCF(Recommender):
         reaching = kappa * delta
         dim = self.settings.dim
         through_gmf = kappa * gmf_weights
+        branches = users[:, None].expand_as(items) if per_branch else users[:, None]
+
+        def to_user(gradient: Tensor) -> Tensor:
+            return gradient if per_branch else gradient.sum(1, keepdim=True)
+
         gradients += [
             FactorGradient("product", kappa, product),
             FactorGradient("output", kappa, activations[-1]),
-            RowGradient("user_gmf", users[:, None], (through_gmf * item_gmf).sum(1, keepdim=True)),
+            RowGradient("user_gmf", branches, to_user(through_gmf * item_gmf)),
             RowGradient("item_gmf", items, through_gmf * user_gmf),
-            RowGradient("user_mlp", users[:, None], reaching[..., :dim].sum(1, keepdim=True)),
+            RowGradient("user_mlp", branches, to_user(reaching[..., :dim])),
             RowGradient("item_mlp", items, reaching[..., dim:]),
             RowGradient("item_bias", items, kappa),
         ]
-        if not self.loss.shift_invariant:
-            gradients.append(RowGradient("user_bias", users[:, None], kappa.sum(1, keepdim=True)))
+        if per_branch or not self.loss.shift_invariant:
+            gradients.append(RowGradient("user_bias", branches, to_user(kappa)))
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:

@@ -194,7 +194,7 @@ class _Around:
             mine: Cells = {}
             for back in range(count - 1, -1, -1):
                 mine.pop(line[back], None)
-                mine[line[back]] = 1.0
+                mine[line[back]] = w_new if back < fresh else 1.0
             cells[place] = mine
         return cells
 

@@ -46,6 +46,7 @@ class Surroundings:
     """What lies around the compact copy, to be read only: the past, and any row of any table.
 
     `users` and `items` say which stored rows the compact ones are; `now` is the moment of the fading clock.
+    `idle` says how long ago each compact row was last touched, where rows fade.
     """
 
     history: History
@@ -53,6 +54,7 @@ class Surroundings:
     users: Tensor
     items: Tensor
     tables: Mapping[str, Readable]
+    idle: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ class Situation:
     row_state: Mapping[str, Mapping[str, Tensor]]
     evidence: Evidence
     around: Surroundings | None = None
+    reach: Mapping[str, int] | None = None
+
+    def reached(self, table: str) -> int:
+        """How many leading compact rows of a table the next loss can see; the others need no provisional value."""
+        rows = len(self.values[table])
+        return rows if self.reach is None else min(rows, self.reach.get(self.specs[table].role, rows))
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class LearningRates:
     rows: Tensor
     slots: tuple[tuple[str, int], ...]  # (table, slot within the interaction) for each column
     shared: dict[str, Tensor]
+    raw: Tensor | None = None  # `rows` before a row's several touches are averaged, where that differs
 
 
 class Strategy(ABC):

@@ -25,7 +25,7 @@ class OptimizerSettings(Settings):
     optimizer: Optimizer = "sgd"
     reduction: Reduction = "sum"
     shared_reduction: Reduction = "mean"
-    lr: float = Field(0.3, gt=0)
+    lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
     beta_1: float = Field(0.9, ge=0, lt=1)
     beta_2: float = Field(0.999, ge=0, lt=1)

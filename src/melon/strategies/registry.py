@@ -1,6 +1,7 @@
 """The update strategies that can be chosen by name, with their presets and search spaces."""
 
 from melon.registry import Entry, Registry, Space
+from melon.strategies.rates.presets import RATE_PRESETS
 
 _RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # With SGD, `mean` is `sum` with a rate n times larger, so one axis of rates serves both; a search that stands at `sum`
@@ -8,6 +9,16 @@ _RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _STEP_AXES = {"lr": _RATES, "optimizer": ("sgd", "adam_lazy"), "reduction": ("sum", "mean")}
 _STEP_STARTS = ({"optimizer": "sgd", "lr": 0.3}, {"optimizer": "adam_lazy", "lr": 0.01})
 _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "weight_decay": 0.001}
+
+_RATE_SPACE = Space(
+    {
+        "rate_bias": (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0),
+        "meta_lr": (0.0005, 0.001, 0.002, 0.005, 0.01),
+        "aggregation": ("sum", "sqrt"),
+        "passes": (5, 10, 20),
+    },
+    ({"rate_bias": 0.0, "meta_lr": 0.002, "passes": 10}, {"rate_bias": -1.0, "meta_lr": 0.005, "passes": 10}),
+)
 
 STRATEGIES = Registry(
     "strategy",
@@ -40,13 +51,34 @@ STRATEGIES = Registry(
         "melon.strategies.als:ALS",
         Space(
             {
-                "reg": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
-                "c0": (32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
+                "reg": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+                "c0": (8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0),
                 "w_new": (1.0, 2.0, 4.0, 8.0, 16.0),
                 "alpha": (0.0, 0.2, 0.4, 0.6, 0.8),
             },
             ({"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},),
         ),
+    ),
+    Entry(
+        "melon",
+        "a learned rate for every (interaction, parameter) pair",
+        "melon.strategies.melon:MeLON",
+        _RATE_SPACE,
+        RATE_PRESETS,
+    ),
+    Entry(
+        "melon_i",
+        "MeLON's ablation with one learned rate per interaction",
+        "melon.strategies.melon_i:MeLONI",
+        _RATE_SPACE,
+        RATE_PRESETS,
+    ),
+    Entry(
+        "melon_p",
+        "MeLON's ablation with one learned rate per parameter",
+        "melon.strategies.melon_p:MeLONP",
+        _RATE_SPACE,
+        RATE_PRESETS,
     ),
 )
 

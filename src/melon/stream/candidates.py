@@ -38,11 +38,7 @@ class Candidates:
     ) -> None:
         if mode not in MODES:
             raise unknown_name("candidate set", mode, MODES)
-        if interactions.n_items <= count:
-            raise StreamError(
-                f"the stream has {interactions.n_items} items, too few for {count} negatives beside each positive; "
-                f"ask for fewer (--negatives, at most {max(interactions.n_items - 1, 0)})."
-            )
+        require_enough_items(interactions.n_items, count)
         self.mode, self.count = mode, count
         self._log = interactions
         self._first_seen = FirstSeen(interactions.users, interactions.items)
@@ -99,6 +95,15 @@ class Candidates:
             return False
         line[:] = allowed[np.argsort(lottery[allowed], kind="stable")[: self.count]]
         return True
+
+
+def require_enough_items(items: int, count: int) -> None:
+    """There must be more items than negatives."""
+    if items <= count:
+        raise StreamError(
+            f"the stream has {items} items, too few for {count} negatives beside each positive; "
+            f"ask for fewer (--negatives, at most {max(items - 1, 0)})."
+        )
 
 
 def _repeated(lines: Ints) -> Flags:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from melon.data.interactions import Flags, Ints
+from melon.errors import StreamError
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
 from melon.stream.pairs import PairSet, pair_keys
@@ -31,6 +32,8 @@ class Negatives:
         A user who has taken (nearly) everything is served by an exact search, and where nothing is left by any other
         item: a negative never equals its positive.
         """
+        if self.pool < 2:
+            raise StreamError(f"there is no negative among {self.pool} items; a stream teaches once it has two.")
         columns = [self._one_each(users, items, events, column << 16) for column in range(count)]
         return np.stack(columns, axis=1)
 

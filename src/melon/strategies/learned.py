@@ -1,0 +1,132 @@
+"""Learned strategies: a meta-model, the look-ahead that teaches it, and its optimiser (METHODS.md 3.0.3, 3.0.4)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.settings import Settings
+from melon.strategies.base import Situation, Strategy
+
+MetaLoss = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class LearnedSettings(Settings):
+    """How a meta-model is trained: Adam on the look-ahead loss of each batch."""
+
+    meta_lr: float = Field(2e-3, ge=0)
+    meta_weight_decay: float = Field(0.0, ge=0)
+    meta_clip: float | None = Field(None, gt=0)
+    passes: int = Field(10, ge=0)
+    cold: Literal["drop", "current"] = "drop"
+    keep_prelim: bool = False
+
+
+class LearnedStrategy(Strategy):
+    """A strategy with meta-parameters φ. What is learned is `parameters()` and nothing else.
+
+    The updater shows it the last interactions of the batch's users and items (`look_ahead`), the loss of the batch
+    after that provisional step teaches φ, and `propose` makes the real step with the new φ.
+    """
+
+    settings: LearnedSettings
+    #: The evidence of a user's row is wanted apart for the positive and each negative (METHODS.md 4.9, row 1).
+    per_branch: bool = False
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Tensor]:
+        """Meta-parameters by name; leaves that require a gradient."""
+
+    @abstractmethod
+    def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
+        """Provisional values of the compact rows, differentiable in φ; gradients, losses and rows are constants."""
+
+    def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
+        """∇_φ of the loss after the look-ahead, and that loss; exact with one step (METHODS.md 3.0.4)."""
+        parameters = self.parameters()
+        with torch.enable_grad():
+            loss = meta_loss(self.look_ahead(situation))
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(value) if gradient is None else gradient
+            for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
+        }, loss.detach()
+
+    def adapt(self, gradients: Mapping[str, Tensor]) -> None:
+        """One Adam step on φ."""
+        self._optimizer.step(self.parameters(), gradients)
+
+    def prepare_optimizer(self) -> None:
+        """Fresh moments; called once φ exists."""
+        self._optimizer = MetaAdam(self.settings)
+
+    def memory(self) -> dict[str, Tensor]:
+        held = {f"phi/{name}": value.detach().clone() for name, value in self.parameters().items()}
+        return {**held, **self._optimizer.memory()}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in self.parameters().items():
+                value.copy_(memory[f"phi/{name}"])
+        self._optimizer.recall(memory)
+
+
+class MetaAdam:
+    """Adam over named tensors, with its state in plain tensors so that a checkpoint can hold it."""
+
+    _BETAS, _EPS = (0.9, 0.999), 1e-8
+
+    def __init__(self, settings: LearnedSettings) -> None:
+        self._settings = settings
+        self._steps = 0
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Move every parameter."""
+        settings, (beta_1, beta_2) = self._settings, self._BETAS
+        scale = self._clip(gradients)
+        self._steps += 1
+        for name, value in parameters.items():
+            gradient = gradients[name] * scale if scale is not None else gradients[name]
+            if settings.meta_weight_decay and not is_bias(name):
+                gradient = gradient + settings.meta_weight_decay * value
+            if name not in self._moments:
+                self._moments[name] = (torch.zeros_like(value), torch.zeros_like(value))
+            moment_1, moment_2 = self._moments[name]
+            moment_1.lerp_(gradient, 1 - beta_1)
+            moment_2.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
+            denominator = moment_2.div(1 - beta_2**self._steps).sqrt_().add_(self._EPS)
+            value.addcdiv_(moment_1, denominator, value=-settings.meta_lr / (1 - beta_1**self._steps))
+
+    def memory(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint needs."""
+        moments = {
+            f"adam/{order}/{name}": moment.clone()
+            for name, both in self._moments.items()
+            for order, moment in enumerate(both, start=1)
+        }
+        return {"adam/steps": torch.tensor(self._steps), **moments}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Become what `memory` described."""
+        self._steps = int(memory["adam/steps"])
+        names = [name.removeprefix("adam/1/") for name in memory if name.startswith("adam/1/")]
+        self._moments = {name: (memory[f"adam/1/{name}"].clone(), memory[f"adam/2/{name}"].clone()) for name in names}
+
+    def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor | None:
+        most = self._settings.meta_clip
+        if most is None:
+            return None
+        norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        return torch.clamp(most / (norm + 1e-6), max=1.0)
+
+
+def is_bias(name: str) -> bool:
+    """Whether weight decay leaves a tensor alone."""
+    return name.endswith("bias")

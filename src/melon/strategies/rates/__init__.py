@@ -1,0 +1,1 @@
+"""MeLON's meta-model: from an interaction and a parameter to the rate at which one teaches the other."""

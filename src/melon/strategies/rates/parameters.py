@@ -1,0 +1,58 @@
+"""Named meta-parameters, drawn by seed and name, so that the same seed gives the same meta-model on any machine."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.stream.draws import Draws
+
+Centre = float | np.ndarray[tuple[int, ...], np.dtype[np.floating]]
+
+
+class Parameters:
+    """A flat dictionary of leaves; the parts of a meta-model register theirs under their own names."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, init: str) -> None:
+        self._draws = Draws(seed, "meta-model")
+        self._dtype, self._device, self._init = dtype, device, init
+        self.held: dict[str, Tensor] = {}
+
+    def weight(self, name: str, rows: int, columns: int) -> None:
+        """A matrix: Normal(0, 0.01²), or Xavier's spread."""
+        std = 0.01 if self._init == "normal" else (2.0 / (rows + columns)) ** 0.5
+        self._put(name, self._normals(name, rows, columns) * std)
+
+    def zeros(self, name: str, size: int) -> None:
+        """A vector of zeros, or of small draws where everything is drawn."""
+        drawn = self._normals(name, 1, size)[0] * 0.01 if self._init == "normal" else np.zeros(size)
+        self._put(name, drawn)
+
+    def zeros_exactly(self, name: str, size: int) -> None:
+        """A vector of zeros, whatever the other draws are."""
+        self._put(name, np.zeros(size))
+
+    def ones(self, name: str, size: int) -> None:
+        """A vector of ones."""
+        self._put(name, np.ones(size))
+
+    def uniform(self, name: str, rows: int, columns: int, half_width: float, centre: Centre = 0.0) -> None:
+        """A matrix drawn around `centre`."""
+        drawn = self._draws.uniforms(self._keys(name, rows), columns)
+        self._put(name, centre + half_width * (2 * drawn - 1))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.held[name]
+
+    def _normals(self, name: str, rows: int, columns: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        return self._draws.normals(self._keys(name, rows), columns)
+
+    @staticmethod
+    def _keys(name: str, rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.arange(rows, dtype=np.int64) + (zlib.crc32(name.encode()) << 20)
+
+    def _put(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
+        self.held[name] = torch.from_numpy(values).to(self._dtype).to(self._device).requires_grad_()

@@ -1,0 +1,35 @@
+"""Presets of MeLON and its ablations: the paper, its published code, and what works best (METHODS.md 4.9)."""
+
+RATE_PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {
+        "norm": "none",
+        "forgetting": True,
+        "rate_bias": -4.5,
+        "forget_bias": 5.0,
+        "shared_aggregation": "sum",
+        "shared_forgetting": True,
+        "meta_lr": 1e-3,
+        "init": "normal",
+        "role_width": 20,
+    },
+    "code": {
+        "pairwise": True,
+        "loss_feature": "batch",
+        "theta_feature": False,
+        "role": "linear",
+        "interaction_layers": 2,
+        "norm": "batch",
+        "extended": "split",
+        "rate_bias": -4.5,
+        "forget_bias": 5.0,
+        "spread": 1.0,
+        "aggregation": "row_mean",
+        "shared_aggregation": "row_mean",
+        "shared_forgetting": True,
+        "keep_prelim": True,
+        "cold": "current",
+        "meta_lr": 1e-3,
+        "init": "normal",
+    },
+}

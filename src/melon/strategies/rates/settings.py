@@ -1,0 +1,39 @@
+"""Settings of MeLON and its ablations: every difference between the paper and its published code (METHODS.md 4.9)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from melon.strategies.learned import LearnedSettings
+
+Aggregation = Literal["sum", "row_mean", "batch", "sqrt"]
+
+
+class RateSettings(LearnedSettings):
+    """Numbers in comments are rows of METHODS.md 4.9."""
+
+    pairwise: bool = False  # 1: positive and negative pairs are units of their own
+    loss_feature: Literal["interaction", "batch"] = "interaction"  # 2
+    theta_feature: bool = True  # 3
+    role: Literal["mlp", "linear"] = "mlp"  # 4
+    role_width: int = Field(20, ge=1)
+    touch_feature: bool = False  # log of how often the batch touches the row (METHODS.md 8.2)
+    interaction_layers: Literal[1, 2] = 1  # 5
+    interaction_width: int = Field(20, ge=1)
+    norm: Literal["layer", "batch", "none"] = "layer"  # 6
+    extended: Literal["joint", "split"] = "joint"  # 7: one layer on [self ; neighbours], or one for each and a fusion
+    extended_width: int = Field(64, ge=1)
+    slope: float = Field(0.01, ge=0)  # 8
+    neighbours: int = Field(10, ge=0, le=50)  # 10
+    forgetting: bool = True  # 11
+    rate_bias: float = 0.0  # 12: w starts at σ(rate_bias)
+    forget_bias: float = 6.0  # 12: f starts at σ(forget_bias)
+    spread: float = Field(0.0, ge=0)  # 12: head biases are drawn from ± spread around these
+    aggregation: Aggregation = "sum"  # 13, rows of users and items
+    shared_aggregation: Aggregation = "row_mean"  # 13, weights that every interaction touches
+    shared_forgetting: bool = False  # 11: the forgetting of shared weights, which ate the published NCF
+    most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
+    init: Literal["normal", "xavier"] = "xavier"  # 27
+    flat_rates: bool = False  # a control: every rate is replaced by its mean over the batch and role

@@ -1,0 +1,555 @@
+"""Checkpoints: equal states are equal bytes, a cut stream goes on exactly, and no failure loses the previous state."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.torch import load_file
+
+from melon.data.interactions import Interactions, Ints
+from melon.errors import CheckpointError
+from melon.learning import checkpoint
+from melon.learning.tensorfiles import FolderWriter, read_tensors
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.recommenders.losses import BPRLoss
+from melon.recommenders.ncf import NCF
+from melon.strategies.default import Default
+from melon.strategies.eals import EALS
+from melon.stream.batch import batch_of
+from melon.stream.split import batches
+
+SIZE, BATCHES = 32, 6
+RECOMMENDERS = {"bpr": (BPR, {"dim": 4}), "ncf": (NCF, {"dim": 3, "layers": (4, 4)})}
+STRATEGIES = {
+    "sgd": (Default, {"optimizer": "sgd", "lr": 0.3}),
+    "adam_lazy": (Default, {"optimizer": "adam_lazy", "lr": 0.01}),
+    "eals": (EALS, {"optimizer": "adam_lazy", "lr": 0.01, "replay": 16, "neg": "pop"}),
+}
+
+
+def stream(n: int = SIZE * BATCHES - 5, seed: int = 0) -> Interactions:
+    generator = np.random.default_rng(seed)
+    users = np.array([f"user {k}" for k in generator.integers(0, 40, n)], dtype=object)
+    items = generator.integers(0, 30, n)
+    return Interactions.from_ids(users, items, np.arange(n))
+
+
+def make(recommender: str = "bpr", strategy: str = "adam_lazy", **kwargs: Any) -> Updater:
+    kind, settings = RECOMMENDERS[recommender]
+    how, step = STRATEGIES[strategy]
+    return Updater(kind(settings, seed=3), how(step, seed=4), seed=5, **kwargs)
+
+
+def run(updater: Updater, log: Interactions, first: int = 0, last: int | None = None) -> Updater:
+    for start, stop in list(batches(0, len(log), SIZE))[first:last]:
+        updater.learn(batch_of(log, start, stop))
+    return updater
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def same(folder: Path, updater: Updater, tmp: Path) -> bool:
+    checkpoint.save(tmp, updater)
+    return content(folder) == content(tmp)
+
+
+class TestResuming:
+    @pytest.mark.parametrize("fading_clock", ["interactions", "seconds"])
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("recommender", RECOMMENDERS)
+    def test_a_stream_cut_anywhere_ends_in_the_same_bytes(
+        self, tmp_path: Path, recommender: str, strategy: str, fading_clock: str
+    ) -> None:
+        log = stream()
+        through = make(recommender, strategy, fading_clock=fading_clock)
+        for table in through.recommender.tables.values():
+            table.half_life = 50.0
+        checkpoint.save(tmp_path / "through", run(through, log))
+        for cut in (0, 1, 3, BATCHES - 1, BATCHES):
+            folder = tmp_path / f"cut {cut}"
+            first = make(recommender, strategy, fading_clock=fading_clock)
+            for table in first.recommender.tables.values():
+                table.half_life = 50.0
+            checkpoint.save(folder, run(first, log, 0, cut))
+            resumed = run(checkpoint.load(folder).updater, log, cut)
+            checkpoint.save(folder, resumed)
+            assert content(folder) == content(tmp_path / "through")
+
+    def test_saving_twice_changes_no_byte_and_no_state(self, tmp_path: Path) -> None:
+        updater = run(make("ncf", "eals"), stream())
+        checkpoint.save(tmp_path, updater)
+        once = content(tmp_path)
+        checkpoint.save(tmp_path, updater)
+        assert content(tmp_path) == once
+
+    def test_scoring_is_no_part_of_the_state(self, tmp_path: Path) -> None:
+        updater = run(make(), stream())
+        checkpoint.save(tmp_path / "a", updater)
+        updater.score(np.array([0, 1]), np.array([[1], [2]]), time=10_000)
+        assert same(tmp_path / "a", updater, tmp_path / "b")
+
+    def test_a_loaded_state_scores_as_the_saved_one(self, tmp_path: Path) -> None:
+        updater = run(make("ncf", "sgd"), stream())
+        updater.recommender.tables["item_mlp"].half_life = 20.0
+        checkpoint.save(tmp_path, updater)
+        loaded = checkpoint.load(tmp_path).updater
+        users, everything = np.arange(30), 25
+        assert np.array_equal(
+            updater.score_catalogue(users, everything, 0), loaded.score_catalogue(users, everything, 0)
+        )
+        assert loaded.recommender.tables["item_mlp"].half_life == 20.0
+
+    def test_float64_stays_float64(self, tmp_path: Path) -> None:
+        updater = Updater(BPR({"dim": 4}, dtype=torch.float64), Default())
+        checkpoint.save(tmp_path, run(updater, stream()))
+        assert checkpoint.load(tmp_path).updater.recommender.tables["item_bias"].dtype == torch.float64
+
+    def test_what_the_caller_adds_comes_back(self, tmp_path: Path) -> None:
+        extra = {"position": 7, "name": "größe", "nested": {"list": [1, 2.5, None, True]}}
+        arrays = {"ranks": np.array([1.5, 2.0]), "none": np.empty((0, 3), dtype=np.int32), "one": np.array(5)}
+        checkpoint.save(tmp_path, make(), extra=extra, arrays=arrays)
+        saved = checkpoint.load(tmp_path)
+        assert saved.extra == extra
+        assert saved.arrays.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert saved.arrays[name].dtype == array.dtype
+            assert np.array_equal(saved.arrays[name], array)
+            assert saved.arrays[name].shape == array.shape
+
+    def test_a_recommender_with_streaming_state(self, tmp_path: Path) -> None:
+        updater = Updater(Counting({"dim": 4}), Default())
+        checkpoint.save(tmp_path, run(updater, stream()))
+        loaded = checkpoint.load(tmp_path, recommender=Counting).updater.recommender
+        assert isinstance(loaded, Counting)
+        assert loaded.seen == len(stream())
+
+    def test_a_large_table_is_held_twice_at_most(self, tmp_path: Path) -> None:
+        code = """
+import resource, sys, numpy as np
+from melon.learning import checkpoint
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.strategies.default import Default
+updater = Updater(BPR({"dim": 64, "init": "default"}), Default())
+rows = 400_000
+for spec, table in zip(updater.recommender.specs, updater.recommender.tables.values()):
+    table.spec = spec.__class__(spec.name, spec.role, spec.kind, spec.dim)  # zeros: quick to make
+    table.grow(rows, np.arange(rows))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+checkpoint.save(sys.argv[1], updater)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(grown / 1024)
+"""
+        grown = float(subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], timeout=300))
+        one_table = 400_000 * (64 * 4 + 8) / 2**20
+        assert grown < 1.3 * one_table
+
+
+class Counting(BPR):
+    """A recommender with state beyond its tables; not in any registry."""
+
+    name = "counting"
+    seen = 0
+
+    def observe(self, users: Ints, items: Ints, times: Ints) -> None:
+        self.seen += len(users)
+
+    def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {"seen": np.array([self.seen])}
+
+    def restore_streaming_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.seen = int(state["seen"][0])
+
+
+class Own(Default):
+    """A strategy that is not in any registry."""
+
+    name = "own"
+
+
+class OwnLoss(BPRLoss):
+    """A loss that settings cannot name."""
+
+
+class TestFiles:
+    def test_the_format_is_safetensors_and_names_are_hashes(self, tmp_path: Path) -> None:
+        import hashlib
+
+        checkpoint.save(tmp_path, run(make(), stream()))
+        files = [path for path in tmp_path.iterdir() if path.suffix == ".safetensors"]
+        manifest = checkpoint.read_manifest(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", *manifest["files"]}
+        for path in files:
+            assert path.stem == hashlib.sha256(path.read_bytes()).hexdigest()
+            assert path.stat().st_size == manifest["files"][path.name]
+        factors = next(table for table in manifest["tables"] if table["name"] == "item_factors")
+        tensors = load_file(tmp_path / factors["file"])
+        assert tensors["values"].shape == (factors["rows"], 4)
+        assert tensors["moment_1/values"].shape == (factors["rows"], 4)
+
+    @given(
+        st.dictionaries(
+            st.text(max_size=5),
+            hnp.arrays(
+                st.sampled_from([np.bool_, np.uint8, np.int16, np.int32, np.int64, np.float32, np.float64]),
+                hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+            ),
+            max_size=4,
+        )
+    )
+    def test_any_arrays_round_trip(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            writer = FolderWriter(folder)
+            file = writer.add(arrays)
+            back = read_tensors(folder, file, writer.sizes)
+            assert back.keys() == arrays.keys()
+            for key, array in arrays.items():
+                assert back[key].numpy().dtype == array.dtype
+                assert back[key].numpy().tobytes() == array.tobytes()
+                assert tuple(back[key].shape) == array.shape
+
+    def test_bfloat16_tensors(self, tmp_path: Path) -> None:
+        writer = FolderWriter(tmp_path)
+        tensor = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
+        assert torch.equal(read_tensors(tmp_path, writer.add({"x": tensor}), writer.sizes)["x"], tensor)
+
+    def test_files_of_the_previous_state_are_removed_and_strangers_are_not(self, tmp_path: Path) -> None:
+        updater = make()
+        checkpoint.save(tmp_path, run(updater, stream(), 0, 2))
+        before = set(checkpoint.read_manifest(tmp_path)["files"])
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / f".melon-{'0' * 32}.tmp").write_text("left by a killed save")
+        checkpoint.save(tmp_path, run(updater, stream(), 2, 4))
+        after = set(checkpoint.read_manifest(tmp_path)["files"])
+        assert before != after
+        assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "notes.txt", *after}
+
+
+def touching(limit: int, monkeypatch: pytest.MonkeyPatch, failure: int) -> list[str]:
+    """Let the write step number `limit` fail; returns the list of steps as they happen."""
+    steps: list[str] = []
+
+    def wrap(name: str) -> None:
+        real = getattr(os, name)
+
+        def step(*args: Any) -> Any:
+            steps.append(name)
+            if len(steps) - 1 == limit:
+                raise OSError(failure, os.strerror(failure))
+            return real(*args)
+
+        monkeypatch.setattr(f"melon.learning.tensorfiles.os.{name}", step)
+
+    for name in ("write", "fsync", "replace"):
+        wrap(name)
+    return steps
+
+
+class TestFailures:
+    @pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EIO])
+    def test_a_save_that_fails_at_any_step_leaves_the_previous_state(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+    ) -> None:
+        folder, log = tmp_path / "model", stream()
+        updater = run(make(), log, 0, 2)
+        checkpoint.save(folder, updater)
+        before = content(folder)
+        run(updater, log, 2, 3)
+        for limit in range(200):
+            with monkeypatch.context() as patch:
+                steps = touching(limit, patch, failure)
+                try:
+                    checkpoint.save(folder, updater)
+                except CheckpointError as error:
+                    said = str(error)
+                else:
+                    break
+            assert str(folder) in said
+            assert ("the disk is full" in said) == (failure == errno.ENOSPC)
+            if content(folder)["manifest.json"] == before["manifest.json"]:
+                assert content(folder) == before  # nothing is left behind, not even the new tensors
+            checkpoint.load(folder)
+        else:
+            pytest.fail("the save never got through")
+        assert {"write", "fsync", "replace"} == set(steps)
+        assert limit == len(steps) > 20
+        assert same(folder, updater, tmp_path / "again")
+
+    def test_a_first_save_that_fails_leaves_no_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            touching(9, patch, errno.ENOSPC)
+            with pytest.raises(CheckpointError, match="disk is full"):
+                checkpoint.save(tmp_path, make())
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(CheckpointError, match=r"no manifest\.json"):
+            checkpoint.load(tmp_path)
+
+    def test_ctrl_c_in_the_middle_of_a_save(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        updater = run(make(), stream(), 0, 2)
+        checkpoint.save(tmp_path, updater)
+        before = content(tmp_path)
+        run(updater, stream(), 2)
+
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("melon.learning.tensorfiles.os.fsync", stop)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoint.save(tmp_path, updater)
+        assert content(tmp_path) == before
+
+    def test_a_real_limit_on_file_sizes(self, tmp_path: Path) -> None:
+        code = """
+import resource, sys
+sys.path.insert(0, sys.argv[2])
+from test_checkpoint import *
+folder = Path(sys.argv[1])
+updater = run(make(), stream(), 0, 2)
+checkpoint.save(folder, updater)
+before = content(folder)
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+try:
+    checkpoint.save(folder, run(updater, stream(), 2))
+except CheckpointError as error:
+    assert content(folder) == before
+    print("refused:", error)
+"""
+        run_python = [sys.executable, "-c", code, str(tmp_path / "model"), str(Path(__file__).parent)]
+        said = subprocess.run(run_python, capture_output=True, text=True, timeout=300, check=False)
+        assert said.stdout.startswith("refused: the model could not be saved in"), said.stderr
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_kill_at_any_moment_leaves_one_of_the_two_states(self, tmp_path: Path) -> None:
+        # Children of one small process are killed: first just before each of the write steps, then at any time.
+        code = """
+import random, signal, sys, time
+sys.path.insert(0, sys.argv[2])
+from test_checkpoint import *
+folder, log = Path(sys.argv[1]) / "model", stream()
+old, new = run(make(), log, 0, 2), run(make(), log)
+checkpoint.save(folder.with_name("old"), old)
+checkpoint.save(folder.with_name("new"), new)
+manifests = {name: (folder.with_name(name) / "manifest.json").read_bytes() for name in ("old", "new")}
+
+def check():
+    checkpoint.load(folder)
+    now = (folder / "manifest.json").read_bytes()
+    assert now in manifests.values()
+    return now == manifests["new"]
+
+def child(work):
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+def killed_at(limit):
+    count = 0
+    def wrap(real):
+        def step(*args):
+            nonlocal count
+            if count == limit:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            return real(*args)
+        return step
+    for name in ("open", "write", "fsync", "replace", "close"):
+        setattr(os, name, wrap(getattr(os, name)))
+    checkpoint.save(folder, new)
+
+def forever():
+    while True:
+        for updater in (new, old):
+            checkpoint.save(folder, updater)
+
+reached = []
+for limit in range(200):
+    checkpoint.save(folder, old)
+    _, status = os.waitpid(child(lambda: killed_at(limit)), 0)
+    reached.append(check())
+    if not os.WIFSIGNALED(status):
+        break
+assert reached == sorted(reached) and not reached[0] and reached[-1]
+generator = random.Random(0)
+for _ in range(25):
+    pid = child(forever)
+    time.sleep(generator.uniform(0, 0.05))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    check()
+checkpoint.save(folder, new)
+assert content(folder) == content(folder.with_name("new"))
+print("whole", len(reached))
+"""
+        run_python = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+        said = subprocess.run(run_python, capture_output=True, text=True, timeout=300, check=False)
+        assert said.stdout.startswith("whole"), said.stderr
+
+    def test_what_is_no_json_is_refused_before_anything_changes(self, tmp_path: Path) -> None:
+        updater = make()
+        checkpoint.save(tmp_path, updater)
+        before = content(tmp_path)
+        for wrong in ({"x": object()}, {"x": float("nan")}):
+            with pytest.raises(CheckpointError, match="plain, finite JSON"):
+                checkpoint.save(tmp_path, updater, extra=wrong)
+        with pytest.raises(CheckpointError, match="'names' holds object"):
+            checkpoint.save(tmp_path, updater, arrays={"names": np.array(["a"], dtype=object)})
+        assert content(tmp_path) == before
+
+    def test_a_file_in_the_place_of_the_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "model").write_text("a file")
+        with pytest.raises(CheckpointError, match="could not be saved"):
+            checkpoint.save(tmp_path / "model", make())
+
+    def test_a_foreign_manifest_is_not_overwritten(self, tmp_path: Path) -> None:
+        (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
+        with pytest.raises(CheckpointError, match="will not be overwritten"):
+            checkpoint.save(tmp_path, make())
+        assert content(tmp_path) == {"manifest.json": b'{"name": "a web app"}'}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    checkpoint.save(tmp_path / "model", run(make(), stream()))
+    return tmp_path / "model"
+
+
+def edit(folder: Path, change: Mapping[str, Any]) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+class TestRefusals:
+    def test_no_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="does not exist"):
+            checkpoint.load(tmp_path / "nowhere")
+
+    def test_no_manifest(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="holds no checkpoint"):
+            checkpoint.load(tmp_path)
+
+    @pytest.mark.parametrize("text", ["[1, 2]", '{"format": "other"}', '{"version": 1}', '"melon-checkpoint"'])
+    def test_foreign_json(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(CheckpointError, match="not written by melon"):
+            checkpoint.load(tmp_path)
+
+    def test_a_truncated_manifest(self, saved: Path) -> None:
+        path = saved / "manifest.json"
+        whole = path.read_bytes()
+        for length in (0, 1, len(whole) // 2, len(whole) - 3):
+            path.write_bytes(whole[:length])
+            with pytest.raises(CheckpointError, match="cannot be read"):
+                checkpoint.load(saved)
+
+    def test_other_formats(self, saved: Path) -> None:
+        edit(saved, {"version": 99})
+        with pytest.raises(CheckpointError, match=r"format 99.*upgrade melon"):
+            checkpoint.load(saved)
+        edit(saved, {"version": 0})
+        with pytest.raises(CheckpointError, match="format 0"):
+            checkpoint.load(saved)
+
+    def test_every_file_is_verified(self, saved: Path) -> None:
+        for name in checkpoint.read_manifest(saved)["files"]:
+            path = saved / name
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-1])
+            with pytest.raises(CheckpointError, match=f"damaged: {name} has {len(whole) - 1} bytes"):
+                checkpoint.load(saved)
+            path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+            with pytest.raises(CheckpointError, match=f"the bytes of {name} have changed"):
+                checkpoint.load(saved)
+            path.unlink()
+            with pytest.raises(CheckpointError, match=f"{name} is missing"):
+                checkpoint.load(saved)
+            path.write_bytes(whole)
+        checkpoint.load(saved)
+
+    def test_a_manifest_cannot_point_outside_its_folder(self, saved: Path) -> None:
+        manifest = checkpoint.read_manifest(saved)
+        edit(saved, {"state": manifest["state"] | {"memory": "../../secret.safetensors"}})
+        with pytest.raises(CheckpointError, match="no tensor file of its own"):
+            checkpoint.load(saved)
+
+    def test_parts_that_contradict_each_other(self, saved: Path) -> None:
+        manifest = checkpoint.read_manifest(saved)
+        edit(saved, {"state": manifest["state"] | {"history": manifest["state"]["memory"]}})
+        with pytest.raises(CheckpointError, match="contradict each other"):
+            checkpoint.load(saved)
+        edit(saved, {"state": {}})
+        with pytest.raises(CheckpointError, match="contradict each other"):
+            checkpoint.load(saved)
+        (saved / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 1}')
+        with pytest.raises(CheckpointError, match="is missing from it"):
+            checkpoint.load(saved)
+
+    def test_settings_that_this_version_does_not_know(self, saved: Path) -> None:
+        manifest = checkpoint.read_manifest(saved)
+        edit(saved, {"strategy": manifest["strategy"] | {"settings": {"warp": 9}}})
+        with pytest.raises(CheckpointError, match=r"does not fit this version.*warp"):
+            checkpoint.load(saved)
+
+    def test_another_recommender_or_strategy_than_expected(self, saved: Path) -> None:
+        checkpoint.load(saved, expect_recommender="bpr", expect_strategy="default")
+        with pytest.raises(CheckpointError, match="saved with the recommender 'bpr', not with 'ncf'"):
+            checkpoint.load(saved, expect_recommender="ncf")
+        with pytest.raises(CheckpointError, match="saved with the strategy 'default', not with 'eals'"):
+            checkpoint.load(saved, expect_strategy="eals")
+        with pytest.raises(CheckpointError, match="saved with the recommender 'bpr', not with 'ncf'"):
+            checkpoint.load(saved, recommender=NCF)
+        with pytest.raises(CheckpointError, match="saved with the strategy 'default', not with 'eals'"):
+            checkpoint.load(saved, strategy=EALS)
+
+    def test_classes_that_no_registry_knows(self, tmp_path: Path) -> None:
+        checkpoint.save(tmp_path, run(Updater(Counting({"dim": 4}), Own()), stream()))
+        with pytest.raises(CheckpointError, match="recommender 'counting', which is not installed"):
+            checkpoint.load(tmp_path)
+        with pytest.raises(CheckpointError, match="strategy 'own', which is not installed"):
+            checkpoint.load(tmp_path, recommender=Counting)
+        loaded = checkpoint.load(tmp_path, recommender=Counting, strategy=Own).updater
+        assert isinstance(loaded.strategy, Own)
+
+    def test_another_loss(self, tmp_path: Path) -> None:
+        checkpoint.save(tmp_path, Updater(BPR({"dim": 4}, loss=OwnLoss()), Default()))
+        with pytest.raises(CheckpointError, match="with the loss OwnLoss"):
+            checkpoint.load(tmp_path)
+
+        def factory(settings: Mapping[str, Any], /, **kwargs: Any) -> BPR:
+            return BPR(settings, loss=OwnLoss(), **kwargs)
+
+        assert isinstance(checkpoint.load(tmp_path, recommender=factory).updater.recommender.loss, OwnLoss)
+
+    def test_another_row_state_or_other_tables(self, saved: Path) -> None:
+        manifest = checkpoint.read_manifest(saved)
+        edit(saved, {"strategy": manifest["strategy"] | {"settings": {"optimizer": "sgd"}}})
+        with pytest.raises(CheckpointError, match="another version of the strategy"):
+            checkpoint.load(saved)
+        edit(saved, {"recommender": manifest["recommender"] | {"settings": {"dim": 5}}})
+        with pytest.raises(CheckpointError, match="disagree about the table 'user_factors'"):
+            checkpoint.load(saved)

@@ -1,0 +1,210 @@
+"""Pre-training: it learns, it repeats itself, and it can stop and go on at any epoch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from melon.data.interactions import Interactions
+from melon.data.synthetic import synthetic_stream
+from melon.errors import LearningError, SettingsError, StreamError
+from melon.learning import pretrain
+from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
+from melon.recommenders.base import Recommender
+from melon.recommenders.bpr import BPR
+from melon.recommenders.evidence import Examples
+from melon.recommenders.ncf import NCF
+
+MAKERS = {"bpr": (BPR, {"dim": 8}), "ncf": (NCF, {"dim": 6, "layers": (8, 6)})}
+
+
+@pytest.fixture(scope="module")
+def log() -> Interactions:
+    return synthetic_stream("flip", n_users=30, n_items=50, n_events=1_200, seed=3)
+
+
+def make(name: str, **more: Any) -> Recommender:
+    kind, settings = MAKERS[name]
+    return kind({**settings, **more}, seed=1)
+
+
+def training(name: str, log: Interactions, seed: int = 0, **settings: Any) -> Pretraining:
+    given = PretrainSettings.parse({"batch_size": 64, **settings}, "pre-training")
+    return Pretraining(make(name), log, given, seed=seed)
+
+
+def bytes_of(recommender: Recommender) -> dict[str, bytes]:
+    return {
+        f"{name}/{part}": tensor.numpy().tobytes()
+        for name, table in recommender.tables.items()
+        for part, tensor in table.state().items()
+    }
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_loss_falls(name: str, log: Interactions) -> None:
+    losses = list(training(name, log, l2=0.003).run(12))
+    assert losses[0] < 1.05 * np.log(2) + 0.2
+    assert losses[-1] < 0.75 * losses[0]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(name: str, log: Interactions) -> None:
+    runs = [training(name, log, seed) for seed in (0, 0, 1)]
+    losses = [list(run.run(2)) for run in runs]
+    assert losses[0] == losses[1] != losses[2]
+    assert bytes_of(runs[0].recommender) == bytes_of(runs[1].recommender) != bytes_of(runs[2].recommender)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_it_can_stop_at_any_epoch_and_go_on(name: str, stop: int, log: Interactions) -> None:
+    straight = training(name, log)
+    wanted = list(straight.run(4))
+    first = training(name, log)
+    losses = list(first.run(stop))
+    resumed = training(name, log)
+    for table_name, table in first.recommender.tables.items():
+        resumed.recommender.tables[table_name].restore(table.state())
+    resumed.epochs_done = stop
+    losses += list(resumed.run(4))
+    assert losses == wanted
+    assert bytes_of(resumed.recommender) == bytes_of(straight.recommender)
+
+
+@pytest.mark.parametrize("negatives", [1, 3])
+def test_negatives_are_never_in_the_users_log(
+    negatives: int, log: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = {(int(user), int(item)) for user, item in zip(log.users, log.items, strict=True)}
+    drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
+    step = Pretraining._step
+
+    def spy(self: Pretraining, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        drawn.append((users, items))
+        return step(self, users, items)
+
+    monkeypatch.setattr(Pretraining, "_step", spy)
+    given = PretrainSettings.parse({"batch_size": 100}, "pre-training")
+    two = Pretraining(make("bpr", negatives=negatives), log, given, seed=0)
+    list(two.run(2))
+    epochs = []
+    for half in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
+        users = torch.cat([some for some, _ in half]).tolist()
+        items = torch.cat([some for _, some in half]).tolist()
+        assert {len(line) for line in items} == {1 + negatives}
+        assert {(user, line[0]) for user, line in zip(users, items, strict=True)} == taken
+        assert not {(user, item) for user, line in zip(users, items, strict=True) for item in line[1:]} & taken
+        assert max(item for line in items for item in line) < log.n_items
+        epochs.append((users, items))
+    assert epochs[0] != epochs[1]
+
+
+def test_last_touches_are_stamped(log: Interactions) -> None:
+    run = training("ncf", log)
+    list(run.run(1))
+    run.stamp_last_touches()
+    for table in run.recommender.tables.values():
+        if table.spec.role == "shared":
+            continue
+        rows = log.users if table.spec.role == "user" else log.items
+        last = [int(np.flatnonzero(rows == row)[-1]) for row in range(int(rows.max()) + 1)]
+        assert table.state()["touched"].tolist() == last
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_l2_makes_rows_shorter(name: str, log: Interactions) -> None:
+    lengths = []
+    for l2 in (0.0, 0.03, 0.3):
+        run = training(name, log, l2=l2)
+        list(run.run(4))
+        tables = [table for table in run.recommender.tables.values() if table.spec.kind == "embedding"]
+        lengths.append(sum(float(table.everything().square().sum()) for table in tables))
+    assert lengths[0] > lengths[1] > lengths[2]
+
+
+def test_one_step_by_hand(log: Interactions) -> None:
+    """Summed plain steps with L2 on every touch: row -= lr · (g + l2 · row), METHODS.md 8.5."""
+    few = log.head(40)
+    run = training("bpr", few, batch_size=40, lr=0.2, l2=0.05)
+    before = {name: table.state()["values"].double() for name, table in run.recommender.tables.items()}
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    step = run._step
+    run._step = lambda users, items: (seen.append((users, items)), step(users, items))[1]  # type: ignore[method-assign]
+    run.epoch()
+    ((users, items),) = seen
+    wanted = {name: values.clone() for name, values in before.items()}
+    for user, (item, other) in zip(users.tolist(), items.tolist(), strict=True):
+        p, q, r = (
+            before[name][row] for name, row in (("user_factors", user), *(("item_factors", i) for i in (item, other)))
+        )
+        slope = -torch.sigmoid(-(p @ q + before["item_bias"][item] - p @ r - before["item_bias"][other]))
+        for name, row, gradient in (
+            ("user_factors", user, slope * (q - r)),
+            ("item_factors", item, slope * p),
+            ("item_factors", other, -slope * p),
+            ("item_bias", item, slope),
+            ("item_bias", other, -slope),
+        ):
+            wanted[name][row] -= 0.2 * (gradient + 0.05 * before[name][row])
+    for name, table in run.recommender.tables.items():
+        assert torch.allclose(table.everything().double(), wanted[name], atol=1e-6), name
+
+
+def test_leaving_the_finite_numbers_is_an_error(log: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = training("bpr", log, lr=1e6)
+    with pytest.raises(LearningError, match=r"pre-training bpr left the finite numbers in epoch \d.*lr=1e+06"):
+        list(run.run(5))
+
+
+def test_rows_that_are_there_already_stay(log: Interactions) -> None:
+    """A recommender that knows part of the log keeps its rows; the others are made from the keys of their ids."""
+    half = training("bpr", log.head(300))
+    grown = Pretraining(half.recommender, log, PretrainSettings(), seed=0)
+    fresh = training("bpr", log)
+    assert bytes_of(grown.recommender) == bytes_of(fresh.recommender)
+
+
+def test_nothing_and_one_item_are_errors() -> None:
+    nothing = Interactions.from_ids(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+    with pytest.raises(StreamError, match="nothing to pre-train on"):
+        Pretraining(make("bpr"), nothing, PretrainSettings(), seed=0)
+    one = Interactions.from_ids(np.arange(5), np.zeros(5, dtype=np.int64), np.arange(5))
+    with pytest.raises(StreamError, match="one item"):
+        Pretraining(make("bpr"), one, PretrainSettings(), seed=0)
+
+
+@pytest.mark.parametrize("bad", [{"lr": 0}, {"lr": float("inf")}, {"l2": -1}, {"epochs": -1}, {"batch_size": 0}, {"lr": "x"}, {"rate": 1}])
+def test_settings_have_ranges(bad: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(bad))):
+        PretrainSettings.parse(bad, "pre-training")
+
+
+def test_a_user_who_took_everything_still_gets_a_negative() -> None:
+    users = np.array([0, 0, 0, 1])
+    log = Interactions.from_ids(users, np.array([0, 1, 2, 1]), np.arange(4))
+    run = Pretraining(make("bpr"), log, PretrainSettings(batch_size=2), seed=0)
+    assert all(np.isfinite(loss) for loss in run.run(3))
+
+
+def test_how_many_epochs_a_log_is_worth() -> None:
+    assert most_epochs(1) == most_epochs(0) == pretrain.MOST_EPOCHS
+    assert most_epochs(10**9) == pretrain.FEWEST_EPOCHS
+    assert most_epochs(pretrain.INTERACTIONS_SEEN // 20) == 20
+
+
+def test_a_recommender_of_ones_own_can_be_pretrained(log: Interactions) -> None:
+    """The general path serves a recommender without closed forms; the closed form gives the same rows."""
+
+    class Plain(BPR):
+        def evidence(self, values: Any, examples: Examples) -> Any:
+            return Recommender.evidence(self, values, examples)
+
+    settings = PretrainSettings(batch_size=128)
+    closed, general = (kind({"dim": 4}, seed=1, dtype=torch.float64) for kind in (BPR, Plain))
+    losses = [list(Pretraining(each, log.head(400), settings, seed=0).run(2)) for each in (closed, general)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    for name, table in closed.tables.items():
+        assert torch.allclose(table.everything(), general.tables[name].everything(), atol=1e-9)

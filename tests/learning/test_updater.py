@@ -1,0 +1,352 @@
+"""The updater (METHODS.md 7.1 to 7.6) with Default and eALS on both recommenders."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from melon.checks.pairings import Reordered, state_of
+from melon.data.interactions import Interactions
+from melon.errors import LearningError, SettingsError
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.recommenders.ncf import NCF
+from melon.strategies.base import Proposal, Situation, Strategy
+from melon.strategies.default import Default
+from melon.strategies.eals import EALS
+from melon.stream.batch import Batch, batch_of
+from melon.stream.history import History
+from melon.stream.pairs import pair_keys
+
+RECOMMENDERS = {"bpr": (BPR, {"dim": 4}), "ncf": (NCF, {"dim": 3, "layers": (4, 3)})}
+STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
+    "sgd": (Default, {"lr": 0.05}),
+    "adam": (Default, {"optimizer": "adam_lazy", "lr": 0.01, "reduction": "mean"}),
+    "dense": (Default, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
+    "eals": (EALS, {"lr": 0.02, "w_new": 4.0, "replay": 7, "neg": "pop"}),
+}
+EVERY = pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind in RECOMMENDERS for how in STRATEGIES])
+SIZE = 16
+
+
+def drifting(events: int, *, seed: int = 0, n_users: int = 30, n_items: int = 40) -> Interactions:
+    """Two groups of users, two halves of a slowly moving window of items; the halves are swapped mid-way."""
+    rng, when = np.random.default_rng(seed), np.arange(events)
+    users = rng.integers(0, n_users, events)
+    swapped = (users + (when >= events // 2)) % 2
+    items = when * n_items // events + 2 * rng.integers(0, 8, events) + swapped
+    return Interactions.from_ids(users, items, when)
+
+
+def batches_of(log: Interactions, size: int = SIZE) -> list[Batch]:
+    return [batch_of(log, start, min(start + size, len(log))) for start in range(0, len(log), size)]
+
+
+def make(kind: str, how: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **extra: Any) -> Updater:
+    (recommender, settings), (strategy, step) = RECOMMENDERS[kind], STRATEGIES[how]
+    return Updater(recommender(settings, seed=seed, dtype=dtype), strategy(step), seed=seed, **extra)
+
+
+def trained(kind: str, how: str, batches: list[Batch], **extra: Any) -> Updater:
+    updater = make(kind, how, **extra)
+    for batch in batches:
+        updater.learn(batch)
+    return updater
+
+
+def same_bytes(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def handmade(first: int, users: Any, items: Any) -> Batch:
+    columns = np.asarray(users, dtype=np.int64), np.asarray(items, dtype=np.int64)
+    return Batch(first, *columns, np.arange(first, first + len(columns[0])), *columns)
+
+
+@EVERY
+class TestEveryPairing:
+    def test_scoring_is_pure(self, kind: str, how: str) -> None:
+        """7.1"""
+        updater = trained(kind, how, batches_of(drifting(96)))
+        before = state_of(updater)
+        lines = np.tile(np.arange(50), (5, 1))
+        first = updater.score(np.array([0, 1, 2, 99, 3]), lines, time=1000)
+        everything = updater.score_catalogue(np.array([0, 1, 2, 99, 3]), 50, time=1000)
+        assert first.shape == everything.shape == (5, 50)
+        assert np.allclose(first, everything, atol=1e-5)
+        assert first.tobytes() == updater.score(np.array([0, 1, 2, 99, 3]), lines, time=1000).tobytes()
+        assert same_bytes(before, state_of(updater))
+
+    def test_the_same_seed_gives_the_same_bytes(self, kind: str, how: str) -> None:
+        """7.2"""
+        batches = batches_of(drifting(20 * SIZE))
+        one, other = (state_of(trained(kind, how, batches)) for _ in range(2))
+        assert same_bytes(one, other)
+        assert not same_bytes(one, state_of(trained(kind, how, batches, seed=1)))
+
+    def test_the_future_changes_nothing_before_it(self, kind: str, how: str) -> None:
+        """7.3: two logs that part at event 160, learned side by side."""
+        log, cut = drifting(20 * SIZE), 10 * SIZE
+        other = drifting(20 * SIZE, seed=9, n_users=80, n_items=90)
+        parted = Interactions.from_ids(
+            np.concatenate([log.user_ids[log.users[:cut]], other.user_ids[other.users[cut:]]]),
+            np.concatenate([log.item_ids[log.items[:cut]], other.item_ids[other.items[cut:]]]),
+            np.arange(20 * SIZE),
+        )
+        seen = []
+        for one in (log, parted):
+            updater, scores = make(kind, how), []
+            for number, batch in enumerate(batches_of(one)):
+                if number <= 10:
+                    scores.append(updater.score(np.arange(20), np.tile(np.arange(30), (20, 1)), number).tobytes())
+                updater.learn(batch)
+            seen.append(scores)
+        assert seen[0] == seen[1]
+
+    def test_the_order_inside_a_batch_is_noise(self, kind: str, how: str) -> None:
+        """7.4: interactions keep their event numbers, and with them their negatives."""
+        *past, last = batches_of(drifting(12 * SIZE))
+        order = np.random.default_rng(1).permutation(len(last))
+        columns = (last.users, last.items, last.times, last.user_keys, last.item_keys, last.events)
+        mixed = Reordered(last.first_event, *(column[order] for column in columns))
+        results = [
+            {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
+            for updater in (trained(kind, how, [*past, batch], dtype=torch.float64) for batch in (last, mixed))
+        ]
+        for name, values in results[0].items():
+            assert torch.allclose(results[1][name], values, rtol=1e-9, atol=1e-9), name
+
+    def test_untouched_rows_keep_their_bytes(self, kind: str, how: str) -> None:
+        """7.5"""
+        *past, last = batches_of(drifting(12 * SIZE))
+        updater = trained(kind, how, past)
+        compact, _ = updater.situation(last)
+        before = {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
+        updater.learn(last)
+        moved = 0
+        for name, table in updater.recommender.tables.items():
+            if table.spec.role == "shared":
+                continue
+            changed = (table.state()["values"] != before[name]).any(1).nonzero().reshape(-1).tolist()
+            moved += len(changed)
+            if not updater.strategy.dense:
+                assert set(changed) <= set(compact.rows(table).tolist())
+        assert moved > 0
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_a_batch_of_one(self, kind: str, how: str, first: bool) -> None:
+        updater = make(kind, how) if first else trained(kind, how, batches_of(drifting(64)))
+        events = updater.history.events
+        loss = updater.learn(handmade(events, [3], [2]))
+        assert np.isfinite(loss)
+        assert updater.history.events == events + 1
+
+    def test_one_user_fills_the_batch(self, kind: str, how: str) -> None:
+        updater = trained(kind, how, batches_of(drifting(64)))
+        assert np.isfinite(updater.learn(handmade(64, np.full(256, 4), np.arange(256) % 12)))
+        assert all(np.isfinite(array).all() for array in state_of(updater).values())
+        assert updater.history.of_users.met(np.array([4]))[0] >= 256
+
+    def test_one_item_fills_the_batch(self, kind: str, how: str) -> None:
+        updater = trained(kind, how, batches_of(drifting(64)))
+        assert np.isfinite(updater.learn(handmade(64, np.arange(256) % 30, np.full(256, 5))))
+        assert all(np.isfinite(array).all() for array in state_of(updater).values())
+
+    def test_the_very_first_batch_with_a_single_item(self, kind: str, how: str) -> None:
+        """There is no negative yet, so nothing can be learned; but it happened, and the next batch is learned."""
+        updater = make(kind, how)
+        assert updater.learn(handmade(0, [0, 1, 0], [0, 0, 0])) == 0.0
+        assert updater.history.events == 3
+        assert updater.recommender.rows_of("item") == 1
+        assert updater.learn(handmade(3, [0, 2], [1, 1])) > 0
+
+    def test_nothing_leaves_the_finite_numbers_in_200_batches_of_drift(self, kind: str, how: str) -> None:
+        """7.6"""
+        updater = trained(kind, how, batches_of(drifting(200 * SIZE)))
+        assert all(np.isfinite(array).all() for array in state_of(updater).values())
+        assert updater.history.events == 200 * SIZE
+
+    def test_an_empty_batch_is_nothing(self, kind: str, how: str) -> None:
+        updater = trained(kind, how, batches_of(drifting(64)))
+        before = state_of(updater)
+        assert updater.learn(handmade(64, [], [])) == 0.0
+        assert same_bytes(before, state_of(updater))
+
+
+@pytest.mark.parametrize("kind", RECOMMENDERS)
+class TestGrowth:
+    def test_unseen_users_and_items_get_rows(self, kind: str) -> None:
+        updater = trained(kind, "adam", batches_of(drifting(64)))
+        users, items = updater.recommender.rows_of("user"), updater.recommender.rows_of("item")
+        assert np.isfinite(updater.score(np.array([users + 5]), np.array([[items + 5, 0]]), 64)).all()
+        updater.learn(handmade(64, [users, users + 1], [items, 0]))
+        assert updater.recommender.rows_of("user") == users + 2
+        assert updater.recommender.rows_of("item") == items + 1
+        for kept in updater.row_state.values():
+            for table in kept.values():
+                if table.spec.role != "shared":
+                    assert table.rows == updater.recommender.rows_of(table.spec.role)
+
+    def test_a_row_starts_by_its_id_whenever_it_arrives(self, kind: str) -> None:
+        """The same newcomers in another order; in a stream of one item no step is taken, so rows are as they started."""
+        one, other = make(kind, "sgd"), make(kind, "sgd")
+        zeros = np.zeros(3, dtype=np.int64)
+        one.learn(Batch(0, np.array([0, 1, 2]), zeros, np.arange(3), np.array([50, 60, 70]), zeros))
+        other.learn(Batch(0, np.array([0, 1, 2]), zeros, np.arange(3), np.array([70, 50, 60]), zeros))
+        for name, table in one.recommender.tables.items():
+            if table.spec.role == "user":
+                there = other.recommender.tables[name].everything()
+                assert torch.equal(table.everything(), there[[1, 2, 0]])
+
+    def test_skipped_rows_are_made_too(self, kind: str) -> None:
+        updater = make(kind, "sgd")
+        updater.learn(handmade(0, [7, 2], [3, 5]))
+        assert updater.recommender.rows_of("user") == 8
+        assert updater.recommender.rows_of("item") == 6
+        assert updater.row_state.keys() <= updater.recommender.tables.keys()
+
+
+class Broken(Default):
+    """Proposes a number that is not finite in one place, once it is told to."""
+
+    where: str | None = None
+
+    def propose(self, situation: Situation) -> Proposal:
+        proposal = super().propose(situation)
+        for part in (proposal.values, *proposal.row_state.values()):
+            for name, values in part.items():
+                if name == self.where:
+                    values[-1, -1] = float("inf")
+        return proposal
+
+
+class TestNonFinite:
+    @pytest.mark.parametrize("kind", RECOMMENDERS)
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+    def test_a_loss_is_an_error_that_names_the_batch_and_writes_nothing(self, kind: str, bad: float) -> None:
+        *past, last = batches_of(drifting(64))
+        updater = trained(kind, "adam", past)
+        updater.learning_rates(last)
+        table = updater.recommender.tables["item_bias"]
+        table.scatter(torch.tensor([int(last.items[0])]), torch.tensor([[bad]]))
+        before = state_of(updater)
+        with pytest.raises(LearningError, match=rf"the loss .* events 48 to 63 \({kind} with default\); nothing"):
+            updater.learn(last)
+        assert same_bytes(before, state_of(updater))
+
+    @pytest.mark.parametrize("where", ["item_factors", "item_bias", "moment_2"])
+    def test_a_proposal_is_an_error_that_names_the_batch_and_writes_nothing(self, where: str) -> None:
+        *past, last = batches_of(drifting(64))
+        strategy = Broken({"optimizer": "adam_lazy", "lr": 0.01})
+        updater = Updater(BPR({"dim": 4}), strategy)
+        for batch in past:
+            updater.learn(batch)
+        updater.learning_rates(last)
+        before = state_of(updater)
+        strategy.where = where
+        with pytest.raises(LearningError, match=rf"{where}.* not finite in the batch of events 48 to 63"):
+            updater.learn(last)
+        assert same_bytes(before, state_of(updater))
+        strategy.where = None
+        assert np.isfinite(updater.learn(last))
+
+    def test_a_rate_that_is_far_too_large_ends_in_an_error(self) -> None:
+        updater = Updater(BPR({"dim": 4}), Default({"lr": 1e20}))
+        with pytest.raises(LearningError, match="smaller learning rate"):
+            [updater.learn(batch) for batch in batches_of(drifting(640))]
+
+
+class TestStream:
+    def test_the_loss_is_the_mean_before_the_step(self) -> None:
+        *past, last = batches_of(drifting(96))
+        updater = trained("bpr", "sgd", past)
+        expected = float(updater.situation(last)[1].evidence.losses.mean())
+        assert updater.learn(last) == pytest.approx(expected)
+
+    def test_a_swap_of_popularity_is_followed(self) -> None:
+        """7.6: items swap popularity mid-stream; a larger rate follows faster."""
+        rng, late = np.random.default_rng(0), {}
+        users, when = rng.integers(0, 400, 3_200), np.arange(3_200)
+        # Items 0 to 9 are taken before event 1,600, items 10 to 19 from then on; each by whoever comes.
+        items = rng.integers(0, 10, 3_200) + 10 * (when >= 1_600)
+        items[:40] = when[:40] % 20
+        log = Interactions.from_ids(users, items, when)
+        for rate in (0.01, 0.1):
+            updater = Updater(BPR({"dim": 8}), Default({"lr": rate}))
+            losses = [updater.learn(batch) for batch in batches_of(log)]
+            assert np.mean(losses[80:100]) < np.mean(losses[100:103])
+            late[rate] = np.mean(losses[110:150])
+        assert late[0.1] < 0.8 * late[0.01]
+
+    def test_negatives_are_never_what_the_user_had(self) -> None:
+        updater = trained("bpr", "sgd", batches_of(drifting(160, n_users=10)))
+        batch = batch_of(drifting(176, n_users=10), 160, 176)
+        compact, now = updater.situation(batch)
+        users, items = compact.users[now.examples.users.numpy()], compact.items[now.examples.items.numpy()]
+        assert users.tolist() == batch.users.tolist()
+        assert items[:, 0].tolist() == batch.items.tolist()
+        keys = pair_keys(users, items[:, 1])
+        assert not updater.history.seen.contains(keys).any()
+
+    def test_several_negatives_are_offered(self) -> None:
+        updater = Updater(BPR({"dim": 4, "negatives": 3}), Default({"lr": 0.05}))
+        for batch in batches_of(drifting(160)):
+            updater.learn(batch)
+        batch = handmade(160, [0, 1], [0, 1])
+        assert updater.situation(batch)[1].examples.items.shape == (2, 4)
+
+    def test_learning_rates_leave_existing_rows_alone(self) -> None:
+        updater = trained("ncf", "adam", batches_of(drifting(96)))
+        before = state_of(updater)
+        rates = updater.learning_rates(handmade(96, [0, 1, 2], [0, 1, 2]))
+        assert len(rates.rows) == 3
+        assert same_bytes(before, state_of(updater))
+
+    def test_a_history_can_be_handed_in(self) -> None:
+        history = History()
+        history.append(np.array([0, 0, 1]), np.array([0, 1, 2]))
+        recommender = BPR({"dim": 4})
+        recommender.grow(2, np.arange(2), 3, np.arange(3))
+        updater = Updater(recommender, Default({"lr": 0.05}), history)
+        updater.learn(handmade(3, [0], [0]))
+        assert updater.history is history
+        assert history.events == 4
+
+    def test_a_strategy_may_refuse_a_recommender(self) -> None:
+        class Picky(Default):
+            name = "picky"
+
+            def bind(self, specs: Any, dtype: Any, device: Any) -> None:
+                raise SettingsError("not with this one")
+
+        with pytest.raises(SettingsError, match="not with this one"):
+            Updater(BPR(), Picky())
+
+
+class TestFading:
+    def test_in_interactions_or_in_seconds(self) -> None:
+        """An idle row is read at half its size after a half-life on either clock; a learned row is fresh."""
+        for clock, moment in (("interactions", 0), ("seconds", 1_000)):
+            updater = make("bpr", "sgd", fading_clock=clock)
+            updater.learn(replace(handmade(0, [0, 1], [0, 1]), times=np.array([0, 0])))
+            table = updater.recommender.tables["user_factors"]
+            plain = table.gather(torch.tensor([0, 1]))
+            table.half_life = {"interactions": 2.0, "seconds": 1_000.0}[clock]
+            updater.tick(moment)
+            assert torch.allclose(table.gather(torch.tensor([0, 1])), plain / 2)
+            updater.learn(replace(handmade(2, [0, 0], [0, 1]), times=np.array([1_000, 1_000])))
+            assert table.state()["touched"].tolist() == ([2, 0] if clock == "interactions" else [1_000, 0])
+
+    def test_an_idle_stream_loses_nothing_to_rounding(self) -> None:
+        """Reading is not writing: scoring at a far moment and coming back finds the same rows."""
+        updater = make("bpr", "sgd", fading_clock="seconds")
+        updater.learn(handmade(0, [0, 1], [0, 1]))
+        for table in updater.recommender.tables.values():
+            table.half_life = 10.0
+        users, items = np.array([0]), np.array([[0, 1]])
+        near = updater.score(users, items, time=5)
+        far = updater.score(users, items, time=10**6)
+        assert (np.abs(far) < np.abs(near)).all()
+        assert (updater.score(users, items, time=5) == near).all()

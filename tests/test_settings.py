@@ -1,0 +1,57 @@
+"""Settings: frozen, plain, and with errors that name the owner, the key and the choices."""
+
+from typing import Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from melon.errors import MelonError, SettingsError
+from melon.settings import Settings
+
+
+class Oven(Settings):
+    heat: float = Field(180.0, gt=0)
+    mode: Literal["fan", "grill"] = "fan"
+    trays: tuple[int, ...] = (1, 2)
+
+
+def test_values_are_read_with_their_defaults() -> None:
+    oven = Oven.parse({"heat": 200}, "oven")
+    assert (oven.heat, oven.mode, oven.trays) == (200.0, "fan", (1, 2))
+    assert Oven.parse({}, "oven") == Oven()
+    assert Oven.parse({"trays": [3]}, "oven").trays == (3,)
+
+
+def test_an_unknown_key_is_named_with_the_nearest_and_all_others() -> None:
+    with pytest.raises(SettingsError, match=r"unknown setting of my oven 'heet'. Did you mean 'heat'\?") as caught:
+        Oven.parse({"heet": 1}, "my oven")
+    assert "heat, mode, trays" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"heat": 0}, ["my oven: heat = 0", "greater than 0"]),
+        ({"heat": "hot"}, ["my oven: heat = 'hot'", "number"]),
+        ({"heat": float("nan")}, ["my oven: heat = nan"]),
+        ({"mode": "steam"}, ["my oven: mode = 'steam'", "'fan' or 'grill'"]),
+        ({"trays": [1, "x"]}, ["my oven: trays.1 = 'x'"]),
+    ],
+)
+def test_a_value_that_will_not_do_is_quoted(values: dict, words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Oven.parse(values, "my oven")
+    assert all(word in str(caught.value) for word in words)
+    assert isinstance(caught.value, MelonError)
+
+
+def test_settings_do_not_change() -> None:
+    oven = Oven()
+    with pytest.raises(ValidationError):
+        oven.heat = 3  # type: ignore[misc]
+
+
+def test_plain_values_come_back() -> None:
+    oven = Oven(heat=150, mode="grill", trays=(4,))
+    assert oven.plain() == {"heat": 150.0, "mode": "grill", "trays": [4]}
+    assert Oven.parse(oven.plain(), "oven") == oven
