@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from melon.checks.pairings import Reordered, state_of
+from melon.checks.pairings import Reordered, situation_of, state_of
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError
 from melon.learning.updater import Updater
@@ -122,7 +122,7 @@ class TestEveryPairing:
         """7.5"""
         *past, last = batches_of(drifting(12 * SIZE))
         updater = trained(kind, how, past)
-        compact, _ = updater.situation(last)
+        compact, _ = situation_of(updater, last)
         before = {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
         updater.learn(last)
         moved = 0
@@ -190,7 +190,7 @@ class TestGrowth:
                     assert table.rows == updater.recommender.rows_of(table.spec.role)
 
     def test_a_row_starts_by_its_id_whenever_it_arrives(self, kind: str) -> None:
-        """The same newcomers in another order; in a stream of one item no step is taken, so rows are as they started."""
+        """The same newcomers in another order; a stream of one item takes no step, so rows are as they started."""
         one, other = make(kind, "sgd"), make(kind, "sgd")
         zeros = np.zeros(3, dtype=np.int64)
         one.learn(Batch(0, np.array([0, 1, 2]), zeros, np.arange(3), np.array([50, 60, 70]), zeros))
@@ -253,7 +253,7 @@ class TestNonFinite:
         assert np.isfinite(updater.learn(last))
 
     def test_a_rate_that_is_far_too_large_ends_in_an_error(self) -> None:
-        updater = Updater(BPR({"dim": 4}), Default({"lr": 1e20}))
+        updater = Updater(BPR({"dim": 4, "loss": "squared"}), Default({"lr": 1e6}))
         with pytest.raises(LearningError, match="smaller learning rate"):
             [updater.learn(batch) for batch in batches_of(drifting(640))]
 
@@ -262,7 +262,7 @@ class TestStream:
     def test_the_loss_is_the_mean_before_the_step(self) -> None:
         *past, last = batches_of(drifting(96))
         updater = trained("bpr", "sgd", past)
-        expected = float(updater.situation(last)[1].evidence.losses.mean())
+        expected = float(situation_of(updater, last)[1].evidence.losses.mean())
         assert updater.learn(last) == pytest.approx(expected)
 
     def test_a_swap_of_popularity_is_followed(self) -> None:
@@ -278,12 +278,12 @@ class TestStream:
             losses = [updater.learn(batch) for batch in batches_of(log)]
             assert np.mean(losses[80:100]) < np.mean(losses[100:103])
             late[rate] = np.mean(losses[110:150])
-        assert late[0.1] < 0.8 * late[0.01]
+        assert late[0.1] < 0.9 * late[0.01]
 
     def test_negatives_are_never_what_the_user_had(self) -> None:
         updater = trained("bpr", "sgd", batches_of(drifting(160, n_users=10)))
         batch = batch_of(drifting(176, n_users=10), 160, 176)
-        compact, now = updater.situation(batch)
+        compact, now = situation_of(updater, batch)
         users, items = compact.users[now.examples.users.numpy()], compact.items[now.examples.items.numpy()]
         assert users.tolist() == batch.users.tolist()
         assert items[:, 0].tolist() == batch.items.tolist()
@@ -295,7 +295,7 @@ class TestStream:
         for batch in batches_of(drifting(160)):
             updater.learn(batch)
         batch = handmade(160, [0, 1], [0, 1])
-        assert updater.situation(batch)[1].examples.items.shape == (2, 4)
+        assert situation_of(updater, batch)[1].examples.items.shape == (2, 4)
 
     def test_learning_rates_leave_existing_rows_alone(self) -> None:
         updater = trained("ncf", "adam", batches_of(drifting(96)))

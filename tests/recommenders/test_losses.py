@@ -41,7 +41,8 @@ def test_slopes_are_the_derivatives(loss: Loss, scores: torch.Tensor) -> None:
     assert not values.requires_grad
     assert not slopes.requires_grad
     assert torch.allclose(values, losses.detach(), rtol=1e-12)
-    assert torch.allclose(slopes, expected, rtol=1e-9, atol=1e-12)
+    # torch takes softplus as linear beyond 20.
+    assert torch.allclose(slopes, expected, rtol=1e-8, atol=1e-8)
 
 
 @given(scores=SCORES, shift=st.floats(-5, 5))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from melon.checks.pairings import situation_of
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, RecommenderSettings
@@ -286,7 +287,7 @@ class TestAUsersOwn:
         recommender = Metric(dtype=torch.float64)
         updater = Updater(recommender, Default({"lr": 0.1}))
         batch = batch_of(0, [0, 1, 0, 2], [0, 1, 2, 0])
-        compact, situation = updater.situation(batch)
+        compact, situation = situation_of(updater, batch)
         free = {name: tensor.clone().requires_grad_() for name, tensor in situation.values.items()}
         recommender.losses(free, situation.examples).sum().backward()
         updater.learn(batch)

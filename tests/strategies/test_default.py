@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from melon.checks.pairings import situation_of
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -137,7 +138,7 @@ def run(recommender: Recommender, strategy: Default, batches: list[Batch], each:
     """Learn batches; before each, hand over the examples in stored rows."""
     updater = Updater(recommender, strategy)
     for batch in batches:
-        compact, now = updater.situation(batch)
+        compact, now = situation_of(updater, batch)
         each(Examples(torch.tensor(compact.users)[now.examples.users], torch.tensor(compact.items)[now.examples.items]))
         updater.learn(batch)
 

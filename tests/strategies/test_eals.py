@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from melon.checks.pairings import situation_of
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -123,7 +124,7 @@ def test_replay_in_the_stream_learns_old_interactions_at_weight_one(kind: str) -
     *past, last = batches()
     for batch in past:
         updater.learn(batch)
-    compact, now = updater.situation(last)
+    compact, now = situation_of(updater, last)
     fresh = now.examples.fresh
     assert fresh is not None
     assert fresh.tolist() == [True] * 10 + [False] * 6

@@ -17,9 +17,10 @@ from torch import Tensor
 from melon.checks.recommenders import MakeRecommender
 from melon.checks.toys import BATCH, State, array_of, close, expect, same, toy_batch, toy_batches, toy_log
 from melon.data.interactions import Ints
+from melon.learning.gathering import Compact
 from melon.learning.updater import Updater
 from melon.recommenders.evidence import Evidence, RowGradient
-from melon.strategies.base import LearningRates, Strategy
+from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Table
@@ -69,7 +70,7 @@ def untouched_rows_stay(pairing: Pairing) -> str | None:
     updater = pairing.updater(past)
     if updater.strategy.dense:
         return "the strategy declares that it is dense: every row moves at every step"
-    compact, situation = updater.situation(batch)
+    compact, situation = situation_of(updater, batch)
     users, items = array_of(situation.examples.users), array_of(situation.examples.items)
     touched = {"user": compact.users[users], "item": compact.items[items]}
     before = {name: table.state() for name, table in tables_of(updater)}
@@ -99,7 +100,7 @@ def proposing_is_pure(pairing: Pairing) -> str | None:
     """`propose` and `learning_rates` write nothing, and asking twice gives the same bytes."""
     *past, batch = toy_batches()[:6]
     updater = pairing.updater(past)
-    situation = updater.situation(batch)[1]
+    situation = situation_of(updater, batch)[1]
     before = state_of(updater)
     answers = []
     for _ in range(2):
@@ -184,7 +185,7 @@ def learning_rates_shape_and_family(pairing: Pairing) -> str | None:
     *past, batch = toy_batches()[:6]
     updater = pairing.updater(past, dtype=torch.float64)
     rates = updater.learning_rates(batch)
-    evidence = updater.situation(batch)[1].evidence
+    evidence = situation_of(updater, batch)[1].evidence
     blocks = _rate_blocks(rates, evidence)
     for table, block in blocks.items():
         expect(bool(torch.isfinite(block).all()), f"the rates of {table} are not finite")
@@ -209,7 +210,7 @@ def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
     if kept:
         return f"the strategy keeps state for the rows of {', '.join(kept)}, so a step is more than this batch's rates"
     rates = updater.learning_rates(batch)
-    situation = updater.situation(batch)[1]
+    situation = situation_of(updater, batch)[1]
     proposal = updater.strategy.propose(situation)
     blocks = _rate_blocks(rates, situation.evidence)
     for gradient in situation.evidence.gradients:
@@ -270,6 +271,12 @@ def state_of(updater: Updater) -> State:
     state |= {f"history {name}": np.array(array) for name, array in updater.history.state().items()}
     streaming = updater.recommender.streaming_state()
     return state | {f"streaming {name}": np.array(array) for name, array in streaming.items()}
+
+
+def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
+    """A batch as the strategy would meet it now, and which stored rows that is about."""
+    updater.learning_rates(batch)  # makes the rows of newcomers
+    return updater._situation(batch)
 
 
 def tables_of(updater: Updater) -> list[tuple[str, Table]]:

@@ -7,6 +7,7 @@ window and the validation part. The functions here are given the log up to the e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,10 +27,12 @@ from melon.recommenders.base import Recommender
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.base import Strategy
+from melon.strategies.learned import LearnedStrategy
 from melon.strategies.registry import STRATEGIES
+from melon.stream.batch import batch_of
 from melon.stream.candidates import NEGATIVES, Candidates
 from melon.stream.history import History
-from melon.stream.split import BATCH_SIZE, Parts
+from melon.stream.split import BATCH_SIZE, Parts, batches
 
 POPULARITY_SPACE = Space(
     {"half_life": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)}, ({"half_life": 3_000},)
@@ -91,9 +94,13 @@ class PretrainedState:
         """What a recommender has learned by now."""
         return cls(plan, seed, {name: table.state() for name, table in recommender.tables.items()})
 
+    def fresh(self) -> Recommender:
+        """The same recommender before it learned anything."""
+        return self._plan.build(self._seed)
+
     def copy(self) -> Recommender:
         """A recommender with the trained rows."""
-        recommender = self._plan.build(self._seed)
+        recommender = self.fresh()
         for name, state in self.tables.items():
             recommender.tables[name].restore(state)
         return recommender
@@ -142,8 +149,8 @@ class Selection:
         def judge(point: Plain) -> Trial:
             try:
                 strategy: Strategy = STRATEGIES[name].load()(point, seed=seed)
-                updater = Updater(start.copy(), strategy, self._history(), seed=seed)
-                score = self._stream(updater)
+                self.train_meta_model(strategy, start, stop=self.parts.judged_from)
+                score = self._stream(deploy(strategy, start, self.before_window, seed))
             except LearningError as problem:
                 self._report(f"{name} {_words(point)}: {problem}")
                 return Trial(point, None, str(problem))
@@ -151,6 +158,18 @@ class Selection:
             return Trial(point, score)
 
         return search(STRATEGIES[name].space, budget, judge, fixed)
+
+    def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> None:
+        """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
+        recommender and a history that know nothing of the window (METHODS.md 8.2). Others have nothing to practise.
+        """
+        if not isinstance(strategy, LearnedStrategy):
+            return
+        parts, history = self.parts, self._history()
+        for number in range(strategy.settings.passes):
+            updater = Updater(start.copy(), strategy, deepcopy(history), seed=self.protocol.seed)
+            for first, last in batches(parts.window_start, stop, self.protocol.batch_size):
+                updater.learn(batch_of(self.log, first, last).in_epoch(number))
 
     def popularity(self, budget: int) -> Choice:
         """The half-life of recent popularity."""
@@ -230,6 +249,16 @@ class Selection:
         history = History()
         history.append(self.before_window.users, self.before_window.items)
         return history
+
+
+def deploy(strategy: Strategy, start: PretrainedState, log: Interactions, seed: int) -> Updater:
+    """An updater that has the log behind it: on the pre-trained recommender, or on one the strategy trains itself."""
+    history = History()
+    history.append(log.users, log.items)
+    updater = Updater(start.fresh(), strategy, history, seed=seed)
+    if strategy.pretrain(updater.recommender, log):
+        return updater
+    return Updater(start.copy(), strategy, history, seed=seed)
 
 
 def refit(

@@ -18,17 +18,17 @@ from melon.errors import StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor
 from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import Floats, metrics
-from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, refit
+from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
-from melon.experiments.work import PlainKeeper, StateKeeper, TallyKeeper, Work
+from melon.experiments.work import Memory, MemoryKeeper, PlainKeeper, StateKeeper, TallyKeeper, Work
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs
 from melon.learning.updater import Updater
 from melon.strategies.base import Strategy
+from melon.strategies.learned import LearnedStrategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates, require_enough_items
 from melon.stream.draws import Draws
-from melon.stream.history import History
 from melon.stream.sealed import SealedStream
 from melon.stream.split import batches, split
 
@@ -74,6 +74,7 @@ class Cell:
         self._plan = RecommenderPlan(
             config.recommender, config.recommender_settings, config.pretrain_settings, config.epochs, config.device
         )
+        self._selection = Selection(self._sealed.before_test, self.parts, self._protocol, self.listener.note)
         self._states = StateKeeper(partial(PretrainedState, self._plan, config.seed))
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.
@@ -89,6 +90,11 @@ class Cell:
         began = time.perf_counter()
         state = self._work.once("refitted", self._states, lambda: self._refit(choices["pretrain"]["settings"]))
         pretrain_s = time.perf_counter() - began
+        memory = self._work.once(
+            f"practice/{self.config.strategy}",
+            MemoryKeeper(),
+            lambda: self._practise(choices[self.config.strategy]["settings"]),
+        )
         log = self._sealed.open(choices)
         candidates = Candidates(log, mode=self.config.candidates, seed=self.config.seed, count=self.config.negatives)
         tallies = {
@@ -97,14 +103,14 @@ class Cell:
                 TallyKeeper(),
                 lambda name=name, make=make: self._stream(name, make(), log, candidates),  # type: ignore[misc]
             )
-            for name, make in self._predictors(choices, state, log).items()
+            for name, make in self._predictors(choices, state, memory, log).items()
         }
         return self._result(path, log, choices, tallies, pretrain_s)
 
     def choose(self) -> Plain:
         """Everything that is chosen, from data before the test part alone."""
         config, plain = self.config, PlainKeeper()
-        selection = Selection(self._sealed.before_test, self.parts, self._protocol, self.listener.note)
+        selection = self._selection
         if not selection.possible:
             return self._defaults()
         start: list[PretrainedState] = []
@@ -132,6 +138,16 @@ class Cell:
         choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
         return choices
 
+    def _practise(self, settings: Plain) -> Memory:
+        """What a learned strategy remembers of the whole selection window; nothing for the others."""
+        strategy = self._strategy(self.config.strategy, settings)
+        if not (isinstance(strategy, LearnedStrategy) and self._selection.possible):
+            return {}
+        self.listener.stage(f"{self.config.strategy} practises on the selection window")
+        start = self._work.once("window", self._states, _never)
+        self._selection.train_meta_model(strategy, start, self.parts.train_stop)
+        return strategy.memory()
+
     def _refit(self, settings: Plain) -> PretrainedState:
         training = self._sealed.training
         self.listener.stage(f"pre-training {self.config.recommender} on {len(training):,} interactions")
@@ -151,7 +167,7 @@ class Cell:
         return {name: {"settings": chosen, "score": None, "trials": []} for name, chosen in settings.items()}
 
     def _predictors(
-        self, choices: Plain, state: PretrainedState, log: Interactions
+        self, choices: Plain, state: PretrainedState, memory: Memory, log: Interactions
     ) -> dict[str, Callable[[], Predictor]]:
         """The baselines and the strategy, each made when its turn comes."""
         config, past_items = self.config, self._sealed.training.items
@@ -162,16 +178,19 @@ class Cell:
             "popularity": lambda: Popularity(float("inf"), past_items),
             "recent_popularity": lambda: Popularity(half_life, past_items),
             "default": lambda: self._updater("default", choices["default"]["settings"], state, log),
-            "strategy": lambda: self._updater(config.strategy, settings, state, log),
+            "strategy": lambda: self._updater(config.strategy, settings, state, log, memory),
         }
         if config.pretrain == "own":
             made["strategy"] = lambda: self._trained_by_itself(settings, log)
         return made
 
-    def _updater(self, name: str, settings: Plain, state: PretrainedState, log: Interactions) -> Updater:
-        history = History()
-        history.append(log.users[: self.parts.train_stop], log.items[: self.parts.train_stop])
-        return Updater(state.copy(), self._strategy(name, settings), history, seed=self.config.seed)
+    def _updater(
+        self, name: str, settings: Plain, state: PretrainedState, log: Interactions, memory: Memory | None = None
+    ) -> Updater:
+        updater = deploy(self._strategy(name, settings), state, log.head(self.parts.train_stop), self.config.seed)
+        if memory:
+            updater.strategy.recall(memory)
+        return updater
 
     def _trained_by_itself(self, settings: Plain, log: Interactions) -> Updater:
         """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (METHODS.md 3.0.6)."""

@@ -121,9 +121,7 @@ def _table(rows: list[tuple[str, Mapping[str, float]]]) -> str:
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
     body = ""
     for name, found in rows:
-        cells = "".join(
-            f"<td{_best_class(found, best, column)}>{shown(found.get(column))}</td>" for column in COLUMNS
-        )
+        cells = "".join(f"<td{_best_class(found, best, column)}>{shown(found.get(column))}</td>" for column in COLUMNS)
         body += f"<tr><td>{html.escape(name)}</td>{cells}</tr>"
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -24,6 +24,7 @@ from melon.experiments.records import cannot_write, whole, write_text
 
 Made = TypeVar("Made")
 Arrays = dict[str, np.ndarray[Any, Any]]
+Memory = dict[str, Tensor]
 
 
 class Keeper(Protocol[Made]):
@@ -71,6 +72,18 @@ class StateKeeper:
             table, _, part = name.rpartition("/")
             tables.setdefault(table, {})[part] = torch.from_numpy(array)
         return self._rebuild(tables)
+
+
+class MemoryKeeper:
+    """What a strategy remembers: safetensors."""
+
+    suffix = ".safetensors"
+
+    def write(self, made: Memory, path: Path) -> None:
+        _save({name: tensor.detach().cpu().numpy() for name, tensor in made.items()}, path)
+
+    def read(self, path: Path) -> Memory:
+        return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
 
 
 class TallyKeeper:

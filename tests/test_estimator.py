@@ -1,0 +1,497 @@
+"""`melon.Melon`: any input, any ids, newcomers, exact lists, one state, and errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+
+import melon
+from melon.errors import CheckpointError, DataError, LearningError, NotFittedError, SettingsError
+from melon.estimator import Melon, Recommendation, Recommended
+from melon.learning import checkpoint
+from melon.recommenders.bpr import BPR
+from melon.strategies.default import Default
+from melon.stream.pairs import pair_keys
+
+Log = list[tuple[Any, Any, int]]
+
+
+def quick(**told: Any) -> Melon:
+    """A small model that chooses nothing and trains little."""
+    return Melon(**{"epochs": 3, "budget": 0, "batch_size": 32, "recommender_settings": {"dim": 6}} | told)
+
+
+def events(n: int = 400, seed: int = 0, users: int = 25, items: int = 40, start: int = 0) -> Log:
+    generator = np.random.default_rng(seed)
+    return [
+        (f"u{u}", f"i{i}", start + t)
+        for t, (u, i) in enumerate(zip(generator.integers(0, users, n), generator.integers(0, items, n), strict=True))
+    ]
+
+
+def two_tastes(n: int = 3_000, seed: int = 0) -> Log:
+    """Even users take even items, odd users odd ones."""
+    generator = np.random.default_rng(seed)
+    users, items = generator.integers(0, 40, n), generator.integers(0, 30, n)
+    return [(int(u), int(2 * i + u % 2), t) for t, (u, i) in enumerate(zip(users, items, strict=True))]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def saved_bytes(model: Melon, folder: Path) -> dict[str, bytes]:
+    model.save(folder)
+    return content(folder)
+
+
+class TestInput:
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            list,
+            lambda log: pl.DataFrame(log, schema=["user", "item", "time"], orient="row"),
+            lambda log: pl.DataFrame(log, schema=["user", "item", "time"], orient="row").lazy(),
+            lambda log: pl.DataFrame(log, schema=["user", "item", "time"], orient="row").to_arrow(),
+            lambda log: pd.DataFrame(log, columns=["user", "item", "time"]),
+        ],
+        ids=["tuples", "polars", "lazy", "arrow", "pandas"],
+    )
+    def test_all_shapes_give_the_same_model(self, tmp_path: Path, shape: Callable[[Log], Any]) -> None:
+        first, then = events(), events(70, seed=1, items=50, start=400)
+        plain = quick().fit(first).partial_fit(then)
+        other = quick().fit(shape(first)).partial_fit(shape(then))
+        assert saved_bytes(plain, tmp_path / "a") == saved_bytes(other, tmp_path / "b")
+
+    @pytest.mark.parametrize(
+        ("user", "item"),
+        [
+            (lambda n: n, lambda n: -n),
+            (lambda n: f"Ü {n}", lambda n: "" if not n else f"item {n}"),
+            (lambda n: uuid.UUID(int=n), lambda n: uuid.UUID(int=n << 90)),
+            (lambda n: n, lambda n: uuid.UUID(int=n)),
+        ],
+        ids=["integers", "texts", "uuids", "mixed sides"],
+    )
+    def test_ids_come_back_as_they_were(
+        self, tmp_path: Path, user: Callable[[int], Any], item: Callable[[int], Any]
+    ) -> None:
+        log = [(user(int(u[1:])), item(int(i[1:])), t) for u, i, t in events()]
+        model = quick().fit(log[:300]).partial_fit(log[300:])
+        model.save(tmp_path)
+        items = {i for _, i, _ in log}
+        for each in (model, melon.load(tmp_path)):
+            (found,) = each.recommend([log[0][0]], k=5, filter_seen=False)
+            assert found.user == log[0][0]
+            assert found.source == "model"
+            assert all(one.item in items and type(one.item) is type(log[0][1]) for one in found)
+        assert melon.load(tmp_path).recommend([log[0][0]]) == model.recommend([log[0][0]])
+
+    def test_columns_with_other_names_are_named_once(self) -> None:
+        frame = pl.DataFrame(events(), schema=["wer", "was", "wann"], orient="row")
+        model = quick().fit(frame, user="wer", item="was", time="wann")
+        model.partial_fit(frame.head(3))
+        assert model.n_interactions == 403
+
+    def test_events_are_learned_in_time_order(self, tmp_path: Path) -> None:
+        log = events()
+        shuffled = [log[place] for place in np.random.default_rng(0).permutation(len(log))]
+        assert saved_bytes(quick().partial_fit(log), tmp_path / "a") == saved_bytes(
+            quick().partial_fit(shuffled), tmp_path / "b"
+        )
+
+    def test_ids_of_another_kind_are_refused_and_change_nothing(self, tmp_path: Path) -> None:
+        model = quick().fit(events())
+        before = saved_bytes(model, tmp_path)
+        with pytest.raises(DataError, match="user 5 is of another kind than the others, which are texts"):
+            model.partial_fit([(5, "i1", 1_000)])
+        with pytest.raises(DataError, match="user 5"):
+            model.recommend([5])
+        assert saved_bytes(model, tmp_path) == before
+
+
+class TestLearning:
+    def test_fit_finds_out_who_likes_what(self) -> None:
+        model = Melon(epochs=15, budget=0, recommender_settings={"dim": 8}).fit(two_tastes())
+        for found in model.recommend(range(40), k=10, filter_seen=False):
+            right = [one for one in found if one.item % 2 == found.user % 2]
+            assert len(right) >= 9
+
+    def test_similar_items_have_the_same_users(self) -> None:
+        model = Melon(epochs=15, budget=0, recommender_settings={"dim": 8}).fit(two_tastes())
+        for item, like in zip(range(20), model.similar_items(range(20), k=5), strict=True):
+            assert len(like) == 5
+            assert item not in [one.item for one in like]
+            assert all(one.item % 2 == item % 2 for one in like)
+            assert [one.score for one in like] == sorted((one.score for one in like), reverse=True)
+            assert all(-1.0001 <= one.score <= 1.0001 for one in like)
+
+    def test_settings_are_chosen_on_the_end_of_the_log_and_told(self) -> None:
+        lines: list[str] = []
+        model = Melon(budget=2, epochs=4, recommender_settings={"dim": 6}, settings={"reduction": "sum"})
+        model.report = lines.append
+        model.fit(two_tastes())
+        assert model.choices["default"]["reduction"] == "sum"
+        assert 1 <= model.choices["pre-training"]["epochs"] <= 4
+        assert any(line.startswith("default lr=") for line in lines)
+        assert model.updater.strategy.settings.plain() == model.choices["default"]
+
+    def test_what_is_decided_is_not_chosen(self) -> None:
+        model = Melon(budget=2, epochs=2, settings={"lr": 0.07, "optimizer": "sgd", "reduction": "sum"})
+        model.fit(two_tastes(1_000))
+        assert model.choices["default"]["lr"] == 0.07
+
+    def test_the_same_seed_gives_the_same_model_and_another_does_not(self, tmp_path: Path) -> None:
+        one, two, other = (
+            saved_bytes(quick(seed=seed).fit(events()), tmp_path / name)
+            for seed, name in ((1, "a"), (1, "b"), (2, "c"))
+        )
+        assert one == two != other
+
+    def test_fitting_again_starts_afresh(self, tmp_path: Path) -> None:
+        again = quick().fit(two_tastes(200)).fit(events())
+        assert saved_bytes(again, tmp_path / "a") == saved_bytes(quick().fit(events()), tmp_path / "b")
+
+    def test_a_fit_that_fails_leaves_the_model(self, tmp_path: Path) -> None:
+        model = quick().fit(events())
+        before = saved_bytes(model, tmp_path)
+        with pytest.raises(DataError):
+            model.fit([("u1", "i1", 1), ("u2", "i1", 2)])
+        assert saved_bytes(model, tmp_path) == before
+
+    def test_newcomers_are_known_at_once(self) -> None:
+        model = quick().fit(events())
+        model.partial_fit([("newcomer", "novelty", 500), ("newcomer", "i3", 501)])
+        (found,) = model.recommend(["newcomer"], k=50)
+        assert found.source == "model"
+        assert {one.item for one in found}.isdisjoint({"novelty", "i3"})
+        assert "novelty" in {one.item for one in model.recommend(["u1"], k=50)[0]}
+        assert model.similar_items(["novelty"])
+        assert model.n_users == 26
+
+    def test_a_cold_start_without_fit(self) -> None:
+        model = quick().partial_fit([("a", "x", 1)])
+        assert model.recommend(["a"])[0].items == ()
+        assert [one.item for one in model.recommend(["a"], filter_seen=False)[0]] == ["x"]
+        model.partial_fit(events())
+        assert model.n_interactions == 401
+        assert len(model.recommend(["a"], k=5)[0]) == 5
+
+    @pytest.mark.parametrize("log", [[("a", "x", 1)], [("a", "x", 1), ("b", "x", 2)]])
+    def test_one_item_cannot_be_fitted(self, log: Log) -> None:
+        with pytest.raises(DataError, match="at least two items"):
+            quick().fit(log)
+
+    @pytest.mark.parametrize("log", [[("a", "x", 1), ("a", "y", 2)], [("a", f"i{n % 3}", n) for n in range(50)]])
+    def test_one_user_is_enough(self, log: Log) -> None:
+        model = Melon(epochs=2).fit(log)
+        assert len(model.recommend(["a"], filter_seen=False)[0]) == len({item for _, item, _ in log})
+        assert model.recommend(["a"])[0].items == ()
+
+    def test_batches_are_short_at_the_end_of_a_call(self, tmp_path: Path) -> None:
+        log = events(100)
+        whole = quick().partial_fit(log)
+        parts = quick().partial_fit(log[:64]).partial_fit(log[64:])
+        assert saved_bytes(whole, tmp_path / "a") == saved_bytes(parts, tmp_path / "b")
+
+    @pytest.mark.parametrize("recommender", ["bpr", "ncf"])
+    @pytest.mark.parametrize("strategy", ["default", "eals"])
+    def test_every_pairing_works(self, recommender: str, strategy: str) -> None:
+        model = quick(recommender=recommender, strategy=strategy, epochs=1).fit(events()).partial_fit(events(50, 1))
+        assert len(model.recommend(["u1"], k=3)[0]) == 3
+        assert len(model.similar_items("i1", k=3)[0]) == 3
+
+    def test_classes_of_ones_own(self, tmp_path: Path) -> None:
+        model = quick(recommender=OwnRecommender, strategy=OwnStrategy).fit(events())
+        model.save(tmp_path)
+        with pytest.raises(CheckpointError, match="recommender 'mine'"):
+            melon.load(tmp_path)
+        loaded = melon.load(tmp_path, recommender=OwnRecommender, strategy=OwnStrategy)
+        assert loaded.recommend("u1") == model.recommend("u1")
+        assert "mine with my way" in repr(loaded)
+
+
+class OwnRecommender(BPR):
+    name = "mine"
+
+
+class OwnStrategy(Default):
+    name = "my way"
+
+
+def twin(model: Melon, user: str, k: int, filter_seen: bool) -> list[tuple[str, float]]:
+    """The slow way: one score at a time from the tables, then everything sorted."""
+    live = model._model
+    assert live is not None
+    tables, history = model.updater.recommender.tables, model.updater.history
+    model.updater.tick(live.last_time)
+    row = int(live.users.rows([user])[0])
+    scored = []
+    for item in range(tables["item_factors"].rows):
+        if filter_seen and history.seen.contains(pair_keys(np.array([row]), np.array([item])))[0]:
+            continue
+        at_user, at_item = torch.tensor([row]), torch.tensor([item])
+        score = float(tables["user_factors"].gather(at_user)[0] @ tables["item_factors"].gather(at_item)[0])
+        score += float(tables["user_bias"].gather(at_user)) + float(tables["item_bias"].gather(at_item))
+        scored.append((-score, item))
+    return [(live.items.ids([item])[0], -score) for score, item in sorted(scored)[:k]]
+
+
+class TestRecommending:
+    @pytest.mark.parametrize("filter_seen", [True, False])
+    @pytest.mark.parametrize("half_life", [None, 30.0])
+    def test_lists_equal_a_slow_full_sort(self, half_life: float | None, filter_seen: bool) -> None:
+        model = quick(dtype="float64").fit(events()).partial_fit(events(90, seed=2, items=60, start=400))
+        for table in model.updater.recommender.tables.values():
+            table.half_life = half_life
+        for found in model.recommend([f"u{n}" for n in range(25)], k=12, filter_seen=filter_seen):
+            expected = twin(model, found.user, 12, filter_seen)
+            assert [one.item for one in found] == [item for item, _ in expected]
+            assert [one.score for one in found] == pytest.approx([score for _, score in expected], abs=1e-12)
+
+    def test_of_equal_scores_the_item_that_came_first_wins(self) -> None:
+        model = quick().fit(events())
+        for name, table in model.updater.recommender.tables.items():
+            table.restore({"values": torch.zeros(table.rows, table.spec.dim), "touched": torch.zeros(table.rows)})
+            if name == "item_bias":
+                table.scatter(torch.arange(table.rows), (torch.arange(table.rows) % 3).float().unsqueeze(1))
+        arrived = list(dict.fromkeys(item for _, item, _ in events()))
+        expected = sorted(arrived, key=lambda item: -(arrived.index(item) % 3))
+        found = model.recommend(["u3"], k=len(arrived), filter_seen=False)[0]
+        assert [one.item for one in found] == expected
+        assert [one.item for one in model.recommend(["u3"], k=7, filter_seen=False)[0]] == expected[:7]
+
+    def test_fading_changes_the_order(self) -> None:
+        model = quick().fit(two_tastes(1_000)).partial_fit([(0, 1, 2_000), (1, 0, 2_001)] * 20)
+        before = model.recommend([0, 1], k=60, filter_seen=False)
+        for name in ("item_factors", "item_bias"):
+            model.updater.recommender.tables[name].half_life = 5.0
+        after = model.recommend([0, 1], k=60, filter_seen=False)
+        assert [one.item for one in before[0]] != [one.item for one in after[0]]
+        assert model.score(0, [one.item for one in after[0]]) == pytest.approx([one.score for one in after[0]])
+
+    def test_a_user_who_is_not_known_gets_what_is_popular_of_late(self) -> None:
+        model = quick(batch_size=500).fit(events())
+        model.partial_fit([(f"fan {n}", "hit", 1_000 + n) for n in range(30)])
+        stranger, known = model.recommend(["stranger", "u1"], k=4)
+        assert (stranger.source, known.source) == ("popular", "model")
+        assert stranger[0].item == "hit"
+        assert stranger[0].score == pytest.approx(30, rel=0.01)
+        assert [one.score for one in stranger] == sorted((one.score for one in stranger), reverse=True)
+
+    def test_the_shape_of_an_answer(self) -> None:
+        model = quick().fit(events())
+        (found,) = model.recommend("u1", k=3)
+        assert isinstance(found, Recommended)
+        assert isinstance(found[0], Recommendation)
+        assert found[0].item == found.items[0][0]
+        assert found[:2] == found.items[:2]
+        assert [item for item, _ in found] == [one.item for one in found]
+        assert model.recommend([]) == []
+        assert [each.user for each in model.recommend(np.array(["u2", "u1", "u2"]))] == ["u2", "u1", "u2"]
+
+    def test_as_a_frame(self) -> None:
+        model = quick().fit(events())
+        frame = model.recommend(["u1", "nobody"], k=3, as_frame=True)
+        assert frame.columns == ["user", "rank", "item", "score", "source"]
+        assert frame["rank"].to_list() == [1, 2, 3, 1, 2, 3]
+        assert frame["source"].to_list() == ["model"] * 3 + ["popular"] * 3
+        assert frame["item"].to_list()[:3] == [one.item for one in model.recommend("u1", k=3)[0]]
+
+    def test_scores_are_those_of_the_lists_and_strangers_count_as_zeros(self) -> None:
+        model = quick().fit(events())
+        (found,) = model.recommend("u1", k=5)
+        items = [one.item for one in found]
+        assert model.score(["u1"] * 5, items) == pytest.approx([one.score for one in found], rel=1e-5)
+        assert model.score("u1", items).tolist() == model.score(["u1"] * 5, items).tolist()
+        assert model.score("stranger", ["nothing"]).tolist() == [0.0]
+
+    def test_asking_changes_nothing(self, tmp_path: Path) -> None:
+        model = quick().fit(events()).partial_fit(events(40, 1, start=400))
+        before = saved_bytes(model, tmp_path / "a")
+        model.recommend(["u1", "nobody"])
+        model.similar_items(["i1"])
+        model.score("u1", "i1")
+        assert saved_bytes(model, tmp_path / "b") == before
+
+    def test_more_than_one_block_of_users(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = quick(dtype="float64").fit(events())
+        users = [f"u{n}" for n in range(25)]
+        at_once, similar = model.recommend(users), model.similar_items([f"i{n}" for n in range(10)])
+        monkeypatch.setattr("melon.learning.live.SCORES_AT_ONCE", 100)
+        for one, other in zip(at_once, model.recommend(users), strict=True):
+            assert [each.item for each in one] == [each.item for each in other]
+        for one, other in zip(similar, model.similar_items([f"i{n}" for n in range(10)]), strict=True):
+            assert [each.item for each in one] == [each.item for each in other]
+
+
+class TestSaving:
+    @pytest.mark.parametrize("strategy", ["default", "eals"])
+    @pytest.mark.parametrize("recommender", ["bpr", "ncf"])
+    def test_save_load_and_go_on_equals_never_stopping(self, tmp_path: Path, recommender: str, strategy: str) -> None:
+        told = {"recommender": recommender, "strategy": strategy, "epochs": 1}
+        settings = {"optimizer": "adam_lazy", "lr": 0.01}
+        parts = [events(75, seed=part, users=20 + 5 * part, items=30 + 9 * part, start=100 * part) for part in range(4)]
+        through, stopped = (quick(**told, settings=settings).fit(parts[0]) for _ in range(2))
+        for number, part in enumerate(parts[1:]):
+            through.partial_fit(part)
+            stopped.save(tmp_path / str(number))
+            stopped = melon.load(tmp_path / str(number)).partial_fit(part)
+        assert saved_bytes(through, tmp_path / "a") == saved_bytes(stopped, tmp_path / "b")
+        assert through.recommend(["u1", "nobody"]) == stopped.recommend(["u1", "nobody"])
+
+    def test_what_a_model_was_told_comes_back(self, tmp_path: Path) -> None:
+        model = quick(seed=7, batch_size=16, dtype="float64", settings={"lr": 0.2}).fit(events())
+        model.save(tmp_path)
+        loaded = melon.load(tmp_path, threads=2)
+        for name in ("seed", "epochs", "batch_size", "budget", "dtype", "settings", "choices", "n_users", "n_items"):
+            assert getattr(loaded, name) == getattr(model, name)
+        assert loaded.threads == 2
+        assert loaded.updater.strategy.settings.plain()["lr"] == 0.2
+        assert saved_bytes(loaded.fit(events()), tmp_path / "a") == saved_bytes(model.fit(events()), tmp_path / "b")
+
+    def test_the_state_of_an_evaluation_is_no_model(self, tmp_path: Path) -> None:
+        checkpoint.save(tmp_path, quick().fit(events()).updater)
+        with pytest.raises(CheckpointError, match="knows no ids"):
+            melon.load(tmp_path)
+
+
+class TestStopping:
+    def test_ctrl_c_waits_for_the_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = events(200)
+        model, learned = quick(), []
+
+        def propose(strategy: Default, situation: Any, real: Any = Default.propose) -> Any:
+            learned.append(len(situation.examples))
+            if len(learned) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            return real(strategy, situation)
+
+        before = signal.getsignal(signal.SIGINT)
+        with monkeypatch.context() as patch:
+            patch.setattr(Default, "propose", propose)
+            with pytest.raises(KeyboardInterrupt):
+                model.partial_fit(log)
+        assert signal.getsignal(signal.SIGINT) is before
+        assert model.n_interactions == 96
+        until_then = quick().partial_fit(log[:96])
+        assert saved_bytes(model, tmp_path / "a") == saved_bytes(until_then, tmp_path / "b")
+        model.partial_fit(log[96:])
+        assert saved_bytes(model, tmp_path / "c") == saved_bytes(quick().partial_fit(log), tmp_path / "d")
+
+    def test_ctrl_c_in_the_first_batch_of_a_cold_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = quick()
+
+        def propose(strategy: Default, situation: Any, real: Any = Default.propose) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return real(strategy, situation)
+
+        monkeypatch.setattr(Default, "propose", propose)
+        with pytest.raises(KeyboardInterrupt):
+            model.partial_fit(events(200))
+        assert model.n_interactions == 32
+
+    def test_an_error_in_a_batch_leaves_the_ones_before_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, batches = quick().fit(events()), []
+
+        def propose(strategy: Default, situation: Any, real: Any = Default.propose) -> Any:
+            batches.append(situation)
+            if len(batches) == 2:
+                raise LearningError("not finite")
+            return real(strategy, situation)
+
+        late = events(100, seed=3, users=50, items=80, start=400)
+        with monkeypatch.context() as patch:
+            patch.setattr(Default, "propose", propose)
+            with pytest.raises(LearningError):
+                model.partial_fit(late)
+        assert model.n_interactions == 432
+        # The model goes on: rows and ids still belong together.
+        model.partial_fit(late[32:])
+        tables = model.updater.recommender.tables
+        assert (model.n_users, model.n_items) == (tables["user_bias"].rows, tables["item_bias"].rows)
+        assert len(model.recommend([late[40][0]], k=5)[0]) == 5
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda model, folder: model.recommend(["u1"]),
+            lambda model, folder: model.similar_items(["i1"]),
+            lambda model, folder: model.score(["u1"], ["i1"]),
+            lambda model, folder: model.save(folder),
+            lambda model, folder: model.updater,
+        ],
+    )
+    def test_before_anything_was_learned(self, tmp_path: Path, ask: Callable[[Melon, Path], object]) -> None:
+        with pytest.raises(NotFittedError, match="call fit or partial_fit first"):
+            ask(quick(), tmp_path / "model")
+
+    @pytest.mark.parametrize(
+        ("told", "said"),
+        [
+            ({"recommender": "bqr"}, "Did you mean 'bpr'"),
+            ({"strategy": "nothing"}, "Choose one of: .*default"),
+            ({"settings": {"lr": -1}}, "lr = -1"),
+            ({"settings": {"speed": 1}}, "speed"),
+            ({"recommender_settings": {"dim": 0}}, "dim = 0"),
+            ({"pretrain_settings": {"l3": 1}}, "l3"),
+            ({"batch_size": 0}, "batch_size = 0"),
+            ({"epochs": -1}, "epochs = -1"),
+            ({"budget": 1.5}, "budget = 1.5"),
+            ({"threads": 0}, "threads = 0"),
+            ({"dtype": "float16"}, "float32, float64"),
+        ],
+    )
+    def test_what_cannot_be_made(self, told: Mapping[str, Any], said: str) -> None:
+        with pytest.raises(SettingsError, match=said):
+            Melon(**told)
+
+    @pytest.mark.parametrize("k", [0, -3, 2.5, True, "10"])
+    def test_k_must_be_a_positive_whole_number(self, k: Any) -> None:
+        model = quick().fit(events())
+        with pytest.raises(SettingsError, match="k = "):
+            model.recommend(["u1"], k=k)
+        with pytest.raises(SettingsError, match="k = "):
+            model.similar_items(["i1"], k=k)
+
+    @pytest.mark.parametrize("nothing", [[], pl.DataFrame({"user": [], "item": [], "time": []})])
+    def test_nothing_to_learn(self, nothing: Any) -> None:
+        with pytest.raises(DataError):
+            quick().fit(nothing)
+        with pytest.raises(DataError):
+            quick().partial_fit(nothing)
+
+    def test_an_item_that_was_never_seen_is_like_nothing(self) -> None:
+        with pytest.raises(DataError, match="item 'novelty' has not been seen"):
+            quick().fit(events()).similar_items(["i1", "novelty"])
+
+    def test_what_is_no_id(self) -> None:
+        model = quick().fit(events())
+        with pytest.raises(DataError, match="neither an id nor a sequence"):
+            model.recommend(3.5)
+        with pytest.raises(DataError, match=r"as many users as items.*2 and 3"):
+            model.score(["u1", "u2"], ["i1", "i2", "i3"])
+
+
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    log = [(f"u{n % 50}", f"film {n * n % 211}", n) for n in range(3_000)]
+    model = melon.Melon(recommender="bpr", strategy="default", budget=1, epochs=2).fit(log)
+    model.partial_fit([("u17", "film 3", 3_000), ("a newcomer", "a new film", 3_001)])
+    before = model.recommend(["u17"], k=10, filter_seen=True)
+    model.save(tmp_path / "model")
+    model = melon.load(tmp_path / "model")
+    assert model.recommend(["u17"], k=10, filter_seen=True) == before
+    assert len(before[0]) == 10
+    assert repr(model) == "<Melon bpr with default: 51 users, 108 items, learned 3002 interactions>"
