@@ -290,7 +290,7 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run the command; a user's mistake ends with one line that says what to do, never with a traceback."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="melon", standalone_mode=False)
     except MelonError as problem:
         codes = {SettingsError: 2, StoppedError: _STOPPED}
         _fail(str(problem), codes.get(type(problem), 1))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,11 @@ from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFact
 from melon.learning.live import Best, LiveModel
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
 from melon.learning.updater import Updater
+from melon.recommenders.lists import Recommendation, Recommended, as_table
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import NEGATIVES
-from melon.stream.pairs import pair_keys
 from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, Parts
 
 if TYPE_CHECKING:
@@ -36,34 +35,7 @@ BUDGET = 8
 #: What a saved model is made with again; the rest is told by its recommender and strategy.
 _REMEMBERED = ("seed", "epochs", "batch_size", "budget", "settings", "pretrain_settings")
 
-Source = Literal["model", "popular"]
 Report = Callable[[str], None]
-
-
-class Recommendation(NamedTuple):
-    """An item and its score; scores of one list compare with each other and with nothing else."""
-
-    item: Id
-    score: float
-
-
-@dataclass(frozen=True)
-class Recommended(Sequence[Recommendation]):
-    """One user's list, best first. `source` is "popular" for a user the model does not know, else "model"."""
-
-    user: Id
-    source: Source
-    items: tuple[Recommendation, ...]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @overload
-    def __getitem__(self, place: int) -> Recommendation: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Recommendation, ...]: ...
-    def __getitem__(self, place: int | slice) -> Recommendation | tuple[Recommendation, ...]:
-        return self.items[place]
 
 
 class Melon:
@@ -230,7 +202,7 @@ class Melon:
             Recommended(user, "model", found[n]) if n in found else Recommended(user, "popular", popular)
             for n, user in enumerate(asked)
         ]
-        return _frame(lists) if as_frame else lists
+        return as_table(lists) if as_frame else lists
 
     def similar_items(self, items: Any, k: int = 10) -> list[list[Recommendation]]:
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
@@ -355,8 +327,7 @@ def _all_but_validation(log: Interactions) -> Parts:
 
 def _spare_items(log: Interactions) -> int:
     """How many items nine users in ten have not had: no more than that can stand beside each positive."""
-    pairs = np.unique(pair_keys(log.users, log.items))
-    return log.n_items - 1 - int(np.quantile(np.bincount(pairs >> 32), 0.9))
+    return log.n_items - 1 - int(np.quantile(np.bincount(log.users[~log.repeats]), 0.9))
 
 
 def _listed(ids: Any) -> list[Id]:
@@ -371,21 +342,3 @@ def _listed(ids: Any) -> list[Id]:
 def _at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise SettingsError(f"{name} = {value!r} will not do; it must be a whole number of at least {least}.")
-
-
-def _frame(lists: list[Recommended]) -> pl.DataFrame:
-    import polars as pl
-
-    def plain(ids: list[Id]) -> list[Any]:
-        return [str(one) if isinstance(one, uuid.UUID) else one for one in ids]
-
-    lines = [(each, rank, one) for each in lists for rank, one in enumerate(each, start=1)]
-    return pl.DataFrame(
-        {
-            "user": plain([each.user for each, _, _ in lines]),
-            "rank": [rank for _, rank, _ in lines],
-            "item": plain([one.item for _, _, one in lines]),
-            "score": [one.score for _, _, one in lines],
-            "source": [each.source for each, _, _ in lines],
-        }
-    )

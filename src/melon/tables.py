@@ -99,6 +99,11 @@ class Table:
                 values = values * rate.to(values.dtype).unsqueeze(-1)
             yield values
 
+    def idle(self, rows: Tensor) -> Tensor:
+        """How long ago rows were last touched, by the clock of fading; absent rows have not been idle."""
+        absent = rows >= self.rows
+        return (self._clock.now - self._touched[rows.masked_fill(absent, 0)]).clamp(min=0).masked_fill(absent, 0)
+
     def scatter(self, rows: Tensor, values: Tensor) -> None:
         """Write distinct rows and mark them as touched now; every live snapshot keeps what it saw."""
         self._preserve(rows)

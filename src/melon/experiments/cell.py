@@ -197,7 +197,7 @@ class Cell:
         config, stop = self.config, self.parts.train_stop
         untrained = PretrainedState.of(self._plan, config.seed, self._plan.build(config.seed))
         updater = self._updater(config.strategy, settings, untrained, log)
-        if updater.strategy.pretrain(updater.recommender, self._sealed.training):
+        if updater.recommender.rows_of("item"):  # the strategy has a way of its own, and has gone it
             return updater
         epochs = config.epochs or 20
         self.listener.stage(f"{config.strategy} pre-trains its own {config.recommender} for {epochs} epochs")

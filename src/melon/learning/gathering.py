@@ -88,6 +88,7 @@ class Gatherer:
             torch.from_numpy(compact.users).to(device),
             torch.from_numpy(compact.items).to(device),
             tables,
+            {name: table.idle(compact.rows(table)) for name, table in tables.items() if table.half_life is not None},
         )
         reached = None if reach is None else {"user": len(reach.users), "item": len(reach.items)}
         return Situation(self._specs, examples, values, state, evidence, around, reached)

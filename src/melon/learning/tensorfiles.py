@@ -92,8 +92,13 @@ class FolderWriter:
             _write(descriptor, content)
         # The tensors' names must be on disk before anything refers to them.
         _sync(self.path)
-        self._move(self.path / name)
+        # Said beforehand: an interruption must never take back tensors that the new file may already name.
         self._committed = True
+        try:
+            self._move(self.path / name)
+        except OSError:
+            self._committed = False
+            raise
         _sync(self.path)
 
     @contextlib.contextmanager

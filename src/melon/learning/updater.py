@@ -38,11 +38,13 @@ class Updater:
         history: History | None = None,
         *,
         seed: int = 0,
-        fading_clock: FadingClock = "interactions",
+        fading_clock: FadingClock | None = None,
     ) -> None:
         self.recommender, self.strategy = recommender, strategy
         self.history = history or History()
-        self.seed, self.fading_clock = seed, fading_clock
+        self.seed = seed
+        told: FadingClock = getattr(strategy.settings, "fading_clock", "interactions")
+        self.fading_clock: FadingClock = fading_clock or told
         self._specs = {spec.name: spec for spec in recommender.specs}
         strategy.bind(self._specs, recommender.dtype, recommender.device)
         self.row_state: dict[str, dict[str, Table]] = {
@@ -234,7 +236,9 @@ class Updater:
         }
 
     def tick(self, time: int) -> None:
-        """Let rows be read as they are at this moment of the stream."""
+        """Let rows be read as they are at this moment of the stream, faded as the strategy has it by now."""
+        for name, half_life in self.strategy.half_lives(self._specs).items():
+            self.recommender.tables[name].half_life = half_life
         self.recommender.clock.now = self.history.events if self.fading_clock == "interactions" else time
 
     def _tensor(self, array: Ints) -> Tensor:

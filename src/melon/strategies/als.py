@@ -12,7 +12,6 @@ from torch import Tensor
 
 from melon.data.interactions import Ints
 from melon.errors import SettingsError
-from melon.settings import Settings
 from melon.strategies.als_ledger import Ledger, cache_tensors, floats
 from melon.strategies.als_solver import Cells, Floats, Neighbourhood, Observed, item_confidences, pretrain_als
 from melon.strategies.base import (
@@ -20,6 +19,7 @@ from melon.strategies.base import (
     Proposal,
     Situation,
     Strategy,
+    StrategySettings,
     Surroundings,
     check_only_embeddings,
     row_constant_rates,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-class ALSSettings(Settings):
+class ALSSettings(StrategySettings):
     """As in the published online driver. `c0` is the weight of all missing cells of a user together, spread over the
     items by popularity^`alpha`; `reg` is λ; a cell of the stream weighs `w_new`, one of pre-training 1.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from melon.errors import SettingsError
@@ -98,6 +99,13 @@ class LearningRates:
     raw: Tensor | None = None  # `rows` before a row's several touches are averaged, where that differs
 
 
+class StrategySettings(Settings):
+    """What any strategy can be told: after how long an idle item has faded to a half (METHODS.md 8.3), if at all."""
+
+    fading: float | None = Field(None, gt=0)
+    fading_clock: Literal["interactions", "seconds"] = "interactions"
+
+
 class Strategy(ABC):
     """Evidence in, proposal out. State per row is declared and handed back; everything else lives in `memory`."""
 
@@ -116,6 +124,11 @@ class Strategy(ABC):
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Meet the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
+
+    def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
+        """The half-life of each table whose idle rows fade: the items', where the settings name one."""
+        half_life: float | None = getattr(self.settings, "fading", None)
+        return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
     def row_state(self, spec: TableSpec) -> dict[str, float]:
         """Names and initial values of what is kept for each entry of a table, row by row."""

@@ -10,13 +10,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.settings import Settings
-from melon.strategies.base import Situation, Strategy
+from melon.strategies.base import Situation, Strategy, StrategySettings
+from melon.tables import TableSpec
 
 MetaLoss = Callable[[Mapping[str, Tensor]], Tensor]
 
 
-class LearnedSettings(Settings):
+class LearnedSettings(StrategySettings):
     """How a meta-model is trained: Adam on the look-ahead loss of each batch."""
 
     meta_lr: float = Field(2e-3, ge=0)
@@ -41,6 +41,26 @@ class LearnedStrategy(Strategy):
     @abstractmethod
     def parameters(self) -> dict[str, Tensor]:
         """Meta-parameters by name; leaves that require a gradient."""
+
+    def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
+        """Learned, from the one in the settings: log₂ of each item table's half-life moves by ten times its φ."""
+        start = super().half_lives(specs)
+        phi = self.parameters()
+        return {name: half_life * 2.0 ** (10 * float(phi[fading_name(name)])) for name, half_life in start.items()}
+
+    def aged(self, situation: Situation, table: str, values: Tensor) -> Tensor:
+        """The same numbers, with the half-life's part in them open to the meta-gradient.
+
+        Rows were read already faded at the present half-life; the factor here is 1 and only its slope counts. Losses,
+        gradients and features stay at the faded values, which keeps the meta-gradient first-order (METHODS.md 8.3).
+        """
+        phi, around = self.parameters().get(fading_name(table)), situation.around
+        if phi is None or around is None or table not in around.idle or not torch.is_grad_enabled():
+            return values
+        half_life = around.tables[table].half_life
+        assert half_life is not None
+        halvings = around.idle[table][: len(values)].to(values.dtype)[:, None] / half_life
+        return values * torch.exp2(halvings * (1 - torch.exp2(10 * (phi.detach() - phi))))
 
     @abstractmethod
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
@@ -125,6 +145,11 @@ class MetaAdam:
             return None
         norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         return torch.clamp(most / (norm + 1e-6), max=1.0)
+
+
+def fading_name(table: str) -> str:
+    """The meta-parameter that moves a table's half-life."""
+    return f"fading.{table}"
 
 
 def is_bias(name: str) -> bool:

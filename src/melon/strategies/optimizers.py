@@ -8,14 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.settings import Settings
-from melon.strategies.base import LearningRates, Proposal, RowState, Situation, row_constant_rates
+from melon.strategies.base import LearningRates, Proposal, RowState, Situation, StrategySettings, row_constant_rates
 
 Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
 Reduction = Literal["sum", "mean"]
 
 
-class OptimizerSettings(Settings):
+class OptimizerSettings(StrategySettings):
     """One gradient step per batch. `sum` takes a whole step per interaction, `mean` one step per batch.
 
     A weight that every interaction touches would take n steps at once under `sum`; it takes the mean unless

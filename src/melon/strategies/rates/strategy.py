@@ -12,7 +12,7 @@ from torch import Tensor
 from melon.recommenders.evidence import Evidence, RowGradient
 from melon.settings import Settings
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedStrategy, MetaLoss
+from melon.strategies.learned import LearnedStrategy, MetaLoss, fading_name
 from melon.strategies.rates.interactions import InteractionModel
 from melon.strategies.rates.pairs import LineTerms, PairModel
 from melon.strategies.rates.parameters import Parameters
@@ -49,6 +49,10 @@ class RateStrategy(LearnedStrategy):
         self._pairs = PairModel(
             self.settings, self._phi, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
+        if self.settings.fading is not None:
+            for name, spec in specs.items():
+                if spec.role == "item":
+                    self._phi.zeros_exactly(fading_name(name), 1)
         self.prepare_optimizer()
 
     def parameters(self) -> dict[str, Tensor]:
@@ -124,7 +128,7 @@ class RateStrategy(LearnedStrategy):
         n = len(situation.examples)
         for gradient in situation.evidence.row_gradients:
             lines = self._lines(situation, gradient)
-            old = situation.values[lines.table][: len(lines.touches)]
+            old = self.aged(situation, lines.table, situation.values[lines.table][: len(lines.touches)])
             rates, forgetting = self._rates(situation, lines, terms)
             if control:
                 rates = _flattened(rates, lines)
@@ -138,7 +142,7 @@ class RateStrategy(LearnedStrategy):
             values[wide.table] = self._updated_shared(situation, wide, terms, control=control)
         for table, old in situation.values.items():
             if table not in values:
-                values[table] = old[: situation.reached(table)]
+                values[table] = self.aged(situation, table, old[: situation.reached(table)])
         return values
 
     def _updated_shared(self, situation: Situation, wide: SharedLines, terms: LineTerms, *, control: bool) -> Tensor:

@@ -1,0 +1,382 @@
+"""Mistakes: one line that names the value, the place and the way out; never a traceback, and nothing is lost."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pytest
+
+import melon
+from melon import cli
+from melon.errors import CheckpointError, MelonError
+
+SMALL = ("--split", "0.7,0.05,0.25", "--epochs", "1", "--budget", "1", "--negatives", "15", "--batch-size", "64")
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return " ".join(self.err.split())
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`melon …` inside this process. A traceback would come out as an exception other than SystemExit."""
+
+    def main(*words: object) -> Ended:
+        monkeypatch.setenv("COLUMNS", "300")
+        monkeypatch.setattr(sys, "argv", ["melon", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        shown = capsys.readouterr()
+        code = stop.value.code
+        assert code is None or isinstance(code, int)
+        assert "Traceback" not in shown.out + shown.err
+        return Ended(code or 0, shown.out, shown.err)
+
+    return main
+
+
+def events(count: int = 600, users: int = 40, items: int = 60) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "user": rng.integers(0, users, count),
+        "item": rng.integers(0, items, count),
+        "ts": 1_600_000_000 + 10 * np.arange(count),
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(name: str = "s.parquet", **columns: Any) -> Path:
+        data = {key: value for key, value in (events() | columns).items() if value is not None}
+        pl.DataFrame(data).write_parquet(tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+Write = Callable[..., Path]
+
+
+def refused(ended: Ended, code: int, *words: str) -> None:
+    assert ended.code == code, ended
+    assert ended.err.strip().splitlines()[-1].startswith("melon: "), ended.err
+    for word in words:
+        assert word in ended.said, ended.err
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("words", [("data", "info", "S"), ("evaluate", "S"), ("pretrain", "S", "--out", "m")])
+def test_a_stream_that_is_not_there(words: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+    ended = run(*(tmp_path / "none.parquet" if word == "S" else word for word in words))
+    refused(ended, 1, "there is no stream", "none.parquet", "melon data prepare")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"ts": None, "when": [1] * 600}, ("needs the columns 'user', 'item' and 'ts'", "'when'", "--time")),
+        ({"user": None, "reader": [1] * 600}, ("needs the columns", "'reader'")),
+        ({"ts": np.arange(600) - 5}, ("time in row 0 is negative (-5)",)),
+        ({"ts": np.r_[np.arange(599.0), np.nan]}, ("time in row 599 is missing or NaN",)),
+        ({"ts": np.arange(600)[::-1]}, ("is not in time order", "melon data prepare")),
+        ({"ts": ["soon"] * 600}, ("not whole seconds",)),
+        ({"user": [None, *range(599)]}, ("row 0 has no user",)),
+        ({"item": np.full(600, 7)}, ("has 1 item; an evaluation needs at least two",)),
+        ({"user": np.full(600, 7)}, ("has 1 user; an evaluation needs at least two",)),
+    ],
+)
+def test_streams_that_cannot_be_evaluated(
+    columns: dict[str, Any], words: tuple[str, ...], run: Run, write: Write
+) -> None:
+    refused(run("evaluate", write(**columns), *SMALL), 1, *words)
+
+
+def test_an_empty_stream(run: Run, tmp_path: Path) -> None:
+    pl.DataFrame({name: np.empty(0, dtype=np.int64) for name in ("user", "item", "ts")}).write_parquet(
+        tmp_path / "s.parquet"
+    )
+    refused(run("evaluate", tmp_path / "s.parquet"), 1, "has no interactions")
+    (tmp_path / "e.parquet").touch()
+    refused(run("evaluate", tmp_path / "e.parquet"), 1, "e.parquet is empty")
+    (tmp_path / "c.parquet").write_text("user,item,ts\n1,2,3\n")
+    refused(run("evaluate", tmp_path / "c.parquet"), 1, "is not a Parquet file", "melon data prepare")
+    refused(run("evaluate", tmp_path), 1, "is a folder")
+
+
+def test_fewer_items_than_candidates(run: Run, write: Write) -> None:
+    ended = run("evaluate", write(), "--split", "0.7,0.05,0.25")
+    refused(ended, 1, "60 items, too few for 99 negatives", "--negatives, at most 59")
+    assert "pre-training" not in ended.err  # nothing was begun
+
+
+# Raw files.
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "words"),
+    [
+        ("", (), ("empty",)),
+        ("user,item,time\n", (), ("no interaction", "no line after the header")),
+        ("who,what,when\n1,2,3\n", (), ("'who'", "--user")),
+        ("user,item,time\n1,2,3\n", ("--time", "clock"), ("'clock'", "'time'")),
+        ("user,item,time\n1,2,soon\n2,3,later\n", (), ("no good row", "2 ×", "soon")),
+        ("user,item,time\n1,2,-4\n1,3,nan\n", (), ("no good row", "1 ×")),
+        ("user,item,time\n1,2,10\n1,3,nan\n", ("--strict",), ("line 3", "nan")),
+        ("user,item,time\n1,2,10\n1,3,-7\n", ("--strict",), ("line 3", "-7")),
+        ("user,item,time\n1,2,10\n1,3,20\n", (), ("nothing is left of 2 interactions", "--min-interactions")),
+    ],
+)
+def test_raw_files_that_cannot_be_prepared(
+    text: str, more: tuple[str, ...], words: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    raw, out = tmp_path / "raw.csv", tmp_path / "s.parquet"
+    raw.write_text(text)
+    refused(run("data", "prepare", raw, "--out", out, *more), 1, *words)
+    assert not out.exists()
+
+
+def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.csv"
+    refused(run("data", "prepare", raw, "--out", tmp_path / "s.parquet"), 1, "raw.csv")
+    raw.write_text("user,item,time\n1,2,3\n")
+    ended = run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--format", "movielense")
+    refused(ended, 2, "unknown format 'movielense'", "Did you mean 'movielens'", "adressa", "recbole")
+    ended = run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--time-unit", "weeks")
+    refused(ended, 2, "weeks", "ms")
+    refused(run("data", "prepare", raw, "--out", tmp_path / "s.csv"), 2, "must end in .parquet")
+    refused(run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--min-interactions", "0"), 2, "1 or more")
+
+
+# Names and values.
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--recommender", "bqr"), 2, "unknown recommender 'bqr'. Did you mean 'bpr'? Choose one of: bpr, ncf."),
+        (("--strategy", "fefault"), 2, "unknown strategy 'fefault'. Did you mean 'default'? Choose one of: "),
+        (
+            ("--preset", "paperr"),
+            2,
+            "unknown preset of default 'paperr'. Did you mean 'paper'? Choose one of: default, paper.",
+        ),
+        (("--candidates", "all"), 2, "Choose one of: born, catalogue, full-log."),
+        (("--pretrain", "both"), 2, "Choose one of: own, shared."),
+        (("--set", "lerning=1"), 2, "unknown setting of strategy 'default' 'lerning'."),
+        (("--set", "recommender.dims=1"), 2, "unknown setting of recommender 'bpr' 'dims'. Did you mean 'dim'?"),
+        (("--set", "pretrain.l3=1"), 2, "unknown setting of pre-training 'l3'. Choose one of: batch_size, epochs, l2"),
+        (("--set", "lr"), 2, "--set 'lr' must look like key=value"),
+        (("--set", "other.lr=1"), 2, "must look like key=value"),
+        (("--set", "lr=fast"), 2, "strategy 'default': lr = 'fast' will not do"),
+        (("--set", "lr=-1"), 2, "lr = -1 will not do"),
+        (("--set", "lr=NaN"), 2, "lr = nan will not do"),
+        (("--set", "lr=Infinity"), 2, "lr = inf will not do"),
+        (("--set", "optimizer=adam"), 2, "optimizer = 'adam' will not do"),
+        (("--set", "recommender.dim=0"), 2, "dim = 0 will not do"),
+        (("--set", "recommender.loss=mse"), 2, "mse"),
+        (("--set", "pretrain.epochs=-2"), 2, "epochs = -2 will not do"),
+        (("--split", "0.7,0.3"), 1, "split '0.7,0.3' must be three shares"),
+        (("--split", "a,b,c"), 1, "must be three shares"),
+        (("--split", "0.7,0.2,0.2"), 1, "must be three positive shares that add up to 1"),
+        (("--split", "1,0,0"), 1, "must be three positive shares"),
+        (("--split", "nan,0.5,0.5"), 1, "must be three positive shares"),
+        (("--split", "0.999,0.0005,0.0005"), 1, "leaves the test part empty"),
+        (("--batch-size", "0"), 2, "batch_size = 0"),
+        (("--negatives", "0"), 2, "negatives = 0"),
+        (("--budget", "0"), 2, "budget = 0"),
+        (("--epochs", "0"), 2, "epochs = 0"),
+        (("--seed", "-1"), 2, "seed = -1"),
+        (("--threads", "0"), 2, "threads = 0"),
+        (("--device", "abacus"), 2, "device = 'abacus' will not do"),
+        (("--recommender", "ncf", "--strategy", "als"), 2, "strategy 'als' solves for one user table"),
+        (("--config", "none.toml"), 2, "the config file none.toml cannot be read"),
+        (("--json", "result.txt"), 2, "--json result.txt must end in .json"),
+    ],
+)
+def test_wishes_that_cannot_be_met(words: tuple[str, ...], code: int, said: str, run: Run, write: Write) -> None:
+    refused(run("evaluate", write(), *SMALL, *words), code, said)
+
+
+@pytest.mark.parametrize("words", ["--recommender bqr", "--set lr=-1", "--strategy x", "--epochs 0", "--set dim=3"])
+def test_pretrain_refuses_the_same(words: str, run: Run, write: Write, tmp_path: Path) -> None:
+    refused(run("pretrain", write(), "--out", tmp_path / "m", *words.split()), 2)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("evaluate",),
+        ("evaluate", "s", "--seed", "x"),
+        ("evaluate", "s", "--sed", "1"),
+        ("evalute",),
+        ("data", "prepare", "r"),
+    ],
+)
+def test_usage_errors_are_shown_by_the_command_line_itself(words: tuple[str, ...], run: Run) -> None:
+    ended = run(*words)
+    assert ended.code == 2
+    assert ended.err
+
+
+def test_synthetic_streams_that_do_not_exist(run: Run, tmp_path: Path) -> None:
+    ended = run("data", "synthetic", "flop", "--out", tmp_path / "s.parquet")
+    refused(ended, 2, "unknown synthetic stream 'flop'", "Choose one of: drift, flip, news")
+    refused(run("data", "synthetic", "flip", "--out", tmp_path / "s.parquet", "--events", "0"), 2, "n_events")
+    refused(run("data", "synthetic", "flip", "--out", tmp_path / "s.csv"), 2, ".parquet")
+    refused(run("data", "synthetic", "flip", "--out", tmp_path / "s.parquet", "--seed", "-1"), 2, "seed")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Outputs.
+
+
+def test_outputs_that_cannot_be_written_are_told_before_anything_is_done(
+    run: Run, write: Write, tmp_path: Path
+) -> None:
+    stream, file = write(), tmp_path / "file"
+    file.write_text("mine")
+    for option, target in (
+        ("--json", file / "r.json"),
+        ("--html", file / "p.html"),
+        ("--html", tmp_path),
+    ):
+        ended = run("evaluate", stream, *SMALL, option, target)
+        refused(ended, 1, f"{target} cannot be written")
+        assert "choosing" not in ended.err
+    refused(run("pretrain", stream, "--out", file / "m", "--epochs", "1", "--budget", "1"), 1, str(file))
+    refused(run("data", "synthetic", "flip", "--out", file / "s.parquet"), 1, "could not be written")
+    refused(run("demo", "--out", file / "d", "--events", "500"), 1, "could not be written")
+    assert file.read_text() == "mine"
+
+
+def test_a_page_without_matplotlib_is_refused_before_anything_is_done(
+    run: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = run("evaluate", write(), *SMALL, "--html", tmp_path / "p.html")
+    refused(ended, 1, "pip install 'melon-recommender[plots]'")
+    assert "choosing" not in ended.err
+    refused(run("demo", "--out", tmp_path / "d"), 1, "pip install 'melon-recommender[plots]'")
+
+
+def test_a_full_disk_while_writing_the_result_keeps_the_work(
+    run: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, out = write(), tmp_path / "out" / "r.json"
+    inner = pl.DataFrame.write_parquet
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    refused(run("evaluate", stream, *SMALL, "--json", out), 1, "cannot be written: No space left on device")
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", inner)
+    ended = run("evaluate", stream, *SMALL, "--json", out, "--resume")
+    assert ended.code == 0, ended.err
+    assert "choosing" not in ended.err  # all of it was kept
+    assert json.loads(out.read_text())["interactions_evaluated"] == 150
+
+
+def test_odd_but_valid_names_are_no_mistakes(run: Run, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "a [").mkdir()
+    stream = write("a [/bold] name.parquet")  # a folder and a file whose path reads like markup
+    out = tmp_path / "r [red] x.json"
+    assert run("data", "info", stream).code == 0
+    ended = run("evaluate", stream, *SMALL, "--json", out, "--html", tmp_path / "p [" / "i].html")
+    assert ended.code == 0, ended.err
+    assert "a [/bold] name.parquet" in ended.out
+    assert json.loads(out.read_text())["ranks"] == "r [red] x.ranks.parquet"
+    raw = tmp_path / "raw.csv"
+    pl.DataFrame({"user": events()["user"], "item": events()["item"], "time": events()["ts"]}).write_csv(raw)
+    ended = run("data", "prepare", raw, "--out", tmp_path / "a [" / "bold].parquet", "--min-interactions", "1")
+    assert ended.code == 0, ended.err
+    assert "a [/bold].parquet" in ended.out
+
+
+# Models.
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "m"
+    data = events(300)
+    made = melon.Melon(recommender_settings={"dim": 4}, epochs=1, budget=0)
+    made.fit(pl.DataFrame(data)).save(folder)
+    return folder
+
+
+def copied(model: Path, to: Path) -> Path:
+    for source in model.rglob("*"):
+        if source.is_file():
+            target = to / source.relative_to(model)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    return to
+
+
+def test_a_model_that_is_not_there_or_is_none(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="none"):
+        melon.load(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="empty"):
+        melon.load(tmp_path / "empty")
+    (tmp_path / "file").write_text("not a model")
+    with pytest.raises(CheckpointError, match="file"):
+        melon.load(tmp_path / "file")
+
+
+def test_every_truncated_file_is_noticed(model: Path, tmp_path: Path) -> None:
+    files = [path.relative_to(model) for path in model.rglob("*") if path.is_file()]
+    assert len(files) >= 2
+    for number, name in enumerate(files):
+        folder = copied(model, tmp_path / str(number))
+        content = (folder / name).read_bytes()
+        for kept in (0, len(content) // 2, len(content.rstrip()) - 1):
+            (folder / name).write_bytes(content[:kept])
+            with pytest.raises(MelonError):
+                melon.load(folder)
+        (folder / name).unlink()
+        with pytest.raises(MelonError):
+            melon.load(folder)
+
+
+def test_a_foreign_folder_is_noticed(model: Path, tmp_path: Path) -> None:
+    folder = copied(model, tmp_path / "m")
+    for path in folder.rglob("*.json"):
+        path.write_text('{"hello": "world"}')
+    with pytest.raises(CheckpointError):
+        melon.load(folder)
+
+
+def test_a_mistake_as_a_real_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "melon.cli", "evaluate", "nowhere.parquet"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert (
+        done.stderr
+        == "melon: there is no stream nowhere.parquet; make one with: melon data prepare RAW --out nowhere.parquet\n"
+    )

@@ -1,0 +1,343 @@
+"""The command line as a person meets it: commands that work, and Ctrl-C that says how to go on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+import pytest
+import typer
+
+import melon
+from melon import cli
+from melon.data.files import load_stream
+from melon.data.synthetic import synthetic_stream
+from melon.evaluate.ranking import metrics
+
+SMALL = (
+    *("--split", "0.7,0.05,0.25", "--epochs", "2", "--budget", "2", "--negatives", "15", "--batch-size", "64"),
+    *("--set", "recommender.dim=6"),
+)
+TIMINGS = ("update_ms", "score_ms", "pretrain_s", "peak_rss_mb", "batches", "ranks", "dataset")
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`melon …` inside this process, which is quick."""
+
+    def main(*words: object) -> Ended:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["melon", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        shown = capsys.readouterr()
+        code = stop.value.code
+        assert code is None or isinstance(code, int)
+        return Ended(code or 0, shown.out, shown.err)
+
+    return main
+
+
+def process(*words: object, **more: Any) -> subprocess.Popen[str]:
+    """`melon …` as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "melon.cli", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("streams") / "flip.parquet"
+    log = synthetic_stream("flip", n_users=30, n_items=40, n_events=1_000, seed=2)
+    pl.DataFrame({"user": log.users, "item": log.items, "ts": log.times}).write_parquet(path)
+    return path
+
+
+def commands(app: typer.Typer = cli.app, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command and group there is."""
+    found = [before]
+    for command in app.registered_commands:
+        assert command.callback
+        found.append((*before, command.name or command.callback.__name__))
+    for group in app.registered_groups:
+        assert group.typer_instance
+        found += commands(group.typer_instance, (*before, group.name or ""))
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_has_help(words: tuple[str, ...], run: Run) -> None:
+    ended = run(*words, "--help")
+    assert ended.code == 0
+    assert ended.err == ""
+    assert "Usage: " in ended.out
+    assert "--help" in ended.out
+    # Every option says what it is for.
+    for line in ended.out.splitlines():
+        if re.match(r"│ +--", line):
+            assert len(re.sub(r"\[[^]]*\]|--\S+|[│*<>A-Z…=.]+", "", line).strip()) > 5, line
+
+
+def test_the_commands_of_the_design_are_there() -> None:
+    assert {("data", "prepare"), ("data", "info"), ("evaluate",), ("pretrain",), ("demo",)} <= set(commands())
+
+
+def test_without_a_word_there_is_help(run: Run) -> None:
+    ended = run()
+    assert "Usage: melon" in ended.out + ended.err
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == Ended(0, f"{melon.__version__}\n", "")
+
+
+def test_help_names_every_choice(run: Run) -> None:
+    from melon.recommenders.registry import RECOMMENDERS
+    from melon.strategies.registry import STRATEGIES
+    from melon.stream.candidates import MODES
+
+    shown = " ".join(run("evaluate", "--help").out.split())
+    for name in (*RECOMMENDERS.names(), *STRATEGIES.names(), *MODES):
+        assert name in shown, name
+
+
+def test_from_raw_file_to_info_to_result_as_real_processes(tmp_path: Path, run: Run) -> None:
+    log = synthetic_stream("flip", n_users=30, n_items=40, n_events=1_000, seed=2)
+    raw = tmp_path / "raw.csv"
+    users = [f"user {row}" for row in log.users.tolist()]
+    pl.DataFrame({"who": users, "what": log.items, "when": log.times}).write_csv(raw)
+    out = tmp_path / "new" / "stream.parquet"
+
+    def done(*words: object) -> str:
+        with process(*words) as running:
+            shown, errors = running.communicate(timeout=120)
+        assert running.returncode == 0, errors
+        return shown
+
+    columns = ("--user", "who", "--item", "what", "--time", "when", "--min-interactions", "5")
+    shown = done("data", "prepare", raw, "--out", out, *columns)
+    assert "interactions of 30 users" in shown
+    facts = json.loads(run("data", "info", out, "--json").out)
+    assert facts["users"] == 30
+    assert facts["interactions"] == len(load_stream(out)) > 900
+    assert set(load_stream(out).user_ids.tolist()) == set(users)
+
+    result = tmp_path / "deep" / "result.json"
+    shown = done("evaluate", out, "--strategy", "eals", "--json", result, "--html", tmp_path / "page.html", *SMALL)
+    for name in ("frozen (no update)", "recent popularity", "default (tuned)", "eals", "chosen for eals:"):
+        assert name in shown
+    record = json.loads(result.read_text())
+    assert record["dataset"]["sha256"] == load_stream(out).sha256
+    ranks = pl.read_parquet(result.parent / record["ranks"])
+    assert len(ranks) == record["interactions_evaluated"]
+    assert metrics(ranks["rank"].to_numpy()) == record["metrics"]
+    assert metrics(ranks["rank_popularity"].to_numpy()).items() <= record["baselines"]["popularity"].items()
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    assert sorted(path.name for path in result.parent.iterdir()) == ["result.json", "result.ranks.parquet"]
+
+
+def test_info_as_a_table(stream: Path, run: Run) -> None:
+    ended = run("data", "info", stream)
+    assert ended.code == 0
+    for words in ("users", "interactions per item", "last 5 %: users first seen in it", "repeats"):
+        assert words in ended.out
+
+
+@pytest.mark.parametrize("kind", ["flip", "news", "drift"])
+def test_synthetic_streams_keep_the_ids_of_their_world(kind: str, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "made" / "s.parquet"
+    ended = run("data", "synthetic", kind, "--out", out, "--events", "500", "--seed", "3")
+    assert ended.code == 0, ended.err
+    log, wanted = load_stream(out), synthetic_stream(kind, n_events=500, seed=3)
+    assert log.users.tolist() == wanted.users.tolist()
+    assert log.items.tolist() == wanted.items.tolist()
+    assert log.item_ids.tolist() == wanted.item_ids.tolist()
+    assert log.times.tolist() == wanted.times.tolist()
+
+
+def test_evaluate_says_what_it_does_and_the_table_comes_last(stream: Path, run: Run) -> None:
+    ended = run("evaluate", stream, *SMALL, "--full-ranking", "--align-ties", "--candidates", "born", "--seed", "1")
+    assert ended.code == 0, ended.err
+    assert "choosing pre-training settings on the selection window" in ended.err
+    assert re.search(r"250 of 300|300 of 300  [\d,]+/s  HR@5 0\.\d+", ended.err)
+    assert "ranked among the whole catalogue" in ended.out
+    assert "chosen for recent_popularity: half_life=" in ended.out
+
+
+def test_a_config_file_and_the_command_line_wins(stream: Path, tmp_path: Path, run: Run) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'strategy = "eals"\nseed = 5\nbudget = 1\nepochs = 1\nnegatives = 10\nsplit = [0.6, 0.1, 0.3]\n'
+        "[settings]\nw_new = 2.0\nlr = 0.2\n[recommender_settings]\ndim = 4\n"
+    )
+    out = tmp_path / "r.json"
+    ended = run("evaluate", stream, "--config", config, "--seed", "6", "--set", "lr=0.1", "--json", out)
+    assert ended.code == 0, ended.err
+    record = json.loads(out.read_text())
+    assert (record["strategy"], record["seed"], record["dataset"]["split"]) == ("eals", 6, [0.6, 0.1, 0.3])
+    assert record["config"]["asked"]["settings"] == {"w_new": 2.0, "lr": 0.1}
+    assert record["config"]["asked"]["recommender_settings"] == {"dim": 4}
+
+    # A result's own settings make the same result again.
+    again = tmp_path / "again.json"
+    config = tmp_path / "asked.json"
+    config.write_text(json.dumps(record["config"]["asked"]))
+    assert run("evaluate", stream, "--config", config, "--json", again).code == 0
+    assert comparable(again) == comparable(out)
+
+
+def comparable(path: Path) -> dict[str, Any]:
+    return {key: value for key, value in json.loads(path.read_text()).items() if key not in TIMINGS}
+
+
+def test_a_fixed_number_of_epochs_is_kept(stream: Path, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "r.json"
+    assert run("evaluate", stream, *SMALL, "--set", "pretrain.epochs=1", "--json", out).code == 0
+    assert json.loads(out.read_text())["epochs"] == 1
+
+
+def test_pretrain_makes_a_model_that_can_be_loaded(stream: Path, tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "model"
+    ended = run(
+        *("pretrain", stream, "--out", folder, "--epochs", "2", "--budget", "2", "--strategy", "eals"),
+        *("--set", "recommender.dim=6", "--set", "w_new=2", "--seed", "3"),
+    )
+    assert ended.code == 0, ended.err
+    assert "chosen for pre-training: epochs=" in ended.out
+    assert "w_new=2.0" in ended.out
+    assert f'melon.load("{folder}")' in ended.out
+    model = melon.load(folder)
+    assert (model.n_users, model.n_items, model.n_interactions) == (30, 40, 1_000)
+    assert len(model.recommend([0], k=5)[0]) == 5
+    model.partial_fit([(0, 3, 2_000_000_000), (77, 99, 2_000_000_001)])
+    assert (model.n_users, model.n_items) == (31, 41)
+
+
+def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from melon.experiments import demo
+
+    made = demo.CellConfig
+    monkeypatch.setattr(demo, "CellConfig", lambda **given: made(**given, epochs=1, budget=1, batch_size=128))
+    ended = run("demo", "--out", tmp_path / "d", "--events", "1200")
+    assert ended.code == 0, ended.err
+    for name in ("frozen (no update)", "popularity", "recent popularity", "default (tuned)", "eals"):
+        assert name in ended.out
+    assert f"Open {tmp_path / 'd' / 'index.html'}" in ended.out
+    assert "<svg" in (tmp_path / "d" / "index.html").read_text()
+    for strategy in demo.DEMO_STRATEGIES:
+        assert json.loads((tmp_path / "d" / f"{strategy}.json").read_text())["strategy"] == strategy
+
+
+# Ctrl-C.
+
+
+def test_ctrl_c_says_how_to_resume_and_resuming_ends_the_same(stream: Path, tmp_path: Path, run: Run) -> None:
+    asked = ("evaluate", stream, *SMALL, "--strategy", "eals", "--budget", "4")
+    straight, stopped = tmp_path / "straight" / "r.json", tmp_path / "stopped" / "r.json"
+    assert run(*asked, "--json", straight).code == 0
+    with process(*asked, "--json", stopped) as running:
+        assert running.stderr
+        said = ""
+        while "choosing settings of eals" not in said:  # by now something is finished
+            line = running.stderr.readline()
+            assert line, "the command ended before it could be stopped"
+            said += line
+        running.send_signal(signal.SIGINT)
+        _, rest = running.communicate(timeout=60)
+    assert running.returncode == 130, rest
+    last = rest.splitlines()[-1]
+    assert last.startswith("melon: stopped; what was finished is kept in ")
+    assert "--resume" in last
+    assert "Traceback" not in said + rest
+    assert not stopped.exists()
+    (kept,) = stopped.parent.glob("*.progress")
+    assert {path.name for path in kept.iterdir()} >= {"choice-pretrain.json", "window.safetensors"}
+
+    code, _, said = run(*asked, "--json", stopped, "--resume")
+    assert code == 0, said
+    assert "choosing pre-training settings" not in said  # it was finished
+    assert "choosing settings of eals" in said
+    assert comparable(stopped) == comparable(straight)
+    ranks = [pl.read_parquet(path.with_suffix(".ranks.parquet")) for path in (straight, stopped)]
+    assert ranks[0].equals(ranks[1])
+    assert not list(stopped.parent.glob("*.progress"))
+
+
+@pytest.mark.parametrize("words", [("data", "info", "S"), ("pretrain", "S", "--out", "O"), ("evaluate", "S")])
+def test_ctrl_c_is_130_everywhere(
+    words: tuple[str, ...], stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("melon.data.files.load_stream", stop)
+    monkeypatch.setattr("melon.experiments.session.load_stream", stop)
+    ended = run(*({"S": stream, "O": tmp_path / "m"}.get(word, word) for word in words))
+    assert ended.code == 130
+    assert ended.err.strip().endswith("melon: stopped.")
+
+
+def test_resume_with_nothing_kept_starts_at_the_beginning(stream: Path, tmp_path: Path, run: Run) -> None:
+    assert run("evaluate", stream, *SMALL, "--json", tmp_path / "r.json", "--resume").code == 0
+
+
+def test_work_without_a_result_file_is_kept_among_temporary_files(
+    stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from melon.experiments.cell import Cell
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inner = Cell._refit
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cell, "_refit", stop)
+    ended = run("evaluate", stream, *SMALL)
+    assert ended.code == 130
+    (kept,) = tmp_path.glob("melon-*.progress")
+    assert str(kept) in ended.err
+    monkeypatch.setattr(Cell, "_refit", inner)
+    assert run("evaluate", stream, *SMALL, "--resume").code == 0
+    assert list(tmp_path.glob("melon-*.progress")) == []
+
+
+def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        assert run("evaluate", stream, *SMALL, "--threads", "2", "--json", tmp_path / "r.json").code == 0
+        assert torch.get_num_threads() == 2
+        assert json.loads((tmp_path / "r.json").read_text())["protocol"]["threads"] == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_help_is_quick_enough_to_be_asked_for() -> None:
+    """No clock: heavy libraries stay out, which is what makes it quick (benchmarks/startup.py has the seconds)."""
+    code = (
+        "import sys; sys.argv = ['melon', '--help']\nfrom melon.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    )
+    code += "assert not {'torch', 'polars', 'numpy', 'matplotlib'} & set(sys.modules), 'heavy'"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
