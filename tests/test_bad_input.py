@@ -192,6 +192,9 @@ def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tm
         (("--set", "recommender.dim=0"), 2, "dim = 0 will not do"),
         (("--set", "recommender.loss=mse"), 2, "mse"),
         (("--set", "pretrain.epochs=-2"), 2, "epochs = -2 will not do"),
+        (("--fading", "sometimes"), 2, "fading = 'sometimes' will not do: give off, auto, or a half-life"),
+        (("--fading", "-5"), 2, "fading = -5"),
+        (("--fading", "nan"), 2, "fading = nan"),
         (("--split", "0.7,0.3"), 1, "split '0.7,0.3' must be three shares"),
         (("--split", "a,b,c"), 1, "must be three shares"),
         (("--split", "0.7,0.2,0.2"), 1, "must be three positive shares that add up to 1"),
@@ -214,7 +217,9 @@ def test_wishes_that_cannot_be_met(words: tuple[str, ...], code: int, said: str,
     refused(run("evaluate", write(), *SMALL, *words), code, said)
 
 
-@pytest.mark.parametrize("words", ["--recommender bqr", "--set lr=-1", "--strategy x", "--epochs 0", "--set dim=3"])
+@pytest.mark.parametrize(
+    "words", ["--recommender bqr", "--set lr=-1", "--strategy x", "--epochs 0", "--set dim=3", "--device cuda"]
+)
 def test_pretrain_refuses_the_same(words: str, run: Run, write: Write, tmp_path: Path) -> None:
     refused(run("pretrain", write(), "--out", tmp_path / "m", *words.split()), 2)
     assert not (tmp_path / "m").exists()
@@ -261,7 +266,10 @@ def test_outputs_that_cannot_be_written_are_told_before_anything_is_done(
         ended = run("evaluate", stream, *SMALL, option, target)
         refused(ended, 1, f"{target} cannot be written")
         assert "choosing" not in ended.err
-    refused(run("pretrain", stream, "--out", file / "m", "--epochs", "1", "--budget", "1"), 1, str(file))
+    for target in (file, file / "m"):
+        ended = run("pretrain", stream, "--out", target)
+        refused(ended, 1, f"{target}", "cannot be written")
+        assert "pre-training" not in ended.err
     refused(run("data", "synthetic", "flip", "--out", file / "s.parquet"), 1, "could not be written")
     refused(run("demo", "--out", file / "d", "--events", "500"), 1, "could not be written")
     assert file.read_text() == "mine"

@@ -350,6 +350,19 @@ class TestSaving:
         assert saved_bytes(through, tmp_path / "a") == saved_bytes(stopped, tmp_path / "b")
         assert through.recommend(["u1", "nobody"]) == stopped.recommend(["u1", "nobody"])
 
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_what_a_learned_strategy_practised_is_part_of_the_state(self, tmp_path: Path, dtype: str) -> None:
+        log = two_tastes(900)
+        told = {"strategy": "melon", "epochs": 1, "budget": 1, "batch_size": 64, "settings": {"passes": 1}}
+        through, stopped = (quick(**told, dtype=dtype).fit(log[:700]) for _ in range(2))
+        practised = through.updater.strategy.memory()
+        unpractised = quick(**told | {"budget": 0}, dtype=dtype).fit(log[:700]).updater.strategy.memory()
+        assert any(not torch.equal(practised[name], old) for name, old in unpractised.items())
+        stopped.partial_fit(log[700:800]).save(tmp_path / "cut")
+        stopped = melon.load(tmp_path / "cut").partial_fit(log[800:])
+        through.partial_fit(log[700:800]).partial_fit(log[800:])
+        assert saved_bytes(through, tmp_path / "a") == saved_bytes(stopped, tmp_path / "b")
+
     def test_what_a_model_was_told_comes_back(self, tmp_path: Path) -> None:
         model = quick(seed=7, batch_size=16, dtype="float64", settings={"lr": 0.2}).fit(events())
         model.save(tmp_path)

@@ -88,6 +88,13 @@ FullRanking = Annotated[
     bool | None,
     typer.Option("--full-ranking", help="Also rank among the whole catalogue.", rich_help_panel=_PROTOCOL),
 ]
+Fading = Annotated[
+    str | None,
+    typer.Option(
+        help="Let idle items fade: off, auto (chosen or learned), or a half-life in interactions. (default: off)",
+        rich_help_panel=_MODEL,
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Root of all randomness. (default: 0)", rich_help_panel=_PROTOCOL)]
 Epochs = Annotated[
     int | None,
@@ -198,6 +205,7 @@ def evaluate(
     strategy: Strategy = None,
     preset: Preset = None,
     pretrain: PretrainMode = None,
+    fading: Fading = None,
     assignments: Assignments = None,
     config: Config = None,
     split: Split = None,
@@ -270,12 +278,14 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
     """Options as cell settings: the config file first, then whatever the command line says."""
     from dataclasses import fields
 
-    from melon.experiments.config import CellConfig, parse_assignments, read_config
+    from melon.experiments.config import CellConfig, parse_assignments, parse_fading, read_config
     from melon.stream.split import parse_split
 
     sections = parse_assignments(given["assignments"] or [])
     asked: dict[str, Any] = read_config(given["config"]) if given["config"] else {}
     asked |= {each.name: given[each.name] for each in fields(CellConfig) if given.get(each.name) is not None}
+    if given.get("fading") is not None:
+        asked["fading"] = parse_fading(given["fading"])
     if given.get("split") is not None:
         asked["split"] = parse_split(given["split"])
     for section, field in (

@@ -18,7 +18,7 @@ from melon.errors import DataError, NotFittedError, SettingsError
 from melon.evaluate.selection import Protocol, RecommenderPlan, Selection
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.live import Best, LiveModel
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
+from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.lists import Recommendation, Recommended, as_table
 from melon.recommenders.registry import RECOMMENDERS
@@ -135,7 +135,7 @@ class Melon:
                 f"({log.item_ids[0]!r}); give more, or start cold with partial_fit."
             )
         with self._threads():
-            pretraining, settings = self._choose(log)
+            pretraining, settings, practised = self._choose(log)
             model = self._cold(settings)
             recommender = model.updater.recommender
             if not model.updater.strategy.pretrain(recommender, log):
@@ -143,8 +143,10 @@ class Melon:
                 epochs = most_epochs(len(log)) if pretraining.epochs is None else pretraining.epochs
                 for loss in training.run(epochs):
                     self.report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-                training.stamp_last_touches()
+            stamp_last_touches(recommender, log, model.updater.fading_clock)
             model.adopt(log)
+            if practised:
+                model.updater.strategy.recall(practised)
         self._model = model
         self._columns = {"user": user, "item": item, "time": time}
         used = model.updater.strategy
@@ -249,8 +251,11 @@ class Melon:
     def _factory(registry: Registry, choice: Any) -> Any:
         return registry[choice].load() if isinstance(choice, str) else choice
 
-    def _choose(self, log: Interactions) -> tuple[PretrainSettings, dict[str, Any]]:
-        """Settings of pre-training and of the strategy, compared on the end of the log (METHODS.md 5.7)."""
+    def _choose(self, log: Interactions) -> tuple[PretrainSettings, dict[str, Any], dict[str, torch.Tensor]]:
+        """Settings of pre-training and of the strategy, compared on the end of the log (METHODS.md 5.7).
+
+        With them comes what a learned strategy remembers from practising there.
+        """
         decided = self.pretrain_settings | ({} if self.epochs is None else {"epochs": self.epochs})
         if self.budget and self.epochs != 0 and isinstance(self.recommender, str) and isinstance(self.strategy, str):
             negatives = min(NEGATIVES, _spare_items(log))
@@ -259,10 +264,16 @@ class Melon:
             if negatives >= 1 and selection.possible:
                 plan = RecommenderPlan(self.recommender, self.recommender_settings, self.pretrain_settings, self.epochs)
                 pretraining, start = selection.pretraining(plan, self.budget)
-                chosen = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed)
-                return PretrainSettings.parse(pretraining.settings, "pre-training"), chosen.settings
+                chosen = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed).settings
+                strategy = STRATEGIES[self.strategy].load()(chosen, seed=self.seed)
+                selection.train_meta_model(strategy, start, stop=selection.parts.train_stop)
+                memory = {
+                    name: tensor.to(DTYPES[self.dtype]) if tensor.is_floating_point() else tensor
+                    for name, tensor in strategy.memory().items()
+                }
+                return PretrainSettings.parse(pretraining.settings, "pre-training"), chosen, memory
             self.report("these interactions are too few to choose settings on: defaults are used")
-        return PretrainSettings.parse(decided, "pre-training"), self.settings
+        return PretrainSettings.parse(decided, "pre-training"), self.settings, {}
 
     def _known_items(self, model: LiveModel, asked: list[Id]) -> Ints:
         rows = model.items.rows(asked)

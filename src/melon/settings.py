@@ -13,7 +13,7 @@ from melon.errors import SettingsError, unknown_name
 class Settings(BaseModel):
     """Base of all settings; unknown keys and values of the wrong type are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], owner: str) -> Self:

@@ -1,4 +1,4 @@
-"""The one owner of rows: every parameter is a table that is gathered, scattered, grown, faded and snapshot here only."""
+"""The one owner of rows: every parameter is a table; rows are gathered, scattered, grown and faded here only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from melon.data.interactions import Ints
-from melon.errors import SettingsError
+from melon.errors import LearningError, SettingsError
 from melon.stream.draws import Draws
 
 Role = Literal["user", "item", "shared"]
@@ -106,6 +106,8 @@ class Table:
 
     def scatter(self, rows: Tensor, values: Tensor) -> None:
         """Write distinct rows and mark them as touched now; every live snapshot keeps what it saw."""
+        if len(rows) and int(rows.max()) >= self.rows:
+            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
         self._preserve(rows)
         self._values[rows] = values
         self._touched[rows] = self._clock.now

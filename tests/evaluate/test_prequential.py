@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions, Ints
-from melon.errors import LearningError
+from melon.errors import LearningError, SettingsError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor
 from melon.evaluate.prequential import Point, Tally, UserPast, pairwise_loss, prequential
 from melon.evaluate.ranking import Scores
@@ -64,14 +66,26 @@ def updater(log: Interactions, recommender: str, strategy: str, settings: dict[s
     )
 
 
+def every_pairing() -> dict[str, Callable[[Interactions], Predictor]]:
+    """Each strategy on each recommender that it can drive."""
+    made: dict[str, Callable[[Interactions], Predictor]] = {}
+    for strategy, recommender in product(STRATEGIES.names(), SMALL):
+        try:
+            updater(changing_log(), recommender, strategy)
+        except SettingsError:
+            assert (strategy, recommender) == ("als", "ncf")
+            continue
+        made[f"{strategy} {recommender}"] = partial(updater, recommender=recommender, strategy=strategy)
+    return made
+
+
 PREDICTORS: dict[str, Callable[[Interactions], Predictor]] = {
-    "default": lambda log: updater(log, "bpr", "default"),
-    "default ncf": lambda log: updater(log, "ncf", "default"),
+    **every_pairing(),
     "adam": lambda log: updater(log, "bpr", "default", {"optimizer": "adam_lazy", "lr": 0.01}),
     "adam_dense": lambda log: updater(log, "bpr", "default", {"optimizer": "adam_dense", "lr": 0.01}),
-    "eals": lambda log: updater(log, "bpr", "eals", {"replay": 16, "neg": "pop"}),
-    "eals ncf": lambda log: updater(log, "ncf", "eals"),
-    "als": lambda log: updater(log, "bpr", "als"),
+    "replay": lambda log: updater(log, "bpr", "eals", {"replay": 16, "neg": "pop"}),
+    "fading": lambda log: updater(log, "bpr", "default", {"fading": 100.0}),
+    "fading by the clock": lambda log: updater(log, "ncf", "default", {"fading": 100.0, "fading_clock": "seconds"}),
     "frozen": lambda log: Frozen(updater(log, "bpr", "default")),
     "popularity": lambda log: Popularity(float("inf"), log.items[:START]),
     "recent popularity": lambda log: Popularity(50, log.items[:START]),

@@ -173,7 +173,6 @@ def test_the_number_of_epochs_is_the_best_of_those_tried(
     assert next(scores) == 0.9  # three checks without progress were enough
     training = Pretraining(plan.build(0), selection.before_window, module.PretrainSettings(l2=0.03), seed=0)
     list(training.run(2))
-    training.stamp_last_touches()
     assert bytes_of(PretrainedState.of(plan, 0, training.recommender)) == bytes_of(start)
 
 
@@ -251,7 +250,6 @@ def test_a_refit_is_plain_pretraining_on_all_of_it(log: Interactions, parts: Par
     state = refit(PLAN, log.head(parts.train_stop), {"l2": 0.01, "epochs": 3}, 0, told.append)
     training = Pretraining(PLAN.build(0), log.head(parts.train_stop), module.PretrainSettings(l2=0.01), seed=0)
     list(training.run(3))
-    training.stamp_last_touches()
     assert bytes_of(state) == bytes_of(PretrainedState.of(PLAN, 0, training.recommender))
     assert [line.partition(",")[0] for line in told] == [f"epoch {n} of 3" for n in (1, 2, 3)]
 

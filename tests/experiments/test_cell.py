@@ -355,9 +355,7 @@ def test_own_pretraining_leaves_the_baselines_as_they_are(
     assert own.record["pretrain"] == "own"
 
 
-def test_als_pretrains_in_its_own_way(
-    flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_als_pretrains_in_its_own_way(flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     from melon.strategies.als import ALS
 
     pretrained: list[int] = []
@@ -373,6 +371,14 @@ def test_als_pretrains_in_its_own_way(
         assert pretrained == [560, 700]  # before the window for the trial, then all of the training part
         assert result.record["metrics"]["HR@5"] != result.record["baselines"]["default"]["HR@5"]
         pretrained.clear()
+
+
+@pytest.mark.parametrize("fading", ["auto", 200.0])
+def test_fading_is_told(fading: str | float, flips: Interactions, small: MakeConfig) -> None:
+    record = Cell(flips, small(fading=fading)).run().record
+    chosen = record["config"]["chosen"]["default"]["settings"]
+    assert record["fading"] == chosen["fading"]
+    assert fading in ("auto", record["fading"])
 
 
 def test_a_preset_is_fixed(flips: Interactions, small: MakeConfig) -> None:
@@ -432,7 +438,11 @@ def test_a_short_stream_falls_back_to_defaults_and_says_so(flips: Interactions, 
     result = Cell(flips.head(120), small(negatives=10, epochs=None, settings={"lr": 0.05}), Told()).run()
     assert any("too short for a selection window" in note for note in notes)
     record = result.record
-    assert record["config"]["chosen"]["default"] == {"settings": {"lr": 0.05}, "score": None, "trials": []}
+    assert record["config"]["chosen"]["default"] == {
+        "settings": {"fading": None, "lr": 0.05},
+        "score": None,
+        "trials": [],
+    }
     assert record["epochs"] == 60
     assert record["interactions_evaluated"] == 30
     capped = Cell(flips.head(120), small(negatives=10, epochs=3)).run().record

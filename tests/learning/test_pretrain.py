@@ -10,7 +10,7 @@ from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError, SettingsError, StreamError
 from melon.learning import pretrain
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
+from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.recommenders.base import Recommender
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples
@@ -105,7 +105,7 @@ def test_negatives_are_never_in_the_users_log(
 def test_last_touches_are_stamped(log: Interactions) -> None:
     run = training("ncf", log)
     list(run.run(1))
-    run.stamp_last_touches()
+    stamp_last_touches(run.recommender, log)
     for table in run.recommender.tables.values():
         if table.spec.role == "shared":
             continue

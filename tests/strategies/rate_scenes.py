@@ -54,12 +54,14 @@ def updater_of(
         updater.learn(batch)
     generator = torch.Generator().manual_seed(11)
     for table in updater.recommender.tables.values():
-        shaken = table.state()["values"]
-        shaken += noise * torch.randn(shaken.shape, generator=generator, dtype=dtype)
-        table.scatter(torch.arange(table.rows), shaken)
+        held, rows = table.state(), torch.arange(table.rows)
+        table.scatter(
+            rows, held["values"] + noise * torch.randn(held["values"].shape, generator=generator, dtype=dtype)
+        )
+        table.stamp(rows, held["touched"])
     with torch.no_grad():
         for value in strategy.parameters().values():
-            value += phi_noise * torch.randn(value.shape, generator=generator, dtype=dtype)
+            value.add_(phi_noise * torch.randn(value.shape, generator=generator, dtype=dtype))
     return updater
 
 
@@ -68,7 +70,7 @@ def past_and_batch(batches: int = 6) -> tuple[list[Batch], Batch]:
     return past, batch
 
 
-class _Seen(Exception):  # noqa: N818
+class _Seen(Exception):
     """Carries a look-ahead out of a step before anything is written."""
 
     def __init__(self, situation: Situation, meta_loss: MetaLoss) -> None:

@@ -11,7 +11,7 @@ over in silence: the report that comes back lists each such check with its reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -63,12 +63,12 @@ def check_pairing(
     make_strategy: MakeStrategy,
     *,
     family: Family | None = None,
-    exempt: Collection[str] = (),
+    exempt: Mapping[str, str] | None = None,
 ) -> Report:
     """Run every check of a strategy on one recommender.
 
     `family` says which form the learning-rate matrix must have. `exempt` names checks that the strategy does not claim
-    to pass; the report says so. A strategy that refuses the recommender in `bind` gets a report where nothing applies.
+    to pass, each with a reason for the report. Where the strategy refuses the recommender in `bind`, nothing applies.
     """
     pairing = Pairing(make_recommender, make_strategy, family)
     recommender, strategy = make_recommender(seed=0, dtype=torch.float32), make_strategy(seed=0)
@@ -85,7 +85,7 @@ def check_strategy(
     recommenders: Mapping[str, MakeRecommender] | None = None,
     *,
     family: Family | None = None,
-    exempt: Collection[str] = (),
+    exempt: Mapping[str, str] | None = None,
 ) -> dict[str, Report]:
     """`check_pairing` on each recommender; by default small ones of each kind that melon has."""
     makers = recommenders if recommenders is not None else SMALL_RECOMMENDERS
@@ -96,7 +96,7 @@ def check_strategy(
     return reports
 
 
-def check_recommender(make_recommender: MakeRecommender, *, exempt: Collection[str] = ()) -> Report:
+def check_recommender(make_recommender: MakeRecommender, *, exempt: Mapping[str, str] | None = None) -> Report:
     """Run every check of a recommender by itself; how it learns is for `check_pairing`."""
     name = make_recommender(seed=0, dtype=torch.float32).name
     return _run(name, RECOMMENDER_CHECKS, make_recommender, exempt)
@@ -106,16 +106,20 @@ _Subject = TypeVar("_Subject")
 
 
 def _run(
-    subject: str, checks: tuple[Callable[[_Subject], str | None], ...], given: _Subject, exempt: Collection[str]
+    subject: str,
+    checks: tuple[Callable[[_Subject], str | None], ...],
+    given: _Subject,
+    exempt: Mapping[str, str] | None,
 ) -> Report:
     names = [check.__name__ for check in checks]
-    for name in exempt:
+    excused = exempt or {}
+    for name in excused:
         if name not in names:
             raise unknown_name("check", name, names)
     passed, not_applicable = [], {}
     for check in checks:
         try:
-            reason = "exempt by the caller" if check.__name__ in exempt else check(given)
+            reason = excused[check.__name__] if check.__name__ in excused else check(given)
         except Exception as error:
             told = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
             raise ConformanceError(f"{subject} fails the check {check.__name__!r}: {told}") from error

@@ -127,7 +127,8 @@ def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
         there = ", ".join(map(repr, frame.columns))
         raise DataError(
             f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', "
-            f"'timestamp') and has {there}. Prepare it first: melon data prepare {source} --user … --item … --time … --out …"
+            f"'timestamp') and has {there}. Prepare it first: melon data prepare {source} --user … --item … --time … "
+            "--out …"
         ) from error
 
 

@@ -21,7 +21,7 @@ from melon.evaluate.predictors import Popularity, Predictor
 from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import selection_score
 from melon.evaluate.search import Choice, Plain, Trial, search
-from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
+from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.registry import RECOMMENDERS
@@ -157,7 +157,18 @@ class Selection:
             self._report(f"{name} {_words(point)}: {score:.4f}")
             return Trial(point, score)
 
-        return search(STRATEGIES[name].space, budget, judge, fixed)
+        return search(self._space(name, fixed), budget, judge, fixed)
+
+    def _space(self, name: str, fixed: Plain) -> Space:
+        """The declared space; where fading is open its search starts from a middling half-life, in the clock's unit."""
+        space = STRATEGIES[name].space
+        if "fading" not in space.axes or "fading" in fixed:
+            return space
+        seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
+        unit = max(seconds, 1e-9) if fixed.get("fading_clock") == "seconds" else 1.0
+        values = tuple(None if value is None else value * unit for value in space.axes["fading"])
+        axes = {**space.axes, "fading": values}
+        return Space(axes, tuple({**start, "fading": values[len(values) // 2]} for start in space.starts))
 
     def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> None:
         """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
@@ -168,6 +179,7 @@ class Selection:
         parts, history = self.parts, self._history()
         for number in range(strategy.settings.passes):
             updater = Updater(start.copy(), strategy, deepcopy(history), seed=self.protocol.seed)
+            stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
             for first, last in batches(parts.window_start, stop, self.protocol.batch_size):
                 updater.learn(batch_of(self.log, first, last).in_epoch(number))
 
@@ -189,7 +201,6 @@ class Selection:
             try:
                 for _ in training.run(epochs):
                     pass
-                training.stamp_last_touches()
                 state = PretrainedState.of(plan, self.protocol.seed, training.recommender)
                 score = self._judge_pretrained(state)
             except LearningError:
@@ -256,9 +267,10 @@ def deploy(strategy: Strategy, start: PretrainedState, log: Interactions, seed: 
     history = History()
     history.append(log.users, log.items)
     updater = Updater(start.fresh(), strategy, history, seed=seed)
-    if strategy.pretrain(updater.recommender, log):
-        return updater
-    return Updater(start.copy(), strategy, history, seed=seed)
+    if not strategy.pretrain(updater.recommender, log):
+        updater = Updater(start.copy(), strategy, history, seed=seed)
+    stamp_last_touches(updater.recommender, log, updater.fading_clock)
+    return updater
 
 
 def refit(
@@ -271,7 +283,6 @@ def refit(
     epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
     for loss in training.run(epochs):
         report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-    training.stamp_last_touches()
     return PretrainedState.of(plan, seed, recommender)
 
 

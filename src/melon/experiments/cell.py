@@ -21,7 +21,7 @@ from melon.evaluate.ranking import Floats, metrics
 from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
 from melon.experiments.work import Memory, MemoryKeeper, PlainKeeper, StateKeeper, TallyKeeper, Work
-from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs
+from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
@@ -123,7 +123,7 @@ class Cell:
 
         choices: Plain = {"pretrain": self._work.once("choice/pretrain", plain, pretraining)}
         before_window = start[0] if start else self._work.once("window", self._states, _never)
-        for name, fixed in {"default": {}, config.strategy: config.fixed}.items():
+        for name, fixed in {"default": config.fixed_fading("default"), config.strategy: config.fixed}.items():
 
             def settings(name: str = name, fixed: Plain = fixed) -> Plain:
                 self.listener.stage(f"choosing settings of {name}")
@@ -207,6 +207,7 @@ class Cell:
             for chunk in Draws(config.seed, "chunks").generator(epoch).permutation(len(chunks)):
                 losses.append(updater.rehearse(batch_of(log, *chunks[chunk]).in_epoch(epoch)))
             self.listener.tick(f"epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}")
+        stamp_last_touches(updater.recommender, self._sealed.training, updater.fading_clock)
         return updater
 
     def _strategy(self, name: str, settings: Plain) -> Strategy:
@@ -266,7 +267,7 @@ class Cell:
             "strategy": config.strategy,
             "preset": config.preset,
             "pretrain": config.pretrain,
-            "fading": None,
+            "fading": None if config.fading == "off" else choices[config.strategy]["settings"].get("fading"),
             "seed": config.seed,
             "epochs": choices["pretrain"]["settings"].get("epochs"),
             "version": melon.__version__,

@@ -35,6 +35,7 @@ class CellConfig:
     negatives: int = NEGATIVES
     align_ties: bool = False
     full_ranking: bool = False
+    fading: str | float = "off"
     threads: int = 1
     device: str = "cpu"
     settings: Plain = field(default_factory=dict)
@@ -51,13 +52,21 @@ class CellConfig:
             raise SettingsError(f"epochs = {self.epochs} will not do: it must be at least 1.")
         if self.pretrain not in get_args(PretrainMode):
             raise unknown_name("way to pre-train", self.pretrain, get_args(PretrainMode))
+        if isinstance(self.fading, str) and self.fading not in ("off", "auto"):
+            raise SettingsError(f"fading = {self.fading!r} will not do: give off, auto, or a half-life such as 5000.")
         if self.candidates not in MODES:
             raise unknown_name("candidate set", self.candidates, MODES)
 
     @property
     def fixed(self) -> Plain:
         """Strategy settings that are not searched."""
-        return {**STRATEGIES[self.strategy].preset(self.preset), **self.settings}
+        return {**self.fixed_fading(self.strategy), **STRATEGIES[self.strategy].preset(self.preset), **self.settings}
+
+    def fixed_fading(self, strategy: str) -> Plain:
+        """What is settled about fading for a strategy: nothing where it is to be chosen, or unknown to it."""
+        if self.fading == "auto" or "fading" not in STRATEGIES[strategy].load().settings_type.model_fields:
+            return {}
+        return {"fading": None if self.fading == "off" else self.fading}
 
     def plain(self) -> Plain:
         """JSON-ready, for records."""
@@ -84,6 +93,14 @@ def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
         except json.JSONDecodeError:
             sections[section][name] = value
     return sections
+
+
+def parse_fading(text: str) -> str | float:
+    """`off`, `auto`, or a half-life as a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def read_config(path: Path) -> Plain:

@@ -55,9 +55,10 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
     from melon.estimator import Melon
 
     config = CellConfig(**asked)
+    if config.device != "cpu":
+        raise SettingsError(f"device = {config.device!r} will not do: a saved model is trained on the cpu.")
     log = load_stream(stream)
     with listener() as told:
-        told.stage(f"pre-training {config.recommender} on {len(log):,} interactions")
         model = Melon(
             config.recommender,
             config.strategy,
@@ -70,7 +71,10 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
             budget=config.budget,
             threads=config.threads,
             report=told.note,
-        ).fit(log)
+        )
+        require_writable(out / "model")
+        told.stage(f"pre-training {config.recommender} on {len(log):,} interactions")
+        model.fit(log)
         model.save(out)
     for name, chosen in model.choices.items():
         _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in chosen.items()) or 'defaults'}")

@@ -83,16 +83,6 @@ class Pretraining:
         while self.epochs_done < epochs:
             yield self.epoch()
 
-    def stamp_last_touches(self) -> None:
-        """Let idle time count from each row's last interaction in the log, in events (METHODS.md 8.3)."""
-        events = np.arange(len(self.log))
-        for role, rows in (("user", self.log.users), ("item", self.log.items)):
-            last = np.zeros(int(rows.max()) + 1, dtype=np.int64)
-            np.maximum.at(last, rows, events)
-            for table in self.recommender.tables.values():
-                if table.spec.role == role:
-                    table.stamp(torch.arange(len(last)), torch.from_numpy(last))
-
     def _make_rows(self) -> None:
         log, recommender = self.log, self.recommender
         recommender.grow(
@@ -123,3 +113,15 @@ class Pretraining:
                 mean = gradient.summed(table.rows) / len(users)
                 table.add(torch.arange(table.rows, device=flat.device), mean.mul_(-settings.shared_lr))
         return evidence.losses.sum()
+
+
+def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str = "interactions") -> None:
+    """Let idle time count from each row's last interaction in the log, in its events or in seconds (METHODS.md 8.3)."""
+    moments = np.arange(len(log)) if clock == "interactions" else log.times
+    for role, rows in (("user", log.users), ("item", log.items)):
+        last = np.zeros(int(rows.max()) + 1, dtype=np.int64)
+        np.maximum.at(last, rows, moments)
+        for table in recommender.tables.values():
+            if table.spec.role == role:
+                known = torch.from_numpy(last[: table.rows])
+                table.stamp(torch.arange(len(known)), known)

@@ -17,6 +17,7 @@ from melon.tables import TableSpec
 class EALSSettings(OptimizerSettings):
     """`neg="pop"` draws negatives by popularity^0.4; `replay` learns that many old interactions again, at weight 1."""
 
+    lr: float = Field(0.05, gt=0, le=1e6)
     w_new: float = Field(4.0, gt=0)
     neg: Literal["uniform", "pop"] = "uniform"
     replay: int = Field(0, ge=0)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from melon.errors import CheckpointError
 from melon.strategies.base import Situation, Strategy, StrategySettings
 from melon.tables import TableSpec
 
@@ -19,7 +20,7 @@ MetaLoss = Callable[[Mapping[str, Tensor]], Tensor]
 class LearnedSettings(StrategySettings):
     """How a meta-model is trained: Adam on the look-ahead loss of each batch."""
 
-    meta_lr: float = Field(2e-3, ge=0)
+    meta_lr: float = Field(5e-3, ge=0)
     meta_weight_decay: float = Field(0.0, ge=0)
     meta_clip: float | None = Field(None, gt=0)
     passes: int = Field(10, ge=0)
@@ -45,8 +46,8 @@ class LearnedStrategy(Strategy):
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """Learned, from the one in the settings: log₂ of each item table's half-life moves by ten times its φ."""
         start = super().half_lives(specs)
-        phi = self.parameters()
-        return {name: half_life * 2.0 ** (10 * float(phi[fading_name(name)])) for name, half_life in start.items()}
+        phi = {name: float(self.parameters()[fading_name(name)].detach()) for name in start}
+        return {name: half_life * 2.0 ** (10 * phi[name]) for name, half_life in start.items()}
 
     def aged(self, situation: Situation, table: str, values: Tensor) -> Tensor:
         """The same numbers, with the half-life's part in them open to the meta-gradient.
@@ -90,10 +91,31 @@ class LearnedStrategy(Strategy):
         return {**held, **self._optimizer.memory()}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self._require_own(memory)
         with torch.no_grad():
             for name, value in self.parameters().items():
                 value.copy_(memory[f"phi/{name}"])
         self._optimizer.recall(memory)
+
+    def _require_own(self, memory: Mapping[str, Tensor]) -> None:
+        """Refuse what another strategy, preset or recommender remembered, before anything is changed."""
+        own = {name: tuple(value.shape) for name, value in self.parameters().items()}
+        told = {name.removeprefix("phi/"): tuple(t.shape) for name, t in memory.items() if name.startswith("phi/")}
+        moments = {f"adam/{order}/{name}": shape for name, shape in own.items() for order in (1, 2)}
+        odd = [f"has no {name}" for name in own if name not in told]
+        odd += [f"has {name}, which is unknown here" for name in told if name not in own]
+        odd += [f"has {n} as {told[n]} instead of {own[n]}" for n in own if n in told and told[n] != own[n]]
+        odd += [] if "adam/steps" in memory else ["has no state of its optimiser"]
+        for name, tensor in memory.items():
+            if name.startswith("adam/") and name != "adam/steps" and moments.get(name) != tuple(tensor.shape):
+                odd.append(f"has {name} as {tuple(tensor.shape)} instead of {moments.get(name, 'nothing')}")
+        if odd:
+            more = f", and {len(odd) - 3} more" if len(odd) > 3 else ""
+            raise CheckpointError(
+                f"this is not the meta-model of strategy {self.name!r} with these settings: it "
+                f"{'; '.join(odd[:3])}{more}. It was saved with another strategy, preset or recommender; load it with "
+                "the settings it was saved with."
+            )
 
 
 class MetaAdam:

@@ -3,21 +3,25 @@
 from melon.registry import Entry, Registry, Space
 from melon.strategies.rates.presets import RATE_PRESETS
 
+#: Half-lives of idle items in interactions, from none at all; searched only where fading is asked for.
+FADING = (None, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 300.0)
 _RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # With SGD, `mean` is `sum` with a rate n times larger, so one axis of rates serves both; a search that stands at `sum`
 # reaches `mean` by its own step.
-_STEP_AXES = {"lr": _RATES, "optimizer": ("sgd", "adam_lazy"), "reduction": ("sum", "mean")}
+_STEP_AXES = {"lr": _RATES, "fading": FADING, "optimizer": ("sgd", "adam_lazy"), "reduction": ("sum", "mean")}
 _STEP_STARTS = ({"optimizer": "sgd", "lr": 0.3}, {"optimizer": "adam_lazy", "lr": 0.01})
 _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "weight_decay": 0.001}
 
+# `most_rate` bounds what a learned rate can become: it is to a learned strategy what `lr` is to a plain one.
 _RATE_SPACE = Space(
     {
-        "rate_bias": (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0),
-        "meta_lr": (0.0005, 0.001, 0.002, 0.005, 0.01),
+        "most_rate": (0.03, 0.1, 0.3, 1.0, 3.0),
+        "meta_lr": (0.001, 0.002, 0.005, 0.01),
+        "fading": FADING,
         "aggregation": ("sum", "sqrt"),
-        "passes": (5, 10, 20),
+        "passes": (10, 20),
     },
-    ({"rate_bias": 0.0, "meta_lr": 0.002, "passes": 10}, {"rate_bias": -1.0, "meta_lr": 0.005, "passes": 10}),
+    ({"most_rate": 1.0, "meta_lr": 0.005}, {"most_rate": 0.3, "meta_lr": 0.005}),
 )
 
 STRATEGIES = Registry(

@@ -24,7 +24,7 @@ MODES = {
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """One line per event: column 0 is the item taken, the others were not. Lines that are not `usable` are set aside."""
+    """One line per event: column 0 is the item taken, the others were not. Lines not `usable` are set aside."""
 
     items: Ints
     usable: Flags

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a draw is a pure function of (seed, purpose, key, counter), so nothing has to be saved."""
+"""Counter-based random numbers: a draw is a pure function of (seed, purpose, key, counter); nothing is saved."""
 
 from __future__ import annotations
 

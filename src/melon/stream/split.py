@@ -76,7 +76,7 @@ def next_change(times: Ints, cut: int) -> int:
 
 
 def batches(start: int, stop: int, size: int = BATCH_SIZE, times: Ints | None = None) -> Iterator[tuple[int, int]]:
-    """Event ranges of the mini-batches of a part; the last may be short. With `times`, cuts wait for a change of time."""
+    """Event ranges of a part's mini-batches; the last may be short. With `times`, cuts wait for a change of time."""
     if size < 1:
         raise StreamError(f"a batch of {size} interactions cannot be; use at least 1 (--batch-size).")
     while start < stop:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from melon.strategies.rates.kernel import pair_logits
 from melon.strategies.rates.parameters import Parameters
 from melon.strategies.rates.preprocess import preprocess
 from melon.strategies.rates.settings import RateSettings
@@ -77,21 +77,22 @@ class PairModel:
     def rates(self, theta: Tensor, gradient: Tensor, terms: LineTerms) -> Rates:
         """w and f of every entry: theta and gradient are lines × entries."""
         if terms.hidden is None:
-            logits = terms.logits.unsqueeze(1)
+            rate, forget = terms.logits[:, RATE, None], terms.logits[:, FORGET, None]
         else:
-            features = [*preprocess(gradient), *([theta.detach()] if self._settings.theta_feature else [])]
-            stacked = torch.stack([feature.expand_as(gradient) for feature in features], dim=-1)
-            weights = self._phi["role.1"][:, 2 : 2 + len(features)]
-            logits = self._logits(stacked, weights, terms)
-        return Rates(self._settings.most_rate * torch.sigmoid(logits[..., RATE]), torch.sigmoid(logits[..., FORGET]))
+            rate, forget = self._logits(theta, gradient, terms)
+        return Rates(self._settings.most_rate * torch.sigmoid(rate), torch.sigmoid(forget))
 
-    def _logits(self, stacked: Tensor, weights: Tensor, terms: LineTerms) -> Tensor:
+    def _logits(self, theta: Tensor, gradient: Tensor, terms: LineTerms) -> tuple[Tensor, Tensor]:
         assert terms.hidden is not None
-        head = self._phi["head.role"]
+        features = [*preprocess(gradient), *([theta.detach()] if self._settings.theta_feature else [])]
+        stacked = torch.stack(features)
+        weights, head = self._phi["role.1"][:, 2 : 2 + len(features)], self._phi["head.role"]
         if self._settings.role == "linear":
             # Affine all the way: the 20-wide layer folds into one weight per feature and one constant per line.
             constant = terms.logits + terms.hidden @ head.T
-            return stacked @ (head @ weights).T + constant.unsqueeze(1)
-        hidden = torch.relu(stacked @ weights.T + terms.hidden.unsqueeze(1))
-        hidden = torch.relu(F.linear(hidden, self._phi["role.2"], self._phi["role.2.bias"]))
-        return F.linear(hidden, head) + terms.logits.unsqueeze(1)
+            folded = torch.einsum("oi,ile->ole", head @ weights, stacked)
+            logits = folded + constant.T.unsqueeze(2)
+        else:
+            second, bias = self._phi["role.2"], self._phi["role.2.bias"]
+            logits = pair_logits(stacked, weights, terms.hidden, second, bias, head) + terms.logits.T.unsqueeze(2)
+        return logits[RATE], logits[FORGET]

@@ -77,6 +77,8 @@ class RateStrategy(LearnedStrategy):
         for gradient in situation.evidence.row_gradients:
             lines = self._lines(situation, gradient)
             rates = self._rates(situation, lines, terms)[0].expand_as(lines.gradient)
+            if self.settings.flat_rates:
+                rates = _flattened(rates, lines)
             scale = self._scale(self.settings.aggregation, lines.touches.clamp(min=1), n, rates)[:, None]
             per_row = torch.zeros_like(situation.values[lines.table])
             if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
@@ -88,6 +90,8 @@ class RateStrategy(LearnedStrategy):
         shared = {}
         for wide in self._shared_lines(situation):
             per_unit = torch.cat([w.expand_as(g) for g, w, _ in self._shared_chunks(situation, wide, terms)])
+            if self.settings.flat_rates:
+                per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
             per_unit = per_unit * self._shared_scale(wide, per_unit)
             shared[wide.table] = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
         return LearningRates(torch.cat(realised, 1), tuple(slots), shared, torch.cat(raw, 1))

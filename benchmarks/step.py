@@ -1,0 +1,102 @@
+"""Cost of a Default step at 10 thousand and at 1 million rows, side by side in one run.
+
+python benchmarks/step.py
+
+Both sizes touch the same number of distinct rows: 256 users and 512 items in each batch. `step` is the step alone on
+given negatives; `learn` also draws the negatives and appends to the history. CPU time on one thread; sizes take turns
+batch by batch, and the ratio is that of medians. Goal: at most 1.5.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from melon.learning.gathering import Offered
+from melon.learning.updater import Updater
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.default import Default
+from melon.stream.batch import Batch
+from melon.stream.history import History
+
+SIZES = (10_000, 1_000_000)
+SETTINGS = ({"optimizer": "sgd", "lr": 0.1}, {"optimizer": "adam_lazy", "lr": 0.01})
+BATCH, WARM_UP = 256, 10
+
+
+class Sized:
+    """An updater with a given number of rows, half users and half items, and batches spread over all of them."""
+
+    def __init__(self, recommender: str, settings: dict[str, object], rows: int) -> None:
+        self._half, self._rng, self._events = rows // 2, np.random.default_rng(0), rows
+        made = RECOMMENDERS[recommender].load()()
+        everything = np.arange(self._half)
+        made.grow(self._half, everything, self._half, everything)
+        history = History()
+        history.append(everything, self._rng.permutation(self._half))
+        self._updater = Updater(made, Default(settings), history)
+        self.learn()  # makes the tables of the optimiser's state
+
+    def step(self) -> float:
+        """CPU seconds of a step on given negatives."""
+        batch = self._batch()
+        offered = Offered(batch.users, self._distinct(2 * BATCH).reshape(BATCH, 2))
+        return spent(lambda: self._updater.step(offered, None, batch))
+
+    def learn(self) -> float:
+        """CPU seconds to learn a batch, negatives and history included."""
+        batch = self._batch()
+        return spent(lambda: self._updater.learn(batch))
+
+    def _batch(self) -> Batch:
+        users, items = self._distinct(BATCH), self._distinct(BATCH)
+        self._events += BATCH
+        return Batch(self._events, users, items, np.full(BATCH, self._events), users, items)
+
+    def _distinct(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Distinct rows, spread over all of them."""
+        width = self._half // count
+        return self._rng.permutation(np.arange(count) * width + self._rng.integers(0, width, count))
+
+
+def spent(work: Callable[[], object]) -> float:
+    """CPU seconds of some work."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=150)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"threads {torch.get_num_threads()}, {asked.batches} batches of {BATCH}; CPU milliseconds, medians")
+    print(
+        f"{'recommender':12}{'optimizer':12}{'':8}"
+        + "".join(f"{f'{size:,} rows':>18}" for size in SIZES)
+        + f"{'ratio':>8}"
+    )
+    for recommender in ("bpr", "ncf"):
+        for settings in SETTINGS:
+            pair = [Sized(recommender, settings, size) for size in SIZES]
+            for what in ("step", "learn"):
+                times = np.array([[getattr(each, what)() for each in pair] for _ in range(WARM_UP + asked.batches)])
+                small, large = np.median(times[WARM_UP:], axis=0) * 1e3
+                print(
+                    f"{recommender:12}{settings['optimizer']:12}{what:8}{small:18.2f}{large:18.2f}{large / small:8.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

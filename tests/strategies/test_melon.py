@@ -1,0 +1,549 @@
+"""MeLON and its ablations as strategies (METHODS.md 4.8, 4.11, 7): equivalences, families, leaks, odd input, state."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rate_scenes import (
+    FAMILY,
+    KINDS,
+    constant_rates,
+    look_ahead_of,
+    past_and_batch,
+    recommender_of,
+    strategy_of,
+    tables_of,
+    updater_of,
+)
+from torch import Tensor
+
+from melon.checks.pairings import situation_of, state_of
+from melon.checks.toys import toy_batch, toy_batches, toy_log
+from melon.data.synthetic import synthetic_stream
+from melon.errors import CheckpointError, LearningError, SettingsError
+from melon.learning import checkpoint
+from melon.learning.gathering import Offered
+from melon.learning.updater import Updater
+from melon.recommenders.base import Recommender, RecommenderSettings
+from melon.recommenders.evidence import Values
+from melon.strategies.base import LearningRates
+from melon.strategies.default import Default
+from melon.strategies.rates.presets import RATE_PRESETS
+from melon.strategies.rates.strategy import RateStrategy
+from melon.stream.batch import Batch, batch_of
+from melon.stream.history import History
+from melon.tables import TableSpec
+
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+EVERY_NAME = pytest.mark.parametrize("name", FAMILY)
+
+
+def columns(rates: LearningRates, table: str, slot: int = 0) -> Tensor:
+    """The raw rates of one row of each interaction."""
+    raw = rates.rows if rates.raw is None else rates.raw
+    return raw[:, [at for at, place in enumerate(rates.slots) if place == (table, slot)]]
+
+
+def numerical_rank(matrix: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(matrix.to(torch.float64), rtol=1e-10))
+
+
+@EVERY_KIND
+class TestDegenerate:
+    """4.11, test 2: with f ≡ 1 and w ≡ η it is plain SGD."""
+
+    @pytest.mark.parametrize(("aggregation", "reduction"), [("batch", "mean"), ("sum", "sum")])
+    @pytest.mark.parametrize("forgetting", [True, False])
+    @EVERY_NAME
+    def test_constant_rates_are_default(
+        self, kind: str, name: str, aggregation: str, reduction: str, forgetting: bool
+    ) -> None:
+        rate = 0.2
+        strategy = strategy_of(
+            name,
+            aggregation=aggregation,
+            shared_aggregation=aggregation,
+            forgetting=forgetting,
+            shared_forgetting=forgetting,
+            meta_lr=0.0,
+        )
+        ours = Updater(recommender_of(kind), strategy, seed=7)
+        constant_rates(strategy, rate)
+        plain = Default({"lr": rate, "reduction": reduction, "shared_reduction": reduction})
+        default = Updater(recommender_of(kind), plain, seed=7)
+        for batch in toy_batches()[:6]:
+            ours.learn(batch)
+            default.learn(batch)
+        for table, values in tables_of(default).items():
+            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
+
+    def test_sum_is_n_times_batch(self, kind: str) -> None:
+        """With equal batches of n, `sum` at η is the mean at n·η."""
+        strategy = strategy_of(aggregation="sum", shared_aggregation="sum", forgetting=False, meta_lr=0.0)
+        ours = Updater(recommender_of(kind), strategy, seed=7)
+        constant_rates(strategy, 0.01)
+        n = len(toy_batches()[0])
+        plain = Default({"lr": 0.01 * n, "reduction": "mean", "shared_reduction": "mean"})
+        default = Updater(recommender_of(kind), plain, seed=7)
+        for batch in toy_batches()[:4]:
+            ours.learn(batch)
+            default.learn(batch)
+        for table, values in tables_of(default).items():
+            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
+
+    def test_forgetting_shrinks_touched_rows_once_however_often_they_are_touched(self, kind: str) -> None:
+        """4.10: f is averaged over a row's touches, never multiplied."""
+        forget = 0.9
+        strategy = strategy_of(meta_lr=0.0)
+        updater = updater_of(kind, strategy, noise=0.5)
+        constant_rates(strategy, 1e-300, float(np.log(forget / (1 - forget))))
+        users, items = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 2])
+        updater.learn(toy_batch(0, np.arange(3), np.arange(3)))  # makes the rows
+        before = tables_of(updater)
+        updater.learn(toy_batch(3, users, items))
+        for table, values in tables_of(updater).items():
+            touched = updater.recommender.tables[table].state()["touched"] == 3
+            spec = updater.recommender.tables[table].spec
+            rate = 1.0 if spec.role == "shared" or table == "user_bias" else forget
+            torch.testing.assert_close(
+                values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table
+            )
+
+
+@EVERY_KIND
+class TestFamilies:
+    """1.3, 4.8 and 4.11, test 4; always on the raw rates, before the mask."""
+
+    def rates(self, kind: str, name: str, **settings: Any) -> tuple[Updater, Batch, LearningRates]:
+        past, batch = past_and_batch()
+        updater = updater_of(kind, strategy_of(name, **settings), past, noise=0.5, phi_noise=0.4)
+        return updater, batch, updater.learning_rates(batch)
+
+    @pytest.mark.parametrize("aggregation", ["sum", "row_mean", "sqrt", "batch"])
+    def test_melon_i_is_constant_along_an_interaction(self, kind: str, aggregation: str) -> None:
+        _, _, rates = self.rates(kind, "melon_i", aggregation=aggregation)
+        assert rates.raw is not None
+        for matrix in (rates.raw, *rates.shared.values()):
+            assert torch.equal(matrix, matrix[:, :1].expand_as(matrix))
+            assert numerical_rank(matrix) == 1
+        assert len(torch.unique(rates.raw[:, 0])) > 1
+
+    def test_melon_p_is_constant_along_a_parameter(self, kind: str) -> None:
+        updater, batch, rates = self.rates(kind, "melon_p")
+        situation = situation_of(updater, batch)[1]
+        repeated = 0
+        for gradient in situation.evidence.row_gradients:
+            slots = gradient.positions.shape[1]
+            lines = torch.cat([columns(rates, gradient.table, slot) for slot in range(slots)])
+            rows = gradient.positions.T.reshape(-1)
+            for row in torch.unique(rows):
+                mine = lines[rows == row]
+                repeated += len(mine) > 1
+                assert torch.equal(mine, mine[:1].expand_as(mine)), gradient.table
+        assert repeated > 3
+        for matrix in rates.shared.values():
+            assert torch.equal(matrix, matrix[:1].expand_as(matrix))
+            assert numerical_rank(matrix) == 1
+        assert kind == "bpr" or len(torch.unique(rates.shared["layer_1"][0])) > 1
+
+    def test_melon_is_two_dimensional(self, kind: str) -> None:
+        _, _, rates = self.rates(kind, "melon")
+        assert rates.raw is not None
+        assert numerical_rank(rates.raw) == min(rates.raw.shape)
+        for table in ("layer_1", "layer_2") if kind == "ncf" else ():
+            assert numerical_rank(rates.shared[table]) > 1
+
+    def test_one_interaction_has_many_rates_and_so_has_one_parameter(self, kind: str) -> None:
+        updater, batch, rates = self.rates(kind, "melon")
+        table = "user_factors" if kind == "bpr" else "user_gmf"
+        mine = columns(rates, table)
+        assert len(torch.unique(mine[0])) == mine.shape[1]  # one interaction, several parameters
+        twice = int(np.flatnonzero(np.bincount(batch.users) > 1)[0])
+        first, second = np.flatnonzero(batch.users == twice)[:2]
+        assert not torch.isclose(mine[first], mine[second]).any()  # one parameter, two interactions
+        assert len(situation_of(updater, batch)[1].examples) == len(batch)
+
+    @pytest.mark.parametrize(("aggregation", "power"), [("sum", 0.0), ("row_mean", 1.0), ("sqrt", 0.5)])
+    def test_realised_rates_are_the_raw_ones_over_the_touches(self, kind: str, aggregation: str, power: float) -> None:
+        updater, batch, rates = self.rates(kind, "melon", aggregation=aggregation)
+        assert rates.raw is not None
+        start = 0
+        for gradient in situation_of(updater, batch)[1].evidence.row_gradients:
+            n, slots, dim = gradient.gradient.shape
+            touches = torch.bincount(gradient.positions.reshape(-1))[gradient.positions]
+            here = slice(start, start + slots * dim)
+            realised, raw = (block[:, here].reshape(n, slots, dim) for block in (rates.rows, rates.raw))
+            torch.testing.assert_close(realised, raw * touches.double().pow(-power)[:, :, None], rtol=1e-12, atol=0)
+            start += slots * dim
+
+    @EVERY_NAME
+    def test_rates_explain_the_step(self, kind: str, name: str) -> None:
+        """1.2: without forgetting, Δ = −colsum(W ⊙ G)."""
+        updater, batch, rates = self.rates(kind, name, forgetting=False, aggregation="sqrt", shared_aggregation="sqrt")
+        self.assert_explained(updater, batch, rates)
+
+    @EVERY_NAME
+    def test_the_control_shows_its_own_rates(self, kind: str, name: str) -> None:
+        """`flat_rates`: one mean for each role in the batch, in the step and in the matrix."""
+        updater, batch, rates = self.rates(kind, name, forgetting=False, flat_rates=True)
+        assert rates.raw is not None
+        for slot in set(rates.slots):
+            assert len(torch.unique(columns(rates, *slot))) == 1
+        self.assert_explained(updater, batch, rates)
+
+    @staticmethod
+    def assert_explained(updater: Updater, batch: Batch, rates: LearningRates) -> None:
+        situation = situation_of(updater, batch)[1]
+        proposed = updater.strategy.propose(situation).values
+        start = 0
+        for gradient in situation.evidence.row_gradients:
+            n, slots, dim = gradient.gradient.shape
+            block = rates.rows[:, start : start + slots * dim].reshape(n, slots, dim)
+            start += slots * dim
+            old = situation.values[gradient.table]
+            step = torch.zeros_like(old)
+            step.index_add_(0, gradient.positions.reshape(-1), (block * gradient.gradient).reshape(-1, dim))
+            torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
+        for wide in situation.evidence.shared_gradients:
+            old = situation.values[wide.table]
+            step = (rates.shared[wide.table] * wide.expand().flatten(1)).sum(0)
+            torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
+
+
+@EVERY_KIND
+class TestOnlyWhatIsTouched:
+    """4.11, test 5."""
+
+    @EVERY_NAME
+    def test_other_rows_keep_their_bytes(self, kind: str, name: str) -> None:
+        past, batch = past_and_batch()
+        updater = updater_of(kind, strategy_of(name), past, noise=0.5)
+        compact, _ = situation_of(updater, batch)
+        before = tables_of(updater)
+        updater.learn(batch)
+        for table, values in tables_of(updater).items():
+            role = updater.recommender.tables[table].spec.role
+            if role == "shared":
+                continue
+            others = np.setdiff1d(np.arange(len(values)), compact.users if role == "user" else compact.items)
+            assert len(others)
+            assert torch.equal(values[others], before[table][others])
+
+    @EVERY_NAME
+    def test_the_provisional_rows_stay_if_asked(self, kind: str, name: str) -> None:
+        past, _ = past_and_batch()
+        plain, keeping = (
+            updater_of(kind, strategy_of(name, keep_prelim=keep), past[:1], noise=0.5) for keep in (False, True)
+        )
+        for updater in (plain, keeping):
+            for batch in past[1:-1]:
+                updater.learning_rates(batch)  # makes the rows
+                updater.history.append(batch.users, batch.items)
+        situation, _ = look_ahead_of(keeping, past[-1])
+        assert situation.around is not None
+        provisional = keeping.strategy.look_ahead(replace(situation, reach=None))
+        for updater in (plain, keeping):
+            updater.learn(past[-1])
+        kept = 0
+        for table, values in tables_of(keeping).items():
+            role = keeping.recommender.tables[table].spec.role
+            if role == "shared" or table == "user_bias":
+                continue
+            stored = situation.around.users if role == "user" else situation.around.items
+            beyond = stored[situation.reached(table) :]
+            kept += len(beyond)
+            assert torch.equal(values[beyond], provisional[table].detach()[situation.reached(table) :])
+            assert not torch.isclose(values[beyond], tables_of(plain)[table][beyond]).all(1).any()
+            others = np.setdiff1d(np.arange(len(values)), beyond)
+            assert torch.equal(values[others], tables_of(plain)[table][others])
+        assert kept > 3
+
+    def test_looking_ahead_leaves_no_trace(self, kind: str) -> None:
+        past, batch = past_and_batch()
+        updater = updater_of(kind, strategy_of(), past, noise=0.5)
+        updater.learning_rates(batch)
+        before = state_of(updater)
+        situation, meta_loss = look_ahead_of(updater, batch)
+        updater.strategy.meta_gradient(situation, meta_loss)
+        after = state_of(updater)
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+class TestTime:
+    """4.11, test 6: neither the future nor the batch's own edges are seen."""
+
+    @EVERY_NAME
+    @EVERY_KIND
+    def test_another_future_changes_nothing_before_it(self, kind: str, name: str) -> None:
+        cut, told = 6, []
+        for log in (toy_log(), toy_log(other_future_from=cut * 16)):
+            updater = updater_of(kind, strategy_of(name))
+            rates = []
+            for batch in toy_batches(log)[:cut]:
+                rates.append(updater.learning_rates(batch).rows)
+                updater.learn(batch)
+            told.append((rates, state_of(updater)))
+        assert all(torch.equal(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
+        assert all(np.array_equal(told[0][1][key], told[1][1][key]) for key in told[0][1])
+
+    def test_edges_of_the_batch_are_not_in_its_graph(self) -> None:
+        """What else the user takes in this batch does not change the rates of an interaction."""
+        past, _ = past_and_batch()
+        updater = updater_of("bpr", strategy_of(), past, noise=0.5, phi_noise=0.4)
+        first = past[-1].first_event + len(past[-1])
+        rows = [updater.learning_rates(toy_batch(first, np.array([1, 1]), np.array([2, i]))).raw for i in (3, 4)]
+        assert rows[0] is not None
+        assert torch.equal(rows[0][0], rows[1][0])
+        assert not torch.equal(rows[0][1], rows[1][1])
+
+    def test_an_edge_of_the_past_is(self) -> None:
+        past, _ = past_and_batch()
+        batch = toy_batch(past[-1].first_event + 20, np.array([1]), np.array([2]))
+        rates = []
+        for extra in (0, 1):
+            updater = updater_of("bpr", strategy_of(), past, noise=0.5, phi_noise=0.4)
+            updater.history.append(np.ones(extra, dtype=np.int64), np.full(extra, 5))
+            rates.append(updater.learning_rates(batch).raw)
+        assert not torch.equal(rates[0], rates[1])
+
+
+def finite(updater: Updater) -> bool:
+    return all(np.isfinite(array).all() for array in state_of(updater).values())
+
+
+@EVERY_KIND
+@EVERY_NAME
+class TestOddInput:
+    def ready(self, kind: str, name: str, **settings: Any) -> Updater:
+        return updater_of(kind, FAMILY[name](settings), past_and_batch()[0], dtype=torch.float32)
+
+    @pytest.mark.parametrize("preset", RATE_PRESETS)
+    def test_batches_of_one_from_the_first_event_on(self, kind: str, name: str, preset: str) -> None:
+        updater = updater_of(kind, FAMILY[name](RATE_PRESETS[preset]), dtype=torch.float32)
+        for batch in toy_batches(size=1)[:25]:
+            assert np.isfinite(updater.learn(batch))
+        assert finite(updater)
+
+    def test_one_user_fills_the_batch(self, kind: str, name: str) -> None:
+        updater = self.ready(kind, name)
+        assert np.isfinite(updater.learn(toy_batch(96, np.full(256, 1), np.arange(256) % 12)))
+        assert finite(updater)
+
+    def test_one_item_fills_batch_after_batch(self, kind: str, name: str) -> None:
+        """A hot item takes 256 steps at once; it must not run away."""
+        updater = self.ready(kind, name)
+        for number in range(30):
+            loss = updater.learn(toy_batch(96 + 256 * number, np.arange(256) % 20, np.full(256, 2)))
+            assert np.isfinite(loss)
+        assert finite(updater)
+        table = updater.recommender.tables["item_bias"].everything()
+        assert float(table.abs().max()) < 1e3
+
+    def test_users_and_items_without_history(self, kind: str, name: str) -> None:
+        for cold in ("drop", "current"):
+            updater = self.ready(kind, name, cold=cold)
+            rates = updater.learning_rates(toy_batch(96, np.array([900, 901]), np.array([900, 901])))
+            assert torch.isfinite(rates.rows).all()
+            assert np.isfinite(updater.learn(toy_batch(96, np.array([900, 901]), np.array([900, 901]))))
+            assert finite(updater)
+
+    def test_an_item_that_is_its_own_negative(self, kind: str, name: str) -> None:
+        updater = self.ready(kind, name)
+        users, items = np.array([0, 1]), np.array([[2, 2], [3, 3]])
+        batch = toy_batch(96, users, items[:, 0])
+        loss = updater.step(Offered(users, items), Offered(users, items), batch)
+        assert loss == pytest.approx(np.log(2))
+        assert finite(updater)
+
+    def test_short_batches_follow_long_ones(self, kind: str, name: str) -> None:
+        updater = self.ready(kind, name)
+        first = 96
+        for size in (16, 3, 1, 16, 2):
+            updater.learn(toy_batch(first, np.arange(size), np.arange(size) % 5))
+            first += size
+        assert updater.history.events == first
+        assert finite(updater)
+
+    def test_no_neighbours_at_all(self, kind: str, name: str) -> None:
+        updater = self.ready(kind, name, neighbours=0)
+        updater.learn(past_and_batch()[1])
+        assert finite(updater)
+
+
+class Mixed(Recommender):
+    """A user's own: a bilinear score through a shared matrix, a shared shift for each dimension, and no closed form."""
+
+    name = "mixed"
+    settings_type = RecommenderSettings
+
+    def declare(self) -> tuple[TableSpec, ...]:
+        return (
+            TableSpec("taste", "user", "embedding", 3, 0.3),
+            TableSpec("flavour", "item", "embedding", 4, 0.3),
+            TableSpec("fame", "item", "bias", 1, 0.1),
+            TableSpec("mix", "shared", "weight", 4, 0.5, rows=3),
+            TableSpec("shift", "shared", "weight", 4, 0.5, rows=1),
+        )
+
+    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        flavour = torch.tanh(values["flavour"][items] + values["shift"][0])
+        return ((values["taste"][users] @ values["mix"]) * flavour).sum(-1) + values["fame"][items, 0]
+
+
+@EVERY_NAME
+class TestAUsersOwnRecommender:
+    def updater(self, name: str, **settings: Any) -> Updater:
+        return Updater(Mixed(dtype=torch.float64), strategy_of(name, **settings), seed=7)
+
+    def test_it_learns(self, name: str) -> None:
+        updater = self.updater(name)
+        for batch in toy_batches():
+            updater.learn(batch)
+        assert finite(updater)
+        rates = updater.learning_rates(toy_batches()[-1])
+        assert {table: tuple(block.shape) for table, block in rates.shared.items()} == {
+            "mix": (16, 12),
+            "shift": (16, 4),
+        }
+
+    def test_its_meta_gradient_is_exact(self, name: str) -> None:
+        past, batch = past_and_batch()
+        updater = self.updater(name, shared_forgetting=True)
+        for one in past:
+            updater.learn(one)
+        strategy = updater.strategy
+        assert isinstance(strategy, RateStrategy)
+        situation, meta_loss = look_ahead_of(updater, batch)
+        whole, _ = strategy.meta_gradient(situation, meta_loss)
+        strategy.at_once, strategy.chunk = -1, 24
+        pieces, _ = strategy.meta_gradient(situation, meta_loss)
+        for key, gradient in whole.items():
+            torch.testing.assert_close(pieces[key], gradient, rtol=1e-9, atol=1e-14)
+        bias = strategy.parameters()["head.bias"].detach()
+        for row in (0, 1):
+            found = []
+            for moved in (1e-5, -2e-5):
+                bias[row] += moved
+                found.append(float(meta_loss(strategy.look_ahead(situation)).detach()))
+            bias[row] += 1e-5
+            assert (found[0] - found[1]) / 2e-5 == pytest.approx(float(whole["head.bias"][row]), rel=1e-5, abs=1e-9)
+
+    def test_pairwise_needs_a_gradient_for_each_pair(self, name: str) -> None:
+        updater = self.updater(name, pairwise=True)
+        with pytest.raises(SettingsError, match="pairwise=false"):
+            updater.learn(toy_batches()[0])
+
+
+class TestState:
+    @EVERY_NAME
+    @EVERY_KIND
+    def test_a_checkpoint_goes_on_bit_for_bit(self, kind: str, name: str, tmp_path: Any) -> None:
+        batches = toy_batches()
+        original = updater_of(kind, strategy_of(name, keep_prelim=True, fading=60.0), batches[:8], dtype=torch.float32)
+        checkpoint.save(tmp_path, original)
+        copy = checkpoint.load(tmp_path).updater
+        for batch in batches[8:12]:
+            original.learn(batch)
+            copy.learn(batch)
+        one, other = state_of(original), state_of(copy)
+        assert one.keys() == other.keys()
+        for key in one:
+            assert one[key].tobytes() == other[key].tobytes(), key
+
+    def recalled(self, strategy: RateStrategy, memory: Mapping[str, Tensor]) -> str:
+        """The refusal, which leaves the strategy as it was."""
+        before = strategy.memory()
+        with pytest.raises(CheckpointError) as refusal:
+            strategy.recall(memory)
+        after = strategy.memory()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        return str(refusal.value)
+
+    def bound(self, kind: str, name: str, batches: int = 0, **settings: Any) -> RateStrategy:
+        strategy = strategy_of(name, **settings)
+        updater_of(kind, strategy, toy_batches()[:batches])
+        return strategy
+
+    def test_the_memory_of_another_strategy_is_refused(self) -> None:
+        memory = self.bound("bpr", "melon_i", 3).memory()
+        told = self.recalled(self.bound("bpr", "melon"), memory)
+        assert "'melon'" in told
+        assert "has no role.1" in told
+        told = self.recalled(self.bound("bpr", "melon_i"), self.bound("bpr", "melon").memory())
+        assert "role.1, which is unknown here" in told
+
+    def test_the_memory_of_another_preset_is_refused(self) -> None:
+        memory = self.bound("bpr", "melon", 3, **RATE_PRESETS["code"]).memory()
+        told = self.recalled(self.bound("bpr", "melon"), memory)
+        assert "user.extend" in told
+        told = self.recalled(self.bound("bpr", "melon", theta_feature=False), self.bound("bpr", "melon").memory())
+        assert "role.1 as (5, 5) instead of (5, 4)" in told
+
+    def test_the_memory_on_another_recommender_is_refused(self) -> None:
+        told = self.recalled(self.bound("ncf", "melon"), self.bound("bpr", "melon", 2).memory())
+        assert "user.attention as (1, 8) instead of (1, 12)" in told
+
+    def test_half_a_memory_is_refused(self) -> None:
+        memory = self.bound("bpr", "melon", 3).memory()
+        strategy = self.bound("bpr", "melon")
+        for missing, wanted in (("adam/steps", "optimiser"), ("phi/head.bias", "has no head.bias")):
+            assert wanted in self.recalled(strategy, {key: t for key, t in memory.items() if key != missing})
+        odd = {**memory, "adam/1/head.bias": torch.zeros(3)}
+        assert "adam/1/head.bias" in self.recalled(strategy, odd)
+
+    def test_a_default_has_no_meta_model(self) -> None:
+        default = Default({})
+        assert "has no user.attention" in self.recalled(self.bound("bpr", "melon"), default.memory())
+
+    def test_a_broken_look_ahead_is_told_and_leaves_everything(self) -> None:
+        past, batch = past_and_batch()
+        updater = updater_of("bpr", strategy_of(), past)
+        updater.learning_rates(batch)
+        strategy = updater.strategy
+        strategy.meta_gradient = lambda *_: (  # type: ignore[attr-defined]
+            {name: torch.full_like(value, float("nan")) for name, value in strategy.parameters().items()},
+            torch.tensor(1.0),
+        )
+        before = state_of(updater)
+        with pytest.raises(LearningError, match="look-ahead"):
+            updater.learn(batch)
+        after = state_of(updater)
+        assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def drifting(kind: str, strategy: RateStrategy, batches: int, size: int) -> Updater:
+    """Learn a drifting stream, again and again from its start when it ends."""
+    log = synthetic_stream("drift", n_events=100 * size, seed=0)
+    updater = Updater(recommender_of(kind, torch.float32), strategy, History(), seed=7)
+    for number in range(batches):
+        start = (number * size) % len(log)
+        updater.learn(replace(batch_of(log, start, start + size), first_event=number * size))
+    return updater
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILY)
+@EVERY_KIND
+def test_a_thousand_batches_stay_finite_and_alive(kind: str, name: str) -> None:
+    """Preset default: nothing leaves the finite numbers, and shared weights neither vanish nor burst."""
+    start = {key: float(t.everything().norm()) for key, t in recommender_of(kind, torch.float32).tables.items()}
+    updater = drifting(kind, FAMILY[name]({}), batches=1_000, size=64)
+    assert finite(updater)
+    for key, table in updater.recommender.tables.items():
+        if table.spec.role == "shared":
+            assert start[key] / 5 < float(table.everything().norm()) < start[key] * 20, key
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@EVERY_KIND
+def test_some_batches_stay_finite_and_alive(kind: str, name: str) -> None:
+    start = {key: float(t.everything().norm()) for key, t in recommender_of(kind, torch.float32).tables.items()}
+    updater = drifting(kind, strategy_of(name), batches=40, size=32)
+    assert finite(updater)
+    for key, table in updater.recommender.tables.items():
+        if table.spec.role == "shared":
+            assert start[key] / 5 < float(table.everything().norm()) < start[key] * 20, key
