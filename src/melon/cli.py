@@ -261,6 +261,30 @@ def pretrain(
 
 
 @app.command()
+def explain(
+    checkpoint: Annotated[Path, typer.Argument(help="A saved model (melon pretrain and Melon.save make one).")],
+    stream: Stream,
+    out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("explain.png"),
+    at: Annotated[
+        int | None,
+        typer.Option(help="The event at which the batch starts. (default: the first that is new to the model)"),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="So many batches further on.")] = 0,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Interactions in the batch. (default: as the model learns)")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Draw the learning-rate matrix of a batch: how far each interaction would move each parameter, and why.
+
+    The batch is looked at as if it were learned now; nothing is learned and the model stays as it is.
+    """
+    from melon.experiments.explain import explain_model
+
+    explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size, as_json=json)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write the stream, the results and the page to.")] = Path(
         "demo"

@@ -156,7 +156,7 @@ class TestStoredModel:
         recommender = make(kind)
         users = torch.tensor([0, 3])
         expected = recommender.score(users, torch.arange(9).expand(2, -1))
-        monkeypatch.setattr("melon.recommenders.ncf._SCORED_AT_ONCE", 4)
+        monkeypatch.setattr("melon.recommenders.base._SCORED_AT_ONCE", 4)
         for table in recommender.tables.values():
             monkeypatch.setattr(table, "blocks", lambda table=table: type(table).blocks(table, 2))
         for n_items in (3, 4, 9):

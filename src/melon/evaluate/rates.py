@@ -1,4 +1,4 @@
-"""What a learning-rate matrix says (METHODS.md 1.3, 5.6): its rank, what it follows, how far it is from one direction."""
+"""What a learning-rate matrix says (METHODS.md 1.3, 5.6): its rank, what it follows, how one-directional it is."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Distance:
 class RateFacts:
     """A learning-rate matrix in numbers. What a constant matrix has no answer to is None.
 
-    `with_loss` and `with_gradient` are rank correlations: of an interaction's mean rate with its loss, and of a cell's
-    rate with the magnitude of its gradient. `by_interaction`, `by_parameter` and `neither` are shares of the variance.
+    `with_…` are rank correlations: of an interaction's mean rate with its loss, and of a cell's rate with the magnitude
+    of its gradient and with the signed gradient. `by_interaction`, `by_parameter` and `neither` are shares of the
+    variance.
     """
 
     interactions: int
@@ -58,6 +59,7 @@ class RateFacts:
     sigma_ratio: float
     with_loss: float | None
     with_gradient: float | None
+    with_signed_gradient: float | None
     by_interaction: float | None
     by_parameter: float | None
     neither: float | None
@@ -101,10 +103,11 @@ def shared_cells(rates: LearningRates, evidence: Evidence, most: int = SHARED_WE
 def describe_rates(cells: RateCells) -> RateFacts:
     """The matrix in numbers."""
     matrix = cells.rates
-    singular = np.linalg.svd(matrix, compute_uv=False)
+    singular = np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
     shares = variance_shares(matrix, cells.precision)
     return RateFacts(
-        *matrix.shape,
+        interactions=len(matrix),
+        parameters=matrix.shape[1],
         least=float(matrix.min()),
         mean=float(matrix.mean()),
         most=float(matrix.max()),
@@ -112,6 +115,7 @@ def describe_rates(cells: RateCells) -> RateFacts:
         sigma_ratio=float(singular[1] / singular[0]) if len(singular) > 1 and singular[0] > 0 else 0.0,
         with_loss=rank_correlation(matrix.mean(1), cells.losses, cells.precision),
         with_gradient=rank_correlation(matrix.ravel(), np.abs(cells.gradients).ravel(), cells.precision),
+        with_signed_gradient=rank_correlation(matrix.ravel(), cells.gradients.ravel(), cells.precision),
         by_interaction=shares and shares[0],
         by_parameter=shares and shares[1],
         neither=shares and shares[2],

@@ -75,6 +75,18 @@ class LiveModel:
                 loss = self._learn(log, slice(start, stop), user_rows, item_rows)
             yield loss
 
+    def foresee(self, log: Interactions, start: int, stop: int) -> Batch:
+        """Events of a log as the next batch would be; nothing is taken note of, newcomers stand behind the known."""
+        users, items = log.users[start:stop], log.items[start:stop]
+        return Batch(
+            self.updater.history.events,
+            _foreseen(self.users, log.user_ids, users),
+            _foreseen(self.items, log.item_ids, items),
+            log.times[start:stop],
+            log.user_keys[users],
+            log.item_keys[items],
+        )
+
     def best(self, users: Ints, k: int, *, filter_seen: bool) -> Iterator[Best]:
         """The k best items for each of the known users; without those that the user has had, if asked."""
         n_items = self.rows_of("item")
@@ -172,6 +184,14 @@ def _add(book: IdBook, ids: npt.NDArray[Any], row_of: Ints, batch: Ints) -> None
     distinct = np.unique(batch)
     fresh = distinct[row_of[distinct] < 0]
     row_of[fresh] = book.rows(ids[fresh], add=True)
+
+
+def _foreseen(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
+    """The rows that the ids of a batch have, or would get if they were added in order of arrival."""
+    distinct, inverse = np.unique(batch, return_inverse=True)
+    rows = book.rows(ids[distinct])
+    rows[rows < 0] = len(book) + np.arange(int((rows < 0).sum()))
+    return rows[inverse.reshape(-1)]
 
 
 @contextlib.contextmanager

@@ -95,11 +95,15 @@ class Updater:
         self._make_rows(batch)
         return self._step(batch)
 
-    def learning_rates(self, batch: Batch) -> LearningRates:
-        """The strategy's learning-rate matrix for a batch, as if it were learned now; changes no row that exists."""
+    def situation(self, batch: Batch) -> Situation:
+        """A batch as the strategy would meet it now; newcomers get their rows, and no row that exists is changed."""
         self.tick(int(batch.times[0]))
         self._make_rows(batch)
-        return self.strategy.learning_rates(self._situation(batch)[1])
+        return self._situation(batch)[1]
+
+    def learning_rates(self, batch: Batch) -> LearningRates:
+        """The strategy's learning-rate matrix for a batch, as if it were learned now; changes no row that exists."""
+        return self.strategy.learning_rates(self.situation(batch))
 
     def _alike_where_absent(self, scores: Scores, items: Ints) -> Scores:
         """Items without a row are one and the same to a recommender, and tie exactly.

@@ -19,6 +19,9 @@ from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Table, TableSpec
 
+#: Pairs that are scored at a time where the whole catalogue is asked for.
+_SCORED_AT_ONCE = 1 << 16
+
 
 class RecommenderSettings(Settings):
     """What every recommender can be told."""
@@ -97,8 +100,9 @@ class Recommender(ABC):
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
         """Scores of all items 0 … n_items-1 for each user."""
-        everything = torch.arange(n_items, device=users.device)
-        return self.score(users, everything.expand(len(users), -1), context)
+        at_once = max(_SCORED_AT_ONCE // max(len(users), 1), 1)
+        blocks = torch.split(torch.arange(n_items, device=users.device), at_once)
+        return torch.cat([self.score(users, block.expand(len(users), -1), context) for block in blocks], dim=1)
 
     def item_vectors(self) -> Tensor:
         """One vector per item, for similarities: its embeddings side by side."""

@@ -44,11 +44,14 @@ class BPR(Recommender):
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         users, items = examples.users, examples.items
         factors, offered = values["user_factors"][users], values["item_factors"][items]
-        scores = torch.bmm(offered, factors.unsqueeze(-1)).squeeze(-1) + values["item_bias"][items, 0]
+        # Many short products: multiplying and adding up is several times quicker than a batched matrix product.
+        scores = (offered * factors.unsqueeze(1)).sum(-1) + values["item_bias"][items, 0]
         own_bias = values["user_bias"][users]
         losses, slopes = self.loss.slopes(scores + own_bias)
         branches = users[:, None].expand_as(items) if per_branch else users[:, None]
-        to_user = slopes.unsqueeze(-1) * offered if per_branch else torch.bmm(slopes.unsqueeze(1), offered)
+        to_user = slopes.unsqueeze(-1) * offered
+        if not per_branch:
+            to_user = to_user.sum(1, keepdim=True)
         gradients: list[Gradient] = [
             RowGradient("user_factors", branches, to_user),
             RowGradient("item_factors", items, slopes.unsqueeze(-1) * factors.unsqueeze(1)),
@@ -61,8 +64,8 @@ class BPR(Recommender):
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        factors = self.tables["user_factors"].gather(users).unsqueeze(-1)
-        scores = torch.bmm(self.tables["item_factors"].gather(items), factors).squeeze(-1)
+        factors = self.tables["user_factors"].gather(users).unsqueeze(1)
+        scores = self.tables["item_factors"].gather(items).mul_(factors).sum(-1)
         return scores + self.tables["item_bias"].gather(items).squeeze(-1) + self.tables["user_bias"].gather(users)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:

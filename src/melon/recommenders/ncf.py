@@ -12,8 +12,6 @@ from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
 from melon.tables import TableSpec
 
-_SCORED_AT_ONCE = 1 << 16
-
 
 class NCFSettings(RecommenderSettings):
     """`init="paper"` draws everything with deviation 0.01, which silences the network (METHODS.md 2.2)."""
@@ -111,15 +109,10 @@ class NCF(Recommender):
         hidden = hidden.add_((tables["user_mlp"].gather(users) @ first[:, :dim].T).unsqueeze(1)).relu_()
         for weight in rest:
             hidden = (hidden @ weight.T).relu_()
-        weighted = (tables["user_gmf"].gather(users) * tables["product"].everything()).unsqueeze(-1)
-        scores = torch.bmm(tables["item_gmf"].gather(items), weighted).squeeze(-1)
+        weighted = (tables["user_gmf"].gather(users) * tables["product"].everything()).unsqueeze(1)
+        scores = tables["item_gmf"].gather(items).mul_(weighted).sum(-1)
         scores += hidden @ tables["output"].everything()[0]
         return scores + tables["item_bias"].gather(items).squeeze(-1) + tables["user_bias"].gather(users)
-
-    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        at_once = max(_SCORED_AT_ONCE // max(len(users), 1), 1)
-        blocks = torch.split(torch.arange(n_items, device=users.device), at_once)
-        return torch.cat([self.score(users, block.expand(len(users), -1)) for block in blocks], dim=1)
 
     def _layers(self) -> list[str]:
         return [f"layer_{number}" for number in range(1, len(self.settings.layers) + 1)]

@@ -97,6 +97,7 @@ class LearningRates:
     slots: tuple[tuple[str, int], ...]  # (table, slot within the interaction) for each column
     shared: dict[str, Tensor]
     raw: Tensor | None = None  # `rows` before a row's several touches are averaged, where that differs
+    raw_shared: dict[str, Tensor] | None = None  # and `shared` likewise
 
 
 class StrategySettings(Settings):

@@ -24,6 +24,7 @@ class LearnedSettings(StrategySettings):
     meta_weight_decay: float = Field(0.0, ge=0)
     meta_clip: float | None = Field(None, gt=0)
     passes: int = Field(10, ge=0)
+    fading_speed: float = Field(0.1, ge=0)
     cold: Literal["drop", "current"] = "drop"
     keep_prelim: bool = False
 
@@ -44,10 +45,10 @@ class LearnedStrategy(Strategy):
         """Meta-parameters by name; leaves that require a gradient."""
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """Learned, from the one in the settings: log₂ of each item table's half-life moves by ten times its φ."""
+        """Learned, from the one in the settings: log₂ of each item table's half-life moves by `fading_speed` · φ."""
         start = super().half_lives(specs)
         phi = {name: float(self.parameters()[fading_name(name)].detach()) for name in start}
-        return {name: half_life * 2.0 ** (10 * phi[name]) for name, half_life in start.items()}
+        return {name: half_life * 2.0 ** (self.settings.fading_speed * phi[name]) for name, half_life in start.items()}
 
     def aged(self, situation: Situation, table: str, values: Tensor) -> Tensor:
         """The same numbers, with the half-life's part in them open to the meta-gradient.
@@ -61,7 +62,8 @@ class LearnedStrategy(Strategy):
         half_life = around.tables[table].half_life
         assert half_life is not None
         halvings = around.idle[table][: len(values)].to(values.dtype)[:, None] / half_life
-        return values * torch.exp2(halvings * (1 - torch.exp2(10 * (phi.detach() - phi))))
+        change = torch.exp2(self.settings.fading_speed * (phi.detach() - phi))
+        return values * torch.exp2(halvings * (1 - change))
 
     @abstractmethod
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:

@@ -12,16 +12,17 @@ _STEP_AXES = {"lr": _RATES, "fading": FADING, "optimizer": ("sgd", "adam_lazy"),
 _STEP_STARTS = ({"optimizer": "sgd", "lr": 0.3}, {"optimizer": "adam_lazy", "lr": 0.01})
 _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "weight_decay": 0.001}
 
-# `most_rate` bounds what a learned rate can become: it is to a learned strategy what `lr` is to a plain one.
+# `most_rate` bounds what a learned rate can become and is to a learned strategy what `lr` is to a plain one: rates
+# start at half of it, so a search begins where plain steps of a usual size would.
 _RATE_SPACE = Space(
     {
-        "most_rate": (0.03, 0.1, 0.3, 1.0, 3.0),
-        "meta_lr": (0.001, 0.002, 0.005, 0.01),
+        "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
+        "meta_lr": (0.0003, 0.001, 0.003, 0.01),
         "fading": FADING,
         "aggregation": ("sum", "sqrt"),
         "passes": (10, 20),
     },
-    ({"most_rate": 1.0, "meta_lr": 0.005}, {"most_rate": 0.3, "meta_lr": 0.005}),
+    ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
 )
 
 STRATEGIES = Registry(

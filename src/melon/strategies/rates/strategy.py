@@ -87,14 +87,15 @@ class RateStrategy(LearnedStrategy):
             realised.append((rates * scale[gradient.positions.reshape(-1)]).reshape(n, -1))
             width, dim = gradient.gradient.shape[1:]
             slots += [(lines.table, slot) for slot in range(width) for _ in range(dim)]
-        shared = {}
+        shared, raw_shared = {}, {}
         for wide in self._shared_lines(situation):
             per_unit = torch.cat([w.expand_as(g) for g, w, _ in self._shared_chunks(situation, wide, terms)])
             if self.settings.flat_rates:
                 per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
-            per_unit = per_unit * self._shared_scale(wide, per_unit)
-            shared[wide.table] = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
-        return LearningRates(torch.cat(realised, 1), tuple(slots), shared, torch.cat(raw, 1))
+            per_unit = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
+            raw_shared[wide.table] = per_unit
+            shared[wide.table] = per_unit * self._shared_scale(wide, per_unit)
+        return LearningRates(torch.cat(realised, 1), tuple(slots), shared, torch.cat(raw, 1), raw_shared)
 
     # The pieces of an update.
 
