@@ -155,15 +155,16 @@ def test_rates_of_pairs_stand_beside_the_gradients_of_pairs() -> None:
     assert np.array_equal(shared.rates, shared.gradients)
 
 
+MATRICES = tuple(np.random.default_rng(seed).random((8, 5)) for seed in range(20))
+
+
 class TestTheory:
     """docs/theory.md: one-directional matrices are only some of those of rank 1, so they stay at least σ₂ away."""
-
-    matrices = [np.random.default_rng(seed).random((8, 5)) for seed in range(20)]
 
     @pytest.mark.parametrize("axis", [0, 1])
     def test_no_one_directional_matrix_is_nearer_than_sigma_2(self, axis: int) -> None:
         rng = np.random.default_rng(1)
-        for matrix in self.matrices:
+        for matrix in MATRICES:
             sigma_2 = np.linalg.svd(matrix, compute_uv=False)[1]
             means = matrix.mean(axis, keepdims=True)
             nearest = np.linalg.norm(matrix - means, 2)
@@ -175,9 +176,11 @@ class TestTheory:
 
     def test_the_gap_is_strict_for_ordinary_matrices(self) -> None:
         strict = 0
-        for matrix in self.matrices:
+        for matrix in MATRICES:
             sigma_2 = np.linalg.svd(matrix, compute_uv=False)[1]
-            strict += all(np.linalg.norm(matrix - matrix.mean(axis, keepdims=True), 2) > 1.001 * sigma_2 for axis in (0, 1))
+            strict += all(
+                np.linalg.norm(matrix - matrix.mean(axis, keepdims=True), 2) > 1.001 * sigma_2 for axis in (0, 1)
+            )
         assert strict >= 15
 
     def test_rank_one_can_be_far_from_both_directions(self) -> None:

@@ -56,6 +56,7 @@ class Twin:
     layer_norm: bool = False
     most_rate: float = 1.0
     slope: float = 0.01
+    touch_feature: bool = False
     sees: tuple[str, ...] = ("interaction", "parameter")
 
     def last(self, batch: list[tuple[int, int]], cold: str) -> list[tuple[int, int]]:
@@ -101,13 +102,16 @@ class Twin:
             hidden = hidden * self.phi["interaction.1.scale"] + self.phi["interaction.1.shift"]
         return torch.relu(hidden)
 
-    def rates(self, h_x: Tensor | None, loss: float, theta: float, gradient: float) -> tuple[Tensor, Tensor]:
-        """4.5, 4.6: w and f of one (interaction, parameter)."""
+    def rates(
+        self, h_x: Tensor | None, loss: float, theta: float, gradient: float, touches: int
+    ) -> tuple[Tensor, Tensor]:
+        """4.5, 4.6: w and f of one (interaction, parameter); 8.2: log c_m as one more feature."""
         logits = self.phi["head.bias"][:, 0]
         if h_x is not None:
             logits = logits + self.phi["head.interaction"] @ h_x
         if "parameter" in self.sees:
-            features = torch.tensor([*pre(loss), *pre(gradient), theta], dtype=torch.float64)
+            known = [*pre(loss), *pre(gradient), theta, *([math.log(touches)] if self.touch_feature else [])]
+            features = torch.tensor(known, dtype=torch.float64)
             hidden = torch.relu(self.phi["role.1"] @ features + self.phi["role.1.bias"])
             hidden = torch.relu(self.phi["role.2"] @ hidden + self.phi["role.2.bias"])
             logits = logits + self.phi["head.role"] @ hidden
@@ -152,16 +156,16 @@ class Twin:
                         held = evidence[x][1][table, row]
                         return float(held[line, column] if row is None else held[column])
 
+                    c = len(interactions)
                     step, kept = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
                     if "interaction" in self.sees:
                         for x in interactions:
-                            w, f = self.rates(h[x], evidence[x][0], theta, gradient(x))
-                            step, kept = step + w * gradient(x), kept + f / len(interactions)
+                            w, f = self.rates(h[x], evidence[x][0], theta, gradient(x), c)
+                            step, kept = step + w * gradient(x), kept + f / c
                     else:  # MeLON_P: what the batch says of the parameter as a whole (4.8)
                         total = sum(gradient(x) for x in interactions)
-                        w, kept = self.rates(None, mean_loss, theta, total / len(interactions))
+                        w, kept = self.rates(None, mean_loss, theta, total / c, c)
                         step = w * total
-                    c = len(interactions)
                     how = self.shared_aggregation if shared else self.aggregation
                     scale = {"sum": 1.0, "row_mean": 1 / c, "batch": 1 / n, "sqrt": c**-0.5}[how]
                     if not (self.forgetting and (self.shared_forgetting or not shared)):

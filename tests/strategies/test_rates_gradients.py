@@ -114,21 +114,26 @@ def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_lives_are_learned_by_the_same_gradient(kind: str, name: str) -> None:
     """METHODS.md 8.3: idle rows fade by 0.5^(idle / half-life); losses, gradients and features stay as they were."""
-    strategy, situation, meta_loss = scene(kind, name, {"fading": 30.0, "norm": "none"})
+    strategy, situation, meta_loss = scene(kind, name, {"fading": 30.0, "fading_speed": 5.0, "norm": "none"})
     gradients, _ = strategy.meta_gradient(situation, meta_loss)
     strategy.at_once = -1
     in_chunks, _ = strategy.meta_gradient(situation, meta_loss)
     around, h, found = situation.around, 1e-5, 0
     assert around is not None
-    half_lives = strategy.half_lives(situation.specs)
+    read_at = strategy.half_lives(situation.specs)
 
     def loss_at(table: str, moved: float) -> float:
-        """The half-life of one table is another than the one at which its rows were read."""
+        """As if rows of one table had been read at the half-life to which its φ moves."""
+        phi = strategy.parameters()[f"fading.{table}"].detach()
+        phi += moved
+        half_lives = strategy.half_lives(situation.specs)
+        phi -= moved
 
         def faded(_: Situation, which: str, values: Tensor) -> Tensor:
-            halvings = around.idle[which][: len(values)].double() / half_lives[which] if which == table else 0.0
-            ratio = torch.as_tensor(0.5 ** (halvings * (2 ** (-10 * moved) - 1))).reshape(-1, 1)
-            return values * ratio
+            if which not in read_at:
+                return values
+            halvings = around.idle[which][: len(values), None].double() * (1 / half_lives[which] - 1 / read_at[which])
+            return values * 0.5**halvings
 
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(strategy, "aged", faded)

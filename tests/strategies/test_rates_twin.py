@@ -56,6 +56,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("melon", {"norm": "none", "aggregation": "batch", "shared_aggregation": "batch", "shared_forgetting": True}),
     ("melon", {"norm": "none", "aggregation": "sqrt", "shared_aggregation": "sqrt", "forgetting": False}),
     ("melon", {"norm": "layer", "most_rate": 0.3, "slope": 0.2, "cold": "current"}),
+    ("melon", {"norm": "none", "touch_feature": True, "aggregation": "sqrt"}),
     ("melon_i", {"norm": "layer"}),
     ("melon_i", {"norm": "none", "aggregation": "sqrt"}),
     ("melon_p", {}),
@@ -80,6 +81,7 @@ def test_a_step_is_the_twins(kind: str, name: str, settings: dict[str, Any]) -> 
         layer_norm=ours.norm == "layer",
         most_rate=ours.most_rate,
         slope=ours.slope,
+        touch_feature=ours.touch_feature,
         sees=SEES[name],
     )
     last = negatives(twin.last([(user, items[0]) for user, items in BATCH], ours.cold))

@@ -31,7 +31,7 @@ class PretrainSettings(Settings):
     epochs: int | None = Field(None, ge=0)
     lr: float = Field(0.1, gt=0, le=1e6)
     l2: float = Field(0.03, ge=0)
-    shared_lr: float = Field(0.1, gt=0, le=1e6)
+    shared_lr: float = Field(0.01, gt=0, le=1e6)
     batch_size: int = Field(256, ge=1)
 
 

@@ -154,11 +154,16 @@ class Updater:
         gradients, after = strategy.meta_gradient(looking_back, meta_loss)
         if not torch.isfinite(after) or not all(torch.isfinite(g.sum()) for g in gradients.values()):
             raise self._broken("the look-ahead", batch)
-        kept = strategy.look_ahead(replace(looking_back, reach=None)) if strategy.settings.keep_prelim else {}
+        kept: dict[str, Tensor] = {}
+        if strategy.settings.keep_prelim:
+            with torch.no_grad():
+                kept = strategy.look_ahead(replace(looking_back, reach=None))
+            if not all(torch.isfinite(values.sum()) for values in kept.values()):
+                raise self._broken("the provisional update", batch)
         strategy.adapt(gradients)
         tables = {name: self.recommender.tables[name] for name in kept}
         return [
-            (table, extended.rows(table)[situation.reached(name) :], kept[name].detach()[situation.reached(name) :])
+            (table, extended.rows(table)[situation.reached(name) :], kept[name][situation.reached(name) :])
             for name, table in tables.items()
         ]
 

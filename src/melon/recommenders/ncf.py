@@ -36,8 +36,8 @@ class NCF(Recommender):
         tables = [
             TableSpec("user_gmf", "user", "embedding", dim, std),
             TableSpec("item_gmf", "item", "embedding", dim, std),
-            TableSpec("user_mlp", "user", "embedding", dim, 0.01 if paper else 0.3),
-            TableSpec("item_mlp", "item", "embedding", dim, 0.01 if paper else 0.3),
+            TableSpec("user_mlp", "user", "embedding", dim, std),
+            TableSpec("item_mlp", "item", "embedding", dim, std),
             TableSpec("user_bias", "user", "bias", 1, bias_std),
             TableSpec("item_bias", "item", "bias", 1, bias_std),
         ]
@@ -46,7 +46,7 @@ class NCF(Recommender):
             tables.append(TableSpec(f"layer_{number}", "shared", "weight", fan_in, spread, rows=width))
         # With `he` the product part starts as plain matrix factorisation: its weights are 1.
         tables.append(TableSpec("product", "shared", "weight", dim, 0.01 if paper else 0.0, 0.0 if paper else 1.0, 1))
-        tables.append(TableSpec("output", "shared", "weight", widths[-1], 0.01 if paper else 0.1, rows=1))
+        tables.append(TableSpec("output", "shared", "weight", widths[-1], 0.01, rows=1))
         return tuple(tables)
 
     def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:

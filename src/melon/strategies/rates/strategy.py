@@ -171,7 +171,9 @@ class RateStrategy(LearnedStrategy):
         at_once = max(self.chunk // wide.entries, 1)
         for start in range(0, wide.units, at_once):
             gradient, feature = wide.expand(start, start + at_once)
-            found = self._pairs.rates(theta.expand_as(feature), feature, terms.at(slice(start, start + at_once)))
+            here = terms.at(slice(start, start + at_once))
+            here = self._with_touches(here, torch.full((len(here.logits),), wide.touches, device=theta.device))
+            found = self._pairs.rates(theta.expand_as(feature), feature, here)
             yield gradient, found.learning, found.forgetting
 
     def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: LineTerms) -> Tensor:
@@ -179,12 +181,16 @@ class RateStrategy(LearnedStrategy):
         return torch.stack(means).mean()
 
     def _rates(self, situation: Situation, lines: Lines, terms: LineTerms) -> tuple[Tensor, Tensor]:
-        here = terms.at(lines.unit)
-        if self.settings.touch_feature and here.hidden is not None:
-            touched = lines.touches[lines.row].to(here.hidden.dtype).log()
-            here = LineTerms(here.hidden + touched[:, None] * self._phi["role.1"][:, -1], here.logits)
+        here = self._with_touches(terms.at(lines.unit), lines.touches[lines.row])
         found = self._pairs.rates(situation.values[lines.table][lines.row], lines.feature, here)
         return found.learning, found.forgetting
+
+    def _with_touches(self, terms: LineTerms, touches: Tensor) -> LineTerms:
+        """The optional feature of METHODS.md 8.2: log of how often the batch touches what a line is about."""
+        if not self.settings.touch_feature or terms.hidden is None:
+            return terms
+        touched = touches.to(terms.hidden.dtype).log()[:, None]
+        return LineTerms(terms.hidden + touched * self._phi["role.1"][:, -1], terms.logits)
 
     def _shared_scale(self, wide: SharedLines, like: Tensor) -> Tensor:
         touches = torch.tensor([wide.touches], device=like.device)
