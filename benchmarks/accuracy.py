@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ BASELINES = ("frozen", "popularity", "recent_popularity", "default")
 def run(name: str, strategies: list[str], seeds: int, arguments: argparse.Namespace) -> None:
     log = load_stream(DATA / f"{name}.parquet")
     for seed in range(seeds):
-        work = Work(arguments.out / "work" / f"{name}-{arguments.recommender}-{arguments.fading}-{seed}")
+        work = Work(shared_work(arguments, name, seed))
         for strategy in strategies:
             target = record_path(arguments, name, strategy, seed)
             if target.exists():
@@ -54,6 +55,17 @@ def run(name: str, strategies: list[str], seeds: int, arguments: argparse.Namesp
             result = Cell(log, config, work=work).run(name)
             record = write_result(result.record, result.ranks, target)
             print(f"{name} {strategy} seed {seed}: HR@5 {record['metrics']['HR@5']:.4f}", flush=True)
+
+
+def shared_work(arguments: argparse.Namespace, name: str, seed: int) -> Path:
+    """The folder of a stream and seed; its pre-training does not depend on fading and is taken over."""
+    folder = arguments.out / "work" / f"{name}-{arguments.recommender}-{arguments.fading}-{seed}"
+    other = folder.with_name(f"{name}-{arguments.recommender}-off-{seed}")
+    if other.exists() and not folder.exists():
+        folder.mkdir(parents=True)
+        for kept in ("choice-pretrain.json", "window.safetensors", "refitted.safetensors"):
+            shutil.copy(other / kept, folder / kept)
+    return folder
 
 
 def record_path(arguments: argparse.Namespace, name: str, strategy: str, seed: int) -> Path:

@@ -73,7 +73,7 @@ def _resampled(values: Floats, groups: Ints, rng: np.random.Generator) -> npt.ND
     means = np.empty(RESAMPLES)
     for number in range(RESAMPLES):
         times = np.bincount(rng.integers(len(sums), size=len(sums)), minlength=len(sums))
-        means[number] = (times @ sums) / max(times @ sizes, 1)
+        means[number] = (times @ sums) / max(int(times @ sizes), 1)
     return means
 
 
