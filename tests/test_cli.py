@@ -290,8 +290,9 @@ def test_ctrl_c_is_130_everywhere(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("melon.data.files.load_stream", stop)
+    # The session first: it has to be imported with the real function.
     monkeypatch.setattr("melon.experiments.session.load_stream", stop)
+    monkeypatch.setattr("melon.data.files.load_stream", stop)
     ended = run(*({"S": stream, "O": tmp_path / "m"}.get(word, word) for word in words))
     assert ended.code == 130
     assert ended.err.strip().endswith("melon: stopped.")

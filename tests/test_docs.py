@@ -126,6 +126,23 @@ def test_every_choice_has_a_heading_and_its_settings_a_line(entry: Entry, page: 
         assert f"`{preset}`" in told, f"docs/{page} does not tell about {entry.name}'s preset {preset}"
 
 
+def plain_default(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_the_settings_of_melon_have_the_defaults_that_its_page_tells() -> None:
+    told: dict[str, str] = {}
+    for line in section(text_of("melon.md"), "Settings").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        names = re.findall(r"`(\w+)`", cells[0])
+        if len(cells) > 1 and names:
+            told |= dict(zip(names, [each.strip(" `") for each in cells[1].split(",")], strict=True))
+    fields = STRATEGIES["melon"].load().settings_type.model_fields
+    assert told == {name: plain_default(field.default) for name, field in fields.items()}
+
+
 @pytest.mark.parametrize(
     ("name", "page"),
     [

@@ -104,6 +104,7 @@ def describe_rates(cells: RateCells) -> RateFacts:
     """The matrix in numbers."""
     matrix = cells.rates
     singular = np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
+    rank = numerical_rank(singular, matrix.shape, cells.precision)
     shares = variance_shares(matrix, cells.precision)
     return RateFacts(
         interactions=len(matrix),
@@ -111,8 +112,8 @@ def describe_rates(cells: RateCells) -> RateFacts:
         least=float(matrix.min()),
         mean=float(matrix.mean()),
         most=float(matrix.max()),
-        rank=numerical_rank(singular, matrix.shape, cells.precision),
-        sigma_ratio=float(singular[1] / singular[0]) if len(singular) > 1 and singular[0] > 0 else 0.0,
+        rank=rank,
+        sigma_ratio=float(singular[1] / singular[0]) if rank > 1 else 0.0,  # below that it is rounding
         with_loss=rank_correlation(matrix.mean(1), cells.losses, cells.precision),
         with_gradient=rank_correlation(matrix.ravel(), np.abs(cells.gradients).ravel(), cells.precision),
         with_signed_gradient=rank_correlation(matrix.ravel(), cells.gradients.ravel(), cells.precision),

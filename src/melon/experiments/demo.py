@@ -18,7 +18,7 @@ from melon.experiments.records import write_result, write_text
 from melon.experiments.show import show_table
 from melon.experiments.work import Work
 
-DEMO_STRATEGIES = ("default", "eals")
+DEMO_STRATEGIES = ("default", "eals", "melon")
 _SPLIT = (0.7, 0.02, 0.28)
 
 

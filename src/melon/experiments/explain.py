@@ -193,14 +193,15 @@ def _panel(
     beside = figure.add_subplot(grid[1, column + 1], sharey=heat)
     n = cells.shape[1]
     low, high = float(cells.min()), float(cells.max())
-    span = max(high - low, 1e-9 * max(abs(high), 1e-30))
+    if high - low <= 1e-6 * abs(high):  # one rate for everything has one colour
+        low, high = min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
     mesh = heat.pcolormesh(
         np.arange(n + 1),
         edges,
         cells,
         cmap="viridis" if column == 0 else "magma",
         vmin=low,
-        vmax=low + span,
+        vmax=high,
         rasterized=True,
     )
     heat.set_xlim(0, n)
@@ -230,7 +231,8 @@ def _panel(
     beside.barh(centres, means - base, left=base, height=heights, color=color, linewidth=0)
     beside.tick_params(axis="y", left=False, labelleft=False)
     beside.set_xlabel("mean of the\nparameter" + _limits(beside.set_xlim, means))
-    beside.locator_params(axis="x", nbins=2)
+    ends = sorted({float(f"{end:.3g}") for end in (means.min(), means.max())})
+    beside.set_xticks(ends, [f"{end:g}" for end in ends], rotation=30, ha="right")
     for axes in (above, beside):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -241,7 +243,7 @@ def _limits(set_limits: Any, values: Floats) -> str:
     """Bars start at zero, unless they are so alike that nothing could be told apart; the label then says so."""
     low, high = float(values.min()), float(values.max())
     room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
-    cut = low < 0 or low > 0.9 * high
+    cut = low < 0 or 0.9 * high < low < (1 - 1e-6) * high
     set_limits(low - room if cut else 0.0, high + room)
     return "\n(not from 0)" if cut else ""
 
