@@ -150,7 +150,7 @@ class Selection:
             try:
                 strategy: Strategy = STRATEGIES[name].load()(point, seed=seed)
                 self.train_meta_model(strategy, start, stop=self.parts.judged_from)
-                score = self._stream(deploy(strategy, start, self.before_window, seed))
+                score = self.judged(deploy(strategy, start, self.before_window, seed))
             except LearningError as problem:
                 self._report(f"{name} {_words(point)}: {problem}")
                 return Trial(point, None, str(problem))
@@ -187,7 +187,7 @@ class Selection:
         """The half-life of recent popularity."""
 
         def judge(point: Plain) -> Trial:
-            score = self._stream(Popularity(point["half_life"], self.before_window.items))
+            score = self.judged(Popularity(point["half_life"], self.before_window.items))
             self._report(f"recent popularity {_words(point)}: {score:.4f}")
             return Trial(point, score)
 
@@ -227,9 +227,9 @@ class Selection:
     def _judge_pretrained(self, state: PretrainedState) -> float:
         """How well the recommender streams through the window under a plain step: the use it is meant for."""
         strategy: Strategy = STRATEGIES["default"].load()(_JUDGE_STEP)
-        return self._stream(Updater(state.copy(), strategy, self._history(), seed=self.protocol.seed))
+        return self.judged(Updater(state.copy(), strategy, self._history(), seed=self.protocol.seed))
 
-    def _stream(self, predictor: Predictor) -> float:
+    def judged(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""
         parts, tally = self.parts, Tally()
         cuts = (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)

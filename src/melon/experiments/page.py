@@ -26,6 +26,7 @@ p.lead { color: var(--soft); margin: 0 0 1rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child, td.left { text-align: left; }
+td.left { white-space: normal; }
 thead th { color: var(--soft); font-weight: 600; }
 td.best { font-weight: 700; color: var(--mark); }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: .5rem; padding: .5rem; }

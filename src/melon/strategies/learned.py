@@ -20,7 +20,7 @@ MetaLoss = Callable[[Mapping[str, Tensor]], Tensor]
 class LearnedSettings(StrategySettings):
     """How a meta-model is trained: Adam on the look-ahead loss of each batch."""
 
-    meta_lr: float = Field(5e-3, ge=0)
+    meta_lr: float = Field(2e-3, ge=0)
     meta_weight_decay: float = Field(0.0, ge=0)
     meta_clip: float | None = Field(None, gt=0)
     passes: int = Field(10, ge=0)

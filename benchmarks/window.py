@@ -1,0 +1,56 @@
+"""Settings side by side on the selection window of a stream in $MELON_DATA; the test part is not read.
+
+    python benchmarks/window.py yelp default:lr=0.3 melon:most_rate=0.6,meta_lr=0.003 melon:most_rate=2.0
+
+Each line is one configuration, scored by HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md): one
+pre-trained recommender (L2 0.03, all epochs), which learned strategies practise on before they are judged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+
+from accuracy import DATA, SPLITS
+from melon.data.files import load_stream
+from melon.errors import LearningError
+from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy
+from melon.experiments.config import parse_assignments
+from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
+from melon.strategies.registry import STRATEGIES
+from melon.stream.split import DEFAULT_SPLIT, split
+
+
+def main(stream: str, configurations: list[str], recommender: str = "bpr") -> None:
+    torch.set_num_threads(1)
+    log = load_stream(DATA / f"{stream}.parquet")
+    parts = split(log, SPLITS.get(stream, DEFAULT_SPLIT))
+    selection = Selection(log.head(parts.validation_stop), parts, Protocol())
+    plan = RecommenderPlan(recommender)
+    training = Pretraining(plan.build(0), selection.before_window, PretrainSettings(l2=0.03), seed=0)
+    for _ in training.run(most_epochs(len(selection.before_window))):
+        pass
+    start = PretrainedState.of(plan, 0, training.recommender)
+    print(f"| {stream}, {recommender} | score | s |\n|---|---|---|")
+    for text in configurations:
+        name, _, assigned = text.partition(":")
+        settings = parse_assignments([each for each in assigned.split(",") if each])["strategy"]
+        strategy = STRATEGIES[name].load()(settings)
+        began = time.perf_counter()
+        try:
+            selection.train_meta_model(strategy, start, parts.judged_from)
+            score = f"{selection.judged(deploy(strategy, start, selection.before_window, 0)):.4f}"
+        except LearningError as problem:
+            score = f"broke: {problem}"
+        print(f"| {name} {assigned or 'as it is'} | {score} | {time.perf_counter() - began:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2:], os.environ.get("RECOMMENDER", "bpr"))
