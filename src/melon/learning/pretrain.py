@@ -22,7 +22,7 @@ from melon.stream.pairs import PairSet, pair_keys
 #: How many interactions a pre-training looks at unless told otherwise; small logs are seen up to MOST_EPOCHS times.
 INTERACTIONS_SEEN, FEWEST_EPOCHS, MOST_EPOCHS = 15_000_000, 8, 60
 
-PRETRAIN_SPACE = Space({"l2": (0.003, 0.01, 0.03, 0.1)}, ({"l2": 0.03},))
+PRETRAIN_SPACE = Space({"l2": (0.003, 0.01, 0.03, 0.1, 0.3)}, ({"l2": 0.03},))
 
 
 class PretrainSettings(Settings):
