@@ -6,48 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 import melon
-from melon import cli
+from commands import Ended, Run
 from melon.errors import CheckpointError, MelonError
 
 SMALL = ("--split", "0.7,0.05,0.25", "--epochs", "1", "--budget", "1", "--negatives", "15", "--batch-size", "64")
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def said(self) -> str:
-        return " ".join(self.err.split())
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`melon …` inside this process. A traceback would come out as an exception other than SystemExit."""
-
-    def main(*words: object) -> Ended:
-        monkeypatch.setenv("COLUMNS", "300")
-        monkeypatch.setattr(sys, "argv", ["melon", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        shown = capsys.readouterr()
-        code = stop.value.code
-        assert code is None or isinstance(code, int)
-        assert "Traceback" not in shown.out + shown.err
-        return Ended(code or 0, shown.out, shown.err)
-
-    return main
 
 
 def events(count: int = 600, users: int = 40, items: int = 60) -> dict[str, Any]:

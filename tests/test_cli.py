@@ -6,15 +6,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 import pytest
 import typer
 
 import melon
+from commands import Ended, Run
 from melon import cli
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
@@ -25,32 +25,6 @@ SMALL = (
     *("--set", "recommender.dim=6"),
 )
 TIMINGS = ("update_ms", "score_ms", "pretrain_s", "peak_rss_mb", "batches", "ranks", "dataset")
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`melon …` inside this process, which is quick."""
-
-    def main(*words: object) -> Ended:
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["melon", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        shown = capsys.readouterr()
-        code = stop.value.code
-        assert code is None or isinstance(code, int)
-        return Ended(code or 0, shown.out, shown.err)
-
-    return main
 
 
 def process(*words: object, **more: Any) -> subprocess.Popen[str]:

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 import melon
-from melon.data.interactions import Flags, Interactions
+from melon.data.interactions import Interactions
 from melon.errors import StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor
 from melon.evaluate.prequential import Point, Tally, prequential
-from melon.evaluate.ranking import Floats, metrics
+from melon.evaluate.ranking import metrics
 from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
+from melon.experiments.summaries import batch_record, summary, timing
 from melon.experiments.work import Memory, MemoryKeeper, PlainKeeper, StateKeeper, TallyKeeper, Work
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
@@ -31,8 +32,6 @@ from melon.stream.candidates import Candidates, require_enough_items
 from melon.stream.draws import Draws
 from melon.stream.sealed import SealedStream
 from melon.stream.split import batches, split
-
-WARM_UP_BATCHES = 10
 
 
 class Listener:
@@ -320,44 +319,6 @@ class Cell:
                 raise StreamError(
                     f"the training part has {count} {side}; an evaluation needs at least two to tell anything apart."
                 )
-
-
-def summary(tally: Tally, repeats: Flags, *, full: bool, keyed: bool = False) -> Plain:
-    """Metrics with and without repeats, and over the whole catalogue; `keyed` gives the record's own layout."""
-    without = metrics(tally.rank[~repeats])
-    everything: Floats | None = tally.full_rank
-    ranked = metrics(everything) if full and everything is not None else None
-    if keyed:
-        return {"metrics": metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
-    return {**metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
-
-
-def timing(milliseconds: list[float]) -> Plain:
-    """Median, mean and 95th percentile, after the first batches have warmed the machine up."""
-    taken = milliseconds[WARM_UP_BATCHES:] if len(milliseconds) > 2 * WARM_UP_BATCHES else milliseconds
-    if not taken:
-        return {}
-    return {
-        "median": float(np.median(taken)),
-        "mean": float(np.mean(taken)),
-        "p95": float(np.percentile(taken, 95)),
-        "batches": len(taken),
-    }
-
-
-def batch_record(number: int, point: Point) -> Plain:
-    """One line of the curve."""
-    found = metrics(point.ranks.rank)
-    n = point.stop - point.start
-    mean_loss = point.loss / max(len(point.ranks), 1)
-    return {
-        "t": number,
-        "n": n,
-        "HR@5": found.get("HR@5"),
-        "NDCG@10": found.get("NDCG@10"),
-        "loss": mean_loss,
-        "update_ms": point.update_ms,
-    }
 
 
 def _never() -> PretrainedState:

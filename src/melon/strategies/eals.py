@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
-from melon.strategies.optimizers import OptimizerSettings, Stepper
-from melon.tables import TableSpec
+from melon.strategies.base import Situation
+from melon.strategies.optimizers import OptimizerSettings, StepStrategy
 
 
 class EALSSettings(OptimizerSettings):
@@ -23,7 +22,7 @@ class EALSSettings(OptimizerSettings):
     replay: int = Field(0, ge=0)
 
 
-class EALS(Strategy):
+class EALS(StepStrategy):
     """W_{x,m} = η·ω_x/n with ω_x = w_new for interactions of the stream and 1 for replayed ones: row-constant."""
 
     name = "eals"
@@ -32,30 +31,10 @@ class EALS(Strategy):
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._stepper = Stepper(self.settings)
-        self.dense = self._stepper.dense
         self.negatives = "popular" if self.settings.neg == "pop" else "uniform"
         self.replay = self.settings.replay
 
-    def row_state(self, spec: TableSpec) -> dict[str, float]:
-        return self._stepper.row_state()
-
-    def propose(self, situation: Situation) -> Proposal:
-        return self._stepper.propose(situation, self._weights(situation))
-
-    def learning_rates(self, situation: Situation) -> LearningRates:
-        return self._stepper.learning_rates(situation, self._weights(situation))
-
-    def keep(self, memory: Mapping[str, Tensor]) -> None:
-        self._stepper.steps = int(memory["steps"])
-
-    def memory(self) -> dict[str, Tensor]:
-        return {"steps": torch.tensor(self._stepper.steps)}
-
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
-        self.keep(memory)
-
-    def _weights(self, situation: Situation) -> Tensor:
+    def weights(self, situation: Situation) -> Tensor:
         losses, fresh = situation.evidence.losses, situation.examples.fresh
         weights = torch.full_like(losses, self.settings.w_new)
         return weights if fresh is None else torch.where(fresh, weights, torch.ones_like(losses))

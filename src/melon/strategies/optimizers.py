@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.base import LearningRates, Proposal, RowState, Situation, StrategySettings, row_constant_rates
+from melon.strategies.base import (
+    LearningRates,
+    Proposal,
+    RowState,
+    Situation,
+    Strategy,
+    StrategySettings,
+    row_constant_rates,
+)
+from melon.tables import TableSpec
 
 Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
 Reduction = Literal["sum", "mean"]
@@ -29,6 +40,39 @@ class OptimizerSettings(StrategySettings):
     beta_1: float = Field(0.9, ge=0, lt=1)
     beta_2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
+
+
+class StepStrategy(Strategy):
+    """A strategy that is one optimiser step on a (weighted) loss; what the weights are is all that differs."""
+
+    settings: OptimizerSettings
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._stepper = Stepper(self.settings)
+        self.dense = self._stepper.dense
+
+    @abstractmethod
+    def weights(self, situation: Situation) -> Tensor | None:
+        """A weight for each interaction's loss; none where all count the same."""
+
+    def row_state(self, spec: TableSpec) -> dict[str, float]:
+        return self._stepper.row_state()
+
+    def propose(self, situation: Situation) -> Proposal:
+        return self._stepper.propose(situation, self.weights(situation))
+
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        return self._stepper.learning_rates(situation, self.weights(situation))
+
+    def keep(self, memory: Mapping[str, Tensor]) -> None:
+        self._stepper.steps = int(memory["steps"])
+
+    def memory(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(self._stepper.steps)}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self.keep(memory)
 
 
 class Stepper:
