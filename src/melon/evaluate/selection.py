@@ -42,7 +42,8 @@ FEWEST_JUDGED = 50
 #: Pre-training is judged this often on its way to the last epoch, and stopped after this many checks without progress.
 _CHECKS, _PATIENCE = 10, 3
 _PRETRAIN_TRIALS = 3
-_JUDGE_STEP = {"optimizer": "sgd", "reduction": "sum", "lr": 0.1}
+#: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
+_JUDGE_STEPS = (0.1, 0.3)
 
 Report = Callable[[str], None]
 
@@ -226,8 +227,16 @@ class Selection:
 
     def _judge_pretrained(self, state: PretrainedState) -> float:
         """How well the recommender streams through the window under a plain step: the use it is meant for."""
-        strategy: Strategy = STRATEGIES["default"].load()(_JUDGE_STEP)
-        return self.judged(Updater(state.copy(), strategy, self._history(), seed=self.protocol.seed))
+        scores, problem = [], None
+        for lr in _JUDGE_STEPS:
+            strategy: Strategy = STRATEGIES["default"].load()({"optimizer": "sgd", "reduction": "sum", "lr": lr})
+            try:
+                scores.append(self.judged(deploy(strategy, state, self.before_window, self.protocol.seed)))
+            except LearningError as broke:
+                problem = broke
+        if not scores and problem is not None:
+            raise problem
+        return max(scores)
 
     def judged(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""
