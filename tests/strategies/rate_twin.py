@@ -51,6 +51,7 @@ class Twin:
     events: list[tuple[int, int]]
     aggregation: str = "sum"
     shared_aggregation: str = "row_mean"
+    shared_scale: float = 0.1
     forgetting: bool = True
     shared_forgetting: bool = False
     layer_norm: bool = False
@@ -168,6 +169,7 @@ class Twin:
                         step = w * total
                     how = self.shared_aggregation if shared else self.aggregation
                     scale = {"sum": 1.0, "row_mean": 1 / c, "batch": 1 / n, "sqrt": c**-0.5}[how]
+                    scale *= self.shared_scale if shared else 1.0
                     if not (self.forgetting and (self.shared_forgetting or not shared)):
                         kept = torch.ones((), dtype=torch.float64)
                     new[table][line][column] = kept * theta - scale * step

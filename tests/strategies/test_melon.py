@@ -66,6 +66,7 @@ class TestDegenerate:
             name,
             aggregation=aggregation,
             shared_aggregation=aggregation,
+            shared_scale=1.0,
             forgetting=forgetting,
             shared_forgetting=forgetting,
             meta_lr=0.0,
@@ -82,7 +83,9 @@ class TestDegenerate:
 
     def test_sum_is_n_times_batch(self, kind: str) -> None:
         """With equal batches of n, `sum` at η is the mean at n·η."""
-        strategy = strategy_of(aggregation="sum", shared_aggregation="sum", forgetting=False, meta_lr=0.0)
+        strategy = strategy_of(
+            aggregation="sum", shared_aggregation="sum", shared_scale=1.0, forgetting=False, meta_lr=0.0
+        )
         ours = Updater(recommender_of(kind), strategy, seed=7)
         constant_rates(strategy, 0.01)
         n = len(toy_batches()[0])

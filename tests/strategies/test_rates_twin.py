@@ -77,7 +77,10 @@ def test_a_step_is_the_twins(kind: str, name: str, settings: dict[str, Any]) -> 
         {key: table.state()["values"] for key, table in updater.recommender.tables.items()},
         phi,
         past,
-        **{key: getattr(ours, key) for key in ("aggregation", "shared_aggregation", "forgetting", "shared_forgetting")},
+        **{
+            key: getattr(ours, key)
+            for key in ("aggregation", "shared_aggregation", "shared_scale", "forgetting", "shared_forgetting")
+        },
         layer_norm=ours.norm == "layer",
         most_rate=ours.most_rate,
         slope=ours.slope,

@@ -33,6 +33,7 @@ class RateSettings(LearnedSettings):
     spread: float = Field(0.0, ge=0)  # 12: head biases are drawn from ± spread around these
     aggregation: Aggregation = "sum"  # 13, rows of users and items
     shared_aggregation: Aggregation = "row_mean"  # 13, weights that every interaction touches
+    shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows
     shared_forgetting: bool = False  # 11: the forgetting of shared weights, which ate the published NCF
     most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
     init: Literal["normal", "xavier"] = "xavier"  # 27

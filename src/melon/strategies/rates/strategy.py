@@ -194,7 +194,8 @@ class RateStrategy(LearnedStrategy):
 
     def _shared_scale(self, wide: SharedLines, like: Tensor) -> Tensor:
         touches = torch.tensor([wide.touches], device=like.device)
-        return self._scale(self.settings.shared_aggregation, touches, wide.touches, like)
+        scale = self._scale(self.settings.shared_aggregation, touches, wide.touches, like)
+        return scale * self.settings.shared_scale
 
     @staticmethod
     def _scale(aggregation: Aggregation, touches: Tensor, n: int, like: Tensor) -> Tensor:
