@@ -272,6 +272,37 @@ def test_ctrl_c_is_130_everywhere(
     assert ended.err.strip().endswith("melon: stopped.")
 
 
+def test_a_stopped_pretraining_says_how_to_go_on(
+    stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    words = (
+        "pretrain",
+        stream,
+        "--out",
+        tmp_path / "m",
+        "--epochs",
+        "2",
+        "--budget",
+        "2",
+        "--set",
+        "recommender.dim=6",
+    )
+    monkeypatch.setattr("melon.learning.live.LiveModel.adopt", stop)
+    ended = run(*words)
+    assert ended.code == 130
+    assert "stopped before anything was written" in ended.said
+    assert not (tmp_path / "m" / "manifest.json").exists()
+    flags = ended.said.split("chosen: ")[1].split()
+    assert "--set" in flags
+    monkeypatch.undo()
+    again = process(*words, *flags)
+    assert again.wait(timeout=120) == 0
+    assert (tmp_path / "m" / "manifest.json").exists()
+
+
 def test_resume_with_nothing_kept_starts_at_the_beginning(stream: Path, tmp_path: Path, run: Run) -> None:
     assert run("evaluate", stream, *SMALL, "--json", tmp_path / "r.json", "--resume").code == 0
 

@@ -102,6 +102,10 @@ class Melon:
         return f"<Melon {names[0]} with {names[1]}: {self.n_users} users, {self.n_items} items, learned {learned}>"
 
     @property
+    def _strategy_name(self) -> str:
+        return self.strategy if isinstance(self.strategy, str) else str(getattr(self.strategy, "name", "strategy"))
+
+    @property
     def n_users(self) -> int:
         """How many users are known."""
         return len(self._model.users) if self._model else 0
@@ -136,6 +140,8 @@ class Melon:
             )
         with self._threads():
             pretraining, settings, practised = self._choose(log)
+            # Told at once, so that whoever stops the training knows what it had come to.
+            self.choices = {"pre-training": pretraining.plain(), self._strategy_name: dict(settings)}
             model = self._cold(settings)
             recommender = model.updater.recommender
             if not model.updater.strategy.pretrain(recommender, log):

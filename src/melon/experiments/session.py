@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,25 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
         )
         require_writable(out / "model")
         told.stage(f"pre-training {config.recommender} on {len(log):,} interactions")
-        model.fit(log)
+        try:
+            model.fit(log)
+        except KeyboardInterrupt:
+            raise StoppedError(_how_to_go_on(model.choices, config.strategy, out)) from None
         model.save(out)
     for name, chosen in model.choices.items():
         _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in chosen.items()) or 'defaults'}")
     _say(f'wrote {out}: use it with melon.load("{out}")')
+
+
+def _how_to_go_on(choices: Mapping[str, Plain], strategy: str, out: Path) -> str:
+    """What a stopped pre-training tells: its choices, once made, need not be made again."""
+    message = f"stopped before anything was written to {out}. Run the same command again to start over"
+    if not choices:
+        return message + "."
+    decided = {f"pretrain.{name}": value for name, value in choices["pre-training"].items() if name in ("l2", "epochs")}
+    decided |= choices[strategy]
+    flags = " ".join(f"--set {name}={'null' if value is None else value}" for name, value in decided.items())
+    return f"{message}, or go on with what was chosen: {flags} --budget 1"
 
 
 def _lead(record: Plain) -> str:
