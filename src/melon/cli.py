@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from melon.data.formats import FORMATS
 from melon.errors import MelonError, SettingsError, StoppedError
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
@@ -140,7 +141,7 @@ def data_prepare(
     raw: Annotated[list[Path], typer.Argument(help="Raw files, gzip and zip included.")],
     out: Annotated[Path, typer.Option(help="The stream to write (Parquet, with side-cars for the original ids).")],
     format: Annotated[  # noqa: A002
-        str | None, typer.Option(help="The raw format; guessed and said when left out. See docs/formats.md.")
+        str | None, typer.Option(help=f"The raw format: {', '.join(FORMATS)}. Guessed and said when left out.")
     ] = None,
     user: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
     item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,

@@ -207,10 +207,7 @@ class Guarded(np.ndarray[Any, Any]):
 def guarded(log: Interactions) -> Interactions:
     """The log with columns that give out the first 750 events only, and the whole of themselves never."""
     columns = (column.view(Guarded) for column in (log.users, log.items, log.times))
-    made = Interactions(*columns, log.user_ids, log.item_ids)
-    # How large the catalogue is may be known, so that an impossible wish is refused at once.
-    made.__dict__["n_items"] = log.n_items
-    return made
+    return Interactions(*columns, log.user_ids, log.item_ids)
 
 
 def test_the_guard_guards(flips: Interactions) -> None:
@@ -222,6 +219,7 @@ def test_the_guard_guards(flips: Interactions) -> None:
         log.items.max,
         lambda: log.users + 1,
         lambda: log.n_users,
+        lambda: log.n_items,
         lambda: log.repeats,
         lambda: log.items_born,
     ):

@@ -171,12 +171,6 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def formats_help() -> str:
-    """One line per format, for help texts."""
-    width = max(map(len, FORMATS))
-    return "\n".join(f"{each.name:<{width}}  {each.description}" for each in FORMATS.values())
-
-
 def split_line(line: str, separator: str, quote: str | None = '"') -> list[str]:
     """The fields of one line."""
     if quote is None or quote not in line:

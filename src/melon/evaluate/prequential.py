@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -100,10 +100,7 @@ class UserPast:
 class Tally:
     """Points added up: every rank kept, with its event number."""
 
-    points: list[Point]
-
-    def __init__(self) -> None:
-        self.points = []
+    points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point) -> Point:
         """Take one point in."""

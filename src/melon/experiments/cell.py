@@ -77,7 +77,7 @@ class Cell:
         self._states = StateKeeper(partial(PretrainedState, self._plan, config.seed))
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.
-        require_enough_items(log.n_items, config.negatives)
+        require_enough_items(self._sealed.before_test.n_items, config.negatives)
         PretrainSettings.parse(config.pretrain_settings, "pre-training")
         recommender = self._plan.build(config.seed)
         Updater(recommender, self._strategy(config.strategy, config.fixed))

@@ -187,13 +187,3 @@ def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, fl
         entries = wide.expand()[0].numel()
         shared[wide.table] = (rates * scale[wide.table])[:, None].expand(len(rates), entries)
     return LearningRates(torch.cat(columns, dim=1), tuple(slots), shared)
-
-
-def touched_rows(situation: Situation, table: str) -> Tensor:
-    """How many times the batch touches each compact row of a table."""
-    rows = len(situation.values[table])
-    touches = torch.zeros(rows, dtype=torch.int64, device=situation.values[table].device)
-    for gradient in situation.evidence.gradients:
-        if gradient.table == table:
-            touches = touches + gradient.touches(rows)
-    return touches
