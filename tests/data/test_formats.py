@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from melon.data.files import load_stream
-from melon.data.formats import FORMATS, formats_help, guess_format
+from melon.data.formats import FORMATS, guess_format
 from melon.data.prepare import prepare
 from melon.errors import DataError, SettingsError
 
@@ -112,10 +112,9 @@ def test_parquet_keeps_its_types(texts: bool, tmp_path: Path) -> None:
     assert log.times.tolist() == [t for _, _, t in EVENTS]
 
 
-def test_every_format_has_a_test_a_description_and_help() -> None:
+def test_every_format_has_a_test_and_a_description() -> None:
     assert {name.partition(",")[0] for name in RAW} | {"parquet"} == set(FORMATS)
     assert all(each.description and each.columns for each in FORMATS.values())
-    assert len(formats_help().splitlines()) == len(FORMATS)
 
 
 def test_unknown_format_lists_the_choices(tmp_path: Path) -> None:
