@@ -99,12 +99,22 @@ def table(names: list[str], strategies: list[str], seeds: int, arguments: argpar
         error = "–" if found.seed_error is None else f"{found.seed_error:.4f}"
         by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (found.by_user, found.by_item))
         print(f"| {key} | {found.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
-    print("\n| chosen (seed 0) | settings |\n|---|---|")
+    print(
+        "\n| chosen (seed 0) | settings | realised step of a row (all seeds) | against Default's |\n|---|---|---|---|"
+    )
     for name in names:
         for strategy in strategies:
-            chosen = json.loads(record_path(arguments, name, strategy, 0).read_text())["config"]["chosen"]
-            for which in dict.fromkeys(("pretrain", "default", strategy)):
-                print(f"| {name} {which} | {chosen[which]['settings']} |")
+            records = [json.loads(record_path(arguments, name, strategy, s).read_text()) for s in range(seeds)]
+            chosen = records[0]["config"]["chosen"]
+            moved, plain = (np.mean([record["step"][which] for record in records]) for which in ("moved", "default"))
+            if strategy == strategies[0]:
+                print(f"| {name} pretrain | {words(chosen['pretrain']['settings'])} | | |")
+                print(f"| {name} default | {words(chosen['default']['settings'])} | {plain:.4f} | 1 |")
+            print(f"| {name} {strategy} | {words(chosen[strategy]['settings'])} | {moved:.4f} | {moved / plain:.2f} |")
+
+
+def words(settings: dict[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
 def main() -> None:

@@ -43,8 +43,8 @@ def main(stream: str, configurations: list[str], recommender: str = "bpr") -> No
         strategy = STRATEGIES[name].load()(settings)
         began = time.perf_counter()
         try:
-            selection.train_meta_model(strategy, start, parts.judged_from)
-            score = f"{selection.judged(deploy(strategy, start, selection.before_window, 0)):.4f}"
+            practice = selection.train_meta_model(strategy, start, parts.judged_from)
+            score = f"{selection.judged(deploy(strategy, start, selection.before_window, 0, practice)):.4f}"
         except LearningError as problem:
             score = f"broke: {problem}"
         print(f"| {name} {assigned or 'as it is'} | {score} | {time.perf_counter() - began:.0f} |", flush=True)

@@ -151,8 +151,7 @@ class Melon:
                     self.report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
             stamp_last_touches(recommender, log, model.updater.fading_clock)
             model.adopt(log)
-            if practised:
-                model.updater.strategy.recall(practised)
+            model.updater.take_over(practised)
         self._model = model
         self._columns = {"user": user, "item": item, "time": time}
         used = model.updater.strategy
@@ -260,7 +259,7 @@ class Melon:
     def _choose(self, log: Interactions) -> tuple[PretrainSettings, dict[str, Any], dict[str, torch.Tensor]]:
         """Settings of pre-training and of the strategy, compared on the end of the log (METHODS.md 5.7).
 
-        With them comes what a learned strategy remembers from practising there.
+        With them comes what a learned strategy takes along from practising there.
         """
         decided = self.pretrain_settings | ({} if self.epochs is None else {"epochs": self.epochs})
         if self.budget and self.epochs != 0 and isinstance(self.recommender, str) and isinstance(self.strategy, str):
@@ -272,12 +271,13 @@ class Melon:
                 pretraining, start = selection.pretraining(plan, self.budget)
                 chosen = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed).settings
                 strategy = STRATEGIES[self.strategy].load()(chosen, seed=self.seed)
-                selection.train_meta_model(strategy, start, stop=selection.parts.train_stop)
-                memory = {
+                practice = {
                     name: tensor.to(DTYPES[self.dtype]) if tensor.is_floating_point() else tensor
-                    for name, tensor in strategy.memory().items()
+                    for name, tensor in selection.train_meta_model(
+                        strategy, start, stop=selection.parts.train_stop
+                    ).items()
                 }
-                return PretrainSettings.parse(pretraining.settings, "pre-training"), chosen, memory
+                return PretrainSettings.parse(pretraining.settings, "pre-training"), chosen, practice
             self.report("these interactions are too few to choose settings on: defaults are used")
         return PretrainSettings.parse(decided, "pre-training"), self.settings, {}
 

@@ -43,6 +43,8 @@ def changing_log(*, other_from: int | None = None) -> Interactions:
 class Spy:
     """Scores by formula; writes down what it was asked and taught, in order."""
 
+    moved = 0.25
+
     def __init__(self, score: Callable[[Ints, Ints], Any] | None = None) -> None:
         self.calls: list[tuple[str, Any]] = []
         self._score = score or (lambda users, items: np.sin(users[:, None] * 1.7 + items * 0.3))

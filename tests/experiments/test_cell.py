@@ -42,6 +42,7 @@ SHAPE: dict[str, Any] = {
     "interactions_evaluated": int,
     "cold": ["users"],
     "warm": METRICS,
+    "step": ["moved", "default", "relative"],
     "update_ms": ["median", "mean", "p95"],
     "score_ms": ["median"],
     "pretrain_s": float,

@@ -21,7 +21,7 @@ def tally(*, full: bool) -> Tally:
         count = int(usable.sum())
         ranks = Ranks(1 + rng.integers(0, 20, count) / 2, rng.integers(0, 3, count))
         everything = Ranks(1 + rng.integers(0, 99, count) / 2, rng.integers(0, 3, count)) if full else None
-        made.add(Point(start, start + size, usable, ranks, everything, *rng.random(3).tolist()))
+        made.add(Point(start, start + size, usable, ranks, everything, *rng.random(4).tolist()))
         start += size
     return made
 

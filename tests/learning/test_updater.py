@@ -16,6 +16,7 @@ from melon.recommenders.ncf import NCF
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
+from melon.strategies.melon import MeLON
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
@@ -208,6 +209,23 @@ class TestGrowth:
         assert updater.row_state.keys() <= updater.recommender.tables.keys()
 
 
+@pytest.mark.parametrize("kind", RECOMMENDERS)
+def test_how_far_a_step_moved_the_rows_it_touched(kind: str) -> None:
+    """Against the stored rows before and after: vectors of users and items that the batch or its negatives touch."""
+    *past, batch = batches_of(drifting(64))
+    updater = trained(kind, "sgd", past)
+    updater.learning_rates(batch)  # newcomers get their rows
+    tables = [table for table in updater.recommender.tables.values() if table.spec.kind == "embedding"]
+    before = [table.everything().clone() for table in tables]
+    compact, _ = situation_of(updater, batch)
+    updater.learn(batch)
+    steps = [
+        (table.everything() - old)[compact.rows(table)].norm(dim=1) for table, old in zip(tables, before, strict=True)
+    ]
+    assert updater.moved == pytest.approx(float(torch.cat(steps).mean()), rel=1e-5)
+    assert updater.moved > 0
+
+
 class Broken(Default):
     """Proposes a number that is not finite in one place, once it is told to."""
 
@@ -219,6 +237,18 @@ class Broken(Default):
             for name, values in part.items():
                 if name == self.where:
                     values[-1, -1] = float("inf")
+        return proposal
+
+
+class BrokenMeLON(MeLON):
+    """Proposes a number that is not finite once it is told to."""
+
+    broken = False
+
+    def propose(self, situation: Situation) -> Proposal:
+        proposal = super().propose(situation)
+        if self.broken:
+            proposal.values["item_factors"][0, 0] = float("nan")
         return proposal
 
 
@@ -251,6 +281,19 @@ class TestNonFinite:
         assert same_bytes(before, state_of(updater))
         strategy.where = None
         assert np.isfinite(updater.learn(last))
+
+    def test_a_proposal_that_breaks_takes_what_the_meta_model_learned_back(self) -> None:
+        *past, last = batches_of(drifting(64))
+        strategy = BrokenMeLON()
+        updater = Updater(BPR({"dim": 4}), strategy)
+        for batch in past:
+            updater.learn(batch)
+        updater.learning_rates(last)
+        before = state_of(updater)
+        strategy.broken = True
+        with pytest.raises(LearningError, match="item_factors is not finite in the batch of events 48 to 63"):
+            updater.learn(last)
+        assert same_bytes(before, state_of(updater))
 
     def test_a_rate_that_is_far_too_large_ends_in_an_error(self) -> None:
         updater = Updater(BPR({"dim": 4, "loss": "squared"}), Default({"lr": 1e6}))

@@ -25,9 +25,15 @@ class Predictor(Protocol):
     def learn(self, batch: Batch) -> object:
         """Learn a batch that has been scored."""
 
+    @property
+    def moved(self) -> float:
+        """How far the last batch moved the vector of a user or item that it touched, on average."""
+
 
 class Frozen:
     """A model that is never updated: the reference for what updating is worth."""
+
+    moved = 0.0
 
     def __init__(self, updater: Updater) -> None:
         self._updater = updater
@@ -44,6 +50,8 @@ class Frozen:
 
 class Popularity:
     """Scores an item by its (decayed) count; the same for every user."""
+
+    moved = 0.0
 
     def __init__(self, half_life: float, past_items: Ints) -> None:
         self._counts = DecayedCounts(half_life)

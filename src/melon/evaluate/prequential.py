@@ -28,6 +28,7 @@ class Point:
     loss: float
     score_ms: float
     update_ms: float
+    moved: float
 
     @property
     def events(self) -> Ints:
@@ -68,7 +69,15 @@ def prequential(
         predictor.learn(batch)
         update_ms = (time.perf_counter() - began) * 1e3
         yield Point(
-            first, last, offered.usable, rank_first(usable, place), full, pairwise_loss(usable), score_ms, update_ms
+            first,
+            last,
+            offered.usable,
+            rank_first(usable, place),
+            full,
+            pairwise_loss(usable),
+            score_ms,
+            update_ms,
+            predictor.moved,
         )
 
 

@@ -46,6 +46,8 @@ _PRETRAIN_TRIALS = 3
 _JUDGE_STEPS = (0.1, 0.3)
 
 Report = Callable[[str], None]
+#: What a strategy has learned of learning (`Updater.practice`).
+Practice = dict[str, Tensor]
 
 
 def _silent(_: str) -> None:
@@ -150,8 +152,8 @@ class Selection:
         def judge(point: Plain) -> Trial:
             try:
                 strategy: Strategy = STRATEGIES[name].load()(point, seed=seed)
-                self.train_meta_model(strategy, start, stop=self.parts.judged_from)
-                score = self.judged(deploy(strategy, start, self.before_window, seed))
+                practice = self.train_meta_model(strategy, start, stop=self.parts.judged_from)
+                score = self.judged(deploy(strategy, start, self.before_window, seed, practice))
             except LearningError as problem:
                 self._report(f"{name} {_words(point)}: {problem}")
                 return Trial(point, None, str(problem))
@@ -171,18 +173,22 @@ class Selection:
         axes = {**space.axes, "fading": values}
         return Space(axes, tuple({**start, "fading": values[len(values) // 2]} for start in space.starts))
 
-    def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> None:
+    def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
         recommender and a history that know nothing of the window (METHODS.md 8.2). Others have nothing to practise.
         """
+        practice: Practice = {}
         if not isinstance(strategy, LearnedStrategy):
-            return
+            return practice
         parts, history = self.parts, self._history()
         for number in range(strategy.settings.passes):
             updater = Updater(start.copy(), strategy, deepcopy(history), seed=self.protocol.seed)
+            updater.take_over(practice)
             stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
             for first, last in batches(parts.window_start, stop, self.protocol.batch_size):
                 updater.learn(batch_of(self.log, first, last).in_epoch(number))
+            practice = updater.practice()
+        return practice
 
     def popularity(self, budget: int) -> Choice:
         """The half-life of recent popularity."""
@@ -271,13 +277,16 @@ class Selection:
         return history
 
 
-def deploy(strategy: Strategy, start: PretrainedState, log: Interactions, seed: int) -> Updater:
+def deploy(
+    strategy: Strategy, start: PretrainedState, log: Interactions, seed: int, practice: Practice | None = None
+) -> Updater:
     """An updater that has the log behind it: on the pre-trained recommender, or on one the strategy trains itself."""
     history = History()
     history.append(log.users, log.items)
     updater = Updater(start.fresh(), strategy, history, seed=seed)
     if not strategy.pretrain(updater.recommender, log):
         updater = Updater(start.copy(), strategy, history, seed=seed)
+    updater.take_over(practice or {})
     stamp_last_touches(updater.recommender, log, updater.fading_clock)
     return updater
 

@@ -18,10 +18,10 @@ from melon.errors import StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor
 from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import metrics
-from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
+from melon.evaluate.selection import Practice, PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
-from melon.experiments.summaries import batch_record, summary, timing
-from melon.experiments.work import Memory, MemoryKeeper, PlainKeeper, StateKeeper, TallyKeeper, Work
+from melon.experiments.summaries import batch_record, step_size, summary, timing
+from melon.experiments.work import PlainKeeper, PracticeKeeper, StateKeeper, TallyKeeper, Work
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.strategies.base import Strategy
@@ -89,9 +89,9 @@ class Cell:
         began = time.perf_counter()
         state = self._work.once("refitted", self._states, lambda: self._refit(choices["pretrain"]["settings"]))
         pretrain_s = time.perf_counter() - began
-        memory = self._work.once(
+        practice = self._work.once(
             f"practice/{self.config.strategy}",
-            MemoryKeeper(),
+            PracticeKeeper(),
             lambda: self._practise(choices[self.config.strategy]["settings"]),
         )
         log = self._sealed.open(choices)
@@ -102,7 +102,7 @@ class Cell:
                 TallyKeeper(),
                 lambda name=name, make=make: self._stream(name, make(), log, candidates),  # type: ignore[misc]
             )
-            for name, make in self._predictors(choices, state, memory, log).items()
+            for name, make in self._predictors(choices, state, practice, log).items()
         }
         return self._result(path, log, choices, tallies, pretrain_s)
 
@@ -137,15 +137,14 @@ class Cell:
         choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
         return choices
 
-    def _practise(self, settings: Plain) -> Memory:
-        """What a learned strategy remembers of the whole selection window; nothing for the others."""
+    def _practise(self, settings: Plain) -> Practice:
+        """What a learned strategy takes along from the whole selection window; nothing for the others."""
         strategy = self._strategy(self.config.strategy, settings)
         if not (isinstance(strategy, LearnedStrategy) and self._selection.possible):
             return {}
         self.listener.stage(f"{self.config.strategy} practises on the selection window")
         start = self._work.once("window", self._states, _never)
-        self._selection.train_meta_model(strategy, start, self.parts.train_stop)
-        return strategy.memory()
+        return self._selection.train_meta_model(strategy, start, self.parts.train_stop)
 
     def _refit(self, settings: Plain) -> PretrainedState:
         training = self._sealed.training
@@ -166,7 +165,7 @@ class Cell:
         return {name: {"settings": chosen, "score": None, "trials": []} for name, chosen in settings.items()}
 
     def _predictors(
-        self, choices: Plain, state: PretrainedState, memory: Memory, log: Interactions
+        self, choices: Plain, state: PretrainedState, practice: Practice, log: Interactions
     ) -> dict[str, Callable[[], Predictor]]:
         """The baselines and the strategy, each made when its turn comes."""
         config, past_items = self.config, self._sealed.training.items
@@ -177,19 +176,17 @@ class Cell:
             "popularity": lambda: Popularity(float("inf"), past_items),
             "recent_popularity": lambda: Popularity(half_life, past_items),
             "default": lambda: self._updater("default", choices["default"]["settings"], state, log),
-            "strategy": lambda: self._updater(config.strategy, settings, state, log, memory),
+            "strategy": lambda: self._updater(config.strategy, settings, state, log, practice),
         }
         if config.pretrain == "own":
             made["strategy"] = lambda: self._trained_by_itself(settings, log)
         return made
 
     def _updater(
-        self, name: str, settings: Plain, state: PretrainedState, log: Interactions, memory: Memory | None = None
+        self, name: str, settings: Plain, state: PretrainedState, log: Interactions, practice: Practice | None = None
     ) -> Updater:
-        updater = deploy(self._strategy(name, settings), state, log.head(self.parts.train_stop), self.config.seed)
-        if memory:
-            updater.strategy.recall(memory)
-        return updater
+        past = log.head(self.parts.train_stop)
+        return deploy(self._strategy(name, settings), state, past, self.config.seed, practice)
 
     def _trained_by_itself(self, settings: Plain, log: Interactions) -> Updater:
         """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (METHODS.md 3.0.6)."""
@@ -288,6 +285,7 @@ class Cell:
             "interactions_evaluated": len(events),
             "cold": {"users": float(np.mean(test_users >= self._sealed.training.n_users)), **metrics(ours.rank[cold])},
             "warm": metrics(ours.rank[~cold]),
+            "step": step_size(ours, tallies["default"]),
             "update_ms": timing([point.update_ms for point in ours.points]),
             "score_ms": timing([point.score_ms for point in ours.points]),
             "pretrain_s": pretrain_s,

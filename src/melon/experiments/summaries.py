@@ -24,6 +24,14 @@ def summary(tally: Tally, repeats: Flags, *, full: bool, keyed: bool = False) ->
     return {**metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
 
 
+def step_size(ours: Tally, default: Tally) -> Plain:
+    """How far a batch moved the rows it touched (mean ‖Δ‖), and how that compares with the tuned Default."""
+    moved, plain = (
+        float(np.mean([p.moved for p in tally.points])) if tally.points else 0.0 for tally in (ours, default)
+    )
+    return {"moved": moved, "default": plain, "relative": moved / plain if plain else None}
+
+
 def timing(milliseconds: list[float]) -> Plain:
     """Median, mean and 95th percentile, after the first batches have warmed the machine up."""
     taken = milliseconds[WARM_UP_BATCHES:] if len(milliseconds) > 2 * WARM_UP_BATCHES else milliseconds

@@ -19,12 +19,11 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluate.prequential import Point, Tally
 from melon.evaluate.ranking import Ranks
-from melon.evaluate.selection import PretrainedState
+from melon.evaluate.selection import Practice, PretrainedState
 from melon.experiments.records import cannot_write, whole, write_text
 
 Made = TypeVar("Made")
 Arrays = dict[str, np.ndarray[Any, Any]]
-Memory = dict[str, Tensor]
 
 
 class Keeper(Protocol[Made]):
@@ -74,15 +73,15 @@ class StateKeeper:
         return self._rebuild(tables)
 
 
-class MemoryKeeper:
-    """What a strategy remembers: safetensors."""
+class PracticeKeeper:
+    """What a strategy takes along from the selection window: safetensors."""
 
     suffix = ".safetensors"
 
-    def write(self, made: Memory, path: Path) -> None:
+    def write(self, made: Practice, path: Path) -> None:
         _save({name: tensor.detach().cpu().numpy() for name, tensor in made.items()}, path)
 
-    def read(self, path: Path) -> Memory:
+    def read(self, path: Path) -> Practice:
         return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
 
 
@@ -95,7 +94,7 @@ class TallyKeeper:
         points = made.points
         arrays: Arrays = {
             "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
-            "costs": np.array([(p.loss, p.score_ms, p.update_ms) for p in points]).reshape(-1, 3),
+            "costs": np.array([(p.loss, p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 4),
             "usable": np.concatenate([p.usable for p in points]),
             "rank": made.rank,
             "ties": made.ties.astype(np.int64),
@@ -108,14 +107,14 @@ class TallyKeeper:
     def read(self, path: Path) -> Tally:
         arrays, tally = load_file(path), Tally()
         events = ranks = 0
-        for (start, stop, size), (loss, score_ms, update_ms) in zip(
+        for (start, stop, size), (loss, score_ms, update_ms, moved) in zip(
             arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True
         ):
             here = slice(ranks, ranks + size)
             full = Ranks(arrays["full_rank"][here], arrays["full_ties"][here]) if "full_rank" in arrays else None
             usable = arrays["usable"][events : events + stop - start]
             own = Ranks(arrays["rank"][here], arrays["ties"][here])
-            tally.add(Point(start, stop, usable, own, full, loss, score_ms, update_ms))
+            tally.add(Point(start, stop, usable, own, full, loss, score_ms, update_ms, moved))
             events, ranks = events + stop - start, ranks + size
         return tally
 

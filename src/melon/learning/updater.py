@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -26,6 +26,7 @@ from melon.tables import Table, TableSpec
 
 FadingClock = Literal["interactions", "seconds"]
 Scores = npt.NDArray[np.floating]
+Provisional = list[tuple[Table, Tensor, Tensor]]
 
 
 class Updater:
@@ -56,6 +57,7 @@ class Updater:
             self.row_state,
             per_branch=isinstance(strategy, LearnedStrategy) and strategy.per_branch,
         )
+        self._last_move: list[tuple[Tensor, Tensor]] = []
         self._negative_draws = Draws(seed, "training negatives")
         self._last_draws = Draws(seed, "negatives of last interactions")
         self._replay_draws = Draws(seed, "replay")
@@ -95,6 +97,34 @@ class Updater:
         self._make_rows(batch)
         return self._step(batch)
 
+    @property
+    def moved(self) -> float:
+        """How far the last step moved a row that it touched, on average: ‖Δ‖ of users' and items' vectors."""
+        lengths = [(new - old).norm(dim=1) for old, new in self._last_move]
+        return float(torch.cat(lengths).mean()) if lengths else 0.0
+
+    def practice(self) -> dict[str, Tensor]:
+        """What the strategy has learned of learning: its memory, and what it learned row by row."""
+        rows = {
+            f"rows/{name}/{key}/{part}": tensor
+            for name, key, table in self._learned_rows()
+            for part, tensor in table.state().items()
+        }
+        return {**self.strategy.memory(), **rows}
+
+    def take_over(self, practice: Mapping[str, Tensor]) -> None:
+        """Go on with what was learned of learning elsewhere, on a recommender of the same kind and stream."""
+        if not practice:
+            return
+        self.strategy.recall({name: tensor for name, tensor in practice.items() if not name.startswith("rows/")})
+        for name, key, table in self._learned_rows():
+            table.restore({part: practice[f"rows/{name}/{key}/{part}"] for part in ("values", "touched")})
+
+    def _learned_rows(self) -> Iterator[tuple[str, str, Table]]:
+        for name, tables in self.row_state.items():
+            kept = self.strategy.row_state(self._specs[name])
+            yield from ((name, key, table) for key, table in tables.items() if kept[key].learned)
+
     def situation(self, batch: Batch) -> Situation:
         """A batch as the strategy would meet it now; newcomers get their rows, and no row that exists is changed."""
         self.tick(int(batch.times[0]))
@@ -128,10 +158,19 @@ class Updater:
         losses = situation.evidence.losses
         if not torch.isfinite(losses.sum()):
             raise self._broken("the loss", batch)
-        provisional = []
+        provisional: Provisional = []
+        adapted = None
         if isinstance(self.strategy, LearnedStrategy) and last is not None and len(last.users):
-            provisional = self._meta_step(self.strategy, compact, situation, last, batch)
-        self._write(compact, self.strategy.propose(situation), batch)
+            provisional, situation = self._meta_step(self.strategy, compact, situation, last, batch)
+            adapted = self.strategy
+        proposal = self.strategy.propose(situation)
+        try:
+            self._require_finite(proposal, batch)
+        except LearningError:
+            if adapted is not None:
+                adapted.undo()
+            raise
+        self._write(compact, situation, proposal)
         for table, rows, values in provisional:
             table.scatter(rows, values)
         # What is replayed is learned with the batch, but is no part of its loss.
@@ -139,10 +178,11 @@ class Updater:
 
     def _meta_step(
         self, strategy: LearnedStrategy, compact: Compact, situation: Situation, last: Offered, batch: Batch
-    ) -> list[tuple[Table, Tensor, Tensor]]:
+    ) -> tuple[Provisional, Situation]:
         """Steps 1 and 2: a provisional update from the last interactions, and φ by the loss of the batch after it.
 
-        Returns the provisional rows that stay, which are none unless the strategy keeps them.
+        Returns the provisional rows that stay, which are none unless the strategy keeps them, and the batch as the
+        strategy meets it now.
         """
         extended = self._gatherer.extended(compact, last)
         # Rows of the last interactions that the batch does not touch cannot reach its loss: exact, and cheaper.
@@ -160,12 +200,12 @@ class Updater:
                 kept = strategy.look_ahead(replace(looking_back, reach=None))
             if not all(torch.isfinite(values.sum()) for values in kept.values()):
                 raise self._broken("the provisional update", batch)
-        strategy.adapt(gradients)
         tables = {name: self.recommender.tables[name] for name in kept}
-        return [
+        provisional = [
             (table, extended.rows(table)[situation.reached(name) :], kept[name][situation.reached(name) :])
             for name, table in tables.items()
         ]
+        return provisional, strategy.adapt(gradients, situation)
 
     def _situation(self, batch: Batch) -> tuple[Compact, Situation]:
         offered = self._offered(batch)
@@ -196,7 +236,7 @@ class Updater:
         drawn = negatives.draw(users, items, events, self.recommender.settings.negatives)
         return Offered(users, np.concatenate([items[:, None], drawn], axis=1), fresh)
 
-    def _write(self, compact: Compact, proposal: Proposal, batch: Batch) -> None:
+    def _require_finite(self, proposal: Proposal, batch: Batch) -> None:
         for name, values in proposal.values.items():
             if not torch.isfinite(values.sum()):
                 raise self._broken(f"the new value of {name}", batch)
@@ -204,6 +244,10 @@ class Updater:
             for key, values in kept.items():
                 if not torch.isfinite(values.sum()):
                     raise self._broken(f"{key} of {name}", batch)
+
+    def _write(self, compact: Compact, situation: Situation, proposal: Proposal) -> None:
+        moving = [name for name in proposal.values if self._specs[name].kind == "embedding"]
+        self._last_move = [(situation.values[name], proposal.values[name].detach()) for name in moving]
         for name, values in proposal.values.items():
             table = self.recommender.tables[name]
             table.scatter(compact.rows(table), values.detach())
@@ -236,12 +280,14 @@ class Updater:
     def _state_tables(self, spec: TableSpec) -> dict[str, Table]:
         return {
             key: Table(
-                TableSpec(f"{spec.name}.{key}", spec.role, spec.kind, spec.dim, 0.0, start, spec.rows),
+                TableSpec(
+                    f"{spec.name}.{key}", spec.role, spec.kind, kept.width or spec.dim, 0.0, kept.start, spec.rows
+                ),
                 clock=self.recommender.clock,
                 dtype=self.recommender.dtype,
                 device=self.recommender.device,
             )
-            for key, start in self.strategy.row_state(spec).items()
+            for key, kept in self.strategy.row_state(spec).items()
         }
 
     def tick(self, time: int) -> None:

@@ -77,6 +77,19 @@ class Situation:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a strategy keeps for each row of a table: its value before the first touch, and how many numbers it is.
+
+    `learned` state is part of a meta-model: it goes along from the selection window to the stream, as φ does, while
+    other state (moments of an optimiser) starts afresh there.
+    """
+
+    start: float = 0.0
+    width: int | None = None  # as many numbers as the row has entries, unless said
+    learned: bool = False
+
+
+@dataclass(frozen=True)
 class Proposal:
     """New values for compact rows and their state, and what the strategy wants to remember."""
 
@@ -131,8 +144,8 @@ class Strategy(ABC):
         half_life: float | None = getattr(self.settings, "fading", None)
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
-    def row_state(self, spec: TableSpec) -> dict[str, float]:
-        """Names and initial values of what is kept for each entry of a table, row by row."""
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        """What is kept for a table row by row, by name."""
         return {}
 
     def pretrain(self, recommender: Recommender, interactions: Interactions) -> bool:

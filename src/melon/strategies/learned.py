@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -80,9 +81,14 @@ class LearnedStrategy(Strategy):
             for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
         }, loss.detach()
 
-    def adapt(self, gradients: Mapping[str, Tensor]) -> None:
-        """One Adam step on φ."""
+    def adapt(self, gradients: Mapping[str, Tensor], situation: Situation) -> Situation:
+        """One Adam step on φ. Returns the batch as it is met now: what is learned row by row may have moved in it."""
         self._optimizer.step(self.parameters(), gradients)
+        return situation
+
+    def undo(self) -> None:
+        """Take the last `adapt` back: its batch could not be learned."""
+        self._optimizer.undo(self.parameters())
 
     def prepare_optimizer(self) -> None:
         """Fresh moments; called once φ exists."""
@@ -120,6 +126,13 @@ class LearnedStrategy(Strategy):
             )
 
 
+@dataclass(frozen=True)
+class _Before:
+    steps: int
+    moments: dict[str, tuple[Tensor, Tensor]]
+    values: dict[str, Tensor]
+
+
 class MetaAdam:
     """Adam over named tensors, with its state in plain tensors so that a checkpoint can hold it."""
 
@@ -129,24 +142,46 @@ class MetaAdam:
         self._settings = settings
         self._steps = 0
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._before: _Before | None = None
 
     @torch.no_grad()
     def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Move every parameter."""
+        if not parameters:
+            return
         settings, (beta_1, beta_2) = self._settings, self._BETAS
-        scale = self._clip(gradients)
+        names, values = list(parameters), list(parameters.values())
+        self._before = _Before(self._steps, self._moments, {name: parameters[name].clone() for name in names})
+        slopes = self._slopes(parameters, gradients)
+        kept = [self._moments.get(name) or (torch.zeros_like(v), torch.zeros_like(v)) for name, v in parameters.items()]
         self._steps += 1
+        first = torch._foreach_lerp([one for one, _ in kept], slopes, 1 - beta_1)
+        second = torch._foreach_mul([two for _, two in kept], beta_2)
+        torch._foreach_addcmul_(second, slopes, slopes, value=1 - beta_2)
+        scale = torch._foreach_div(second, 1 - beta_2**self._steps)
+        torch._foreach_sqrt_(scale)
+        torch._foreach_add_(scale, self._EPS)
+        torch._foreach_addcdiv_(values, first, scale, value=-settings.meta_lr / (1 - beta_1**self._steps))
+        self._moments = dict(zip(names, zip(first, second, strict=True), strict=True))
+
+    @torch.no_grad()
+    def undo(self, parameters: Mapping[str, Tensor]) -> None:
+        """Be as before the last step."""
+        if self._before is None:
+            return
+        self._steps, self._moments = self._before.steps, self._before.moments
+        for name, value in self._before.values.items():
+            parameters[name].copy_(value)
+        self._before = None
+
+    def _slopes(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:
+        """Gradients, clipped and with the decay of weights in them."""
+        scale, decay = self._clip(gradients), self._settings.meta_weight_decay
+        slopes = []
         for name, value in parameters.items():
-            gradient = gradients[name] * scale if scale is not None else gradients[name]
-            if settings.meta_weight_decay and not is_bias(name):
-                gradient = gradient + settings.meta_weight_decay * value
-            if name not in self._moments:
-                self._moments[name] = (torch.zeros_like(value), torch.zeros_like(value))
-            moment_1, moment_2 = self._moments[name]
-            moment_1.lerp_(gradient, 1 - beta_1)
-            moment_2.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
-            denominator = moment_2.div(1 - beta_2**self._steps).sqrt_().add_(self._EPS)
-            value.addcdiv_(moment_1, denominator, value=-settings.meta_lr / (1 - beta_1**self._steps))
+            slope = gradients[name] if scale is None else gradients[name] * scale
+            slopes.append(slope + decay * value if decay and not is_bias(name) else slope)
+        return slopes
 
     def memory(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.strategies.base import (
+    Kept,
     LearningRates,
     Proposal,
     RowState,
@@ -56,7 +57,7 @@ class StepStrategy(Strategy):
     def weights(self, situation: Situation) -> Tensor | None:
         """A weight for each interaction's loss; none where all count the same."""
 
-    def row_state(self, spec: TableSpec) -> dict[str, float]:
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._stepper.row_state()
 
     def propose(self, situation: Situation) -> Proposal:
@@ -91,9 +92,9 @@ class Stepper:
         """Whether untouched rows move too."""
         return self.settings.optimizer == "adam_dense"
 
-    def row_state(self) -> dict[str, float]:
+    def row_state(self) -> dict[str, Kept]:
         """Adam's two moments."""
-        return {} if self.settings.optimizer == "sgd" else {"moment_1": 0.0, "moment_2": 0.0}
+        return {} if self.settings.optimizer == "sgd" else {"moment_1": Kept(), "moment_2": Kept()}
 
     def propose(self, situation: Situation, weights: Tensor | None = None) -> Proposal:
         """One step on the (weighted) loss of the batch."""
