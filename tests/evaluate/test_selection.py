@@ -277,3 +277,23 @@ def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
     rates = np.log(axes["lr"])
     assert np.ptp(rates) > np.log(1_000)
     assert np.diff(rates) == pytest.approx(np.full(len(rates) - 1, np.log(10) / 2), rel=0.06)
+
+
+@pytest.mark.parametrize(("clock", "unit"), [("interactions", 1.0), ("seconds", None)])
+def test_open_fading_is_tried_at_a_middling_and_at_a_short_half_life_first(
+    log: Interactions, parts: Parts, clock: str, unit: float | None
+) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    state = PretrainedState.of(PLAN, 0, PLAN.build(0))
+    choice = selection.strategy("default", state, 3, {"fading_clock": clock}, 0)
+    before_test = log.times[: parts.validation_stop]
+    unit = unit or float(before_test[-1] - before_test[0]) / len(before_test)
+    assert [trial.settings["fading"] / unit for trial in choice.trials] == pytest.approx([10_000, 1_000, 10_000])
+    assert [trial.settings["optimizer"] for trial in choice.trials] == ["sgd", "sgd", "adam_lazy"]
+
+
+def test_fading_that_is_settled_is_not_searched(log: Interactions, parts: Parts) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    state = PretrainedState.of(PLAN, 0, PLAN.build(0))
+    choice = selection.strategy("default", state, 4, {"fading": None}, 0)
+    assert {trial.settings["fading"] for trial in choice.trials} == {None}

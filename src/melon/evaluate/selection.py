@@ -163,15 +163,18 @@ class Selection:
         return search(self._space(name, fixed), budget, judge, fixed)
 
     def _space(self, name: str, fixed: Plain) -> Space:
-        """The declared space; where fading is open its search starts from a middling half-life, in the clock's unit."""
+        """The declared space; where fading is open, its search starts from a middling half-life and from a short one."""
         space = STRATEGIES[name].space
         if "fading" not in space.axes or "fading" in fixed:
             return space
         seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
         unit = max(seconds, 1e-9) if fixed.get("fading_clock") == "seconds" else 1.0
         values = tuple(None if value is None else value * unit for value in space.axes["fading"])
-        axes = {**space.axes, "fading": values}
-        return Space(axes, tuple({**start, "fading": values[len(values) // 2]} for start in space.starts))
+        middling, short = values[len(values) // 2], values[-2]
+        starts = [{**start, "fading": middling} for start in space.starts]
+        # Fast streams want it several steps away from slow ones: more than a small budget would walk.
+        starts.insert(1, {**space.starts[0], "fading": short})
+        return Space({**space.axes, "fading": values}, tuple(starts))
 
     def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a

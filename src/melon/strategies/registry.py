@@ -17,8 +17,8 @@ _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "wei
 _RATE_SPACE = Space(
     {
         "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
-        "meta_lr": (0.0003, 0.001, 0.003, 0.01),
         "fading": FADING,
+        "meta_lr": (0.0003, 0.001, 0.003, 0.01),
         "aggregation": ("sum", "sqrt"),
         "passes": (10, 20),
     },
