@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from step import BATCH, WARM_UP, Sized
 
 ROWS = 10_000

@@ -163,7 +163,7 @@ class Selection:
         return search(self._space(name, fixed), budget, judge, fixed)
 
     def _space(self, name: str, fixed: Plain) -> Space:
-        """The declared space; where fading is open, its search starts from a middling half-life and from a short one."""
+        """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
         space = STRATEGIES[name].space
         if "fading" not in space.axes or "fading" in fixed:
             return space
