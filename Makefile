@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt
 # Accuracy (benchmarks/accuracy.py, window.py, als.py) takes hours and recorded streams: see docs/benchmarks.md.
-SPEED := startup prepare step prequential recommend memory
+SPEED := startup prepare prequential recommend bench
 
 .PHONY: help demo test test-slow check lint bench format clean
 

@@ -34,6 +34,7 @@ from melon.evaluate.ranking import metrics
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates
 from melon.stream.history import History
@@ -67,13 +68,15 @@ class Watch:
         setattr(owner, method, timed)
 
 
-def one_round(log: Interactions, start: int, recommender: str) -> tuple[dict[str, float], float, float]:
+def one_round(
+    log: Interactions, start: int, recommender: str, strategy: Strategy | None = None
+) -> tuple[dict[str, float], float, float]:
     """CPU seconds by part, wall-clock seconds, and HR@5 for the record."""
     model = RECOMMENDERS[recommender].load()()
     Pretraining(model, log.head(start), PretrainSettings(), seed=0)  # makes the rows
     history = History()
     history.append(log.users[:start], log.items[:start])
-    updater, candidates = Updater(model, Default(), history), Candidates(log)
+    updater, candidates = Updater(model, strategy or Default(), history), Candidates(log)
     watch, tally = Watch(), Tally()
     watch.on(candidates, "draw", "candidates")
     watch.on(updater, "score", "score")

@@ -39,22 +39,22 @@ BATCH, WARM_UP = 256, 10
 
 
 class Sized:
-    """An updater with a given number of rows, half users and half items, and batches spread over all of them."""
+    """An updater with given numbers of users and items, each with a past, and batches spread over all of them."""
 
-    def __init__(self, recommender: str, strategy: str, settings: dict[str, object], rows: int) -> None:
-        self._half, self._rng, self._events = rows // 2, np.random.default_rng(0), rows
+    def __init__(self, recommender: str, strategy: str, settings: dict[str, object], *, users: int, items: int) -> None:
+        self._users, self._items, self._rng = users, items, np.random.default_rng(0)
+        self._events = max(users, items)
         made = RECOMMENDERS[recommender].load()()
-        everything = np.arange(self._half)
-        made.grow(self._half, everything, self._half, everything)
-        history = History()
-        history.append(everything, self._rng.permutation(self._half))
+        made.grow(users, np.arange(users), items, np.arange(items))
+        history, past = History(), np.arange(self._events)
+        history.append(self._rng.permutation(past) % users, self._rng.permutation(past) % items)
         self._updater = Updater(made, STRATEGIES[strategy].load()(settings), history)
         self.learn()  # makes the tables of the optimiser's state
 
     def step(self) -> float:
         """CPU seconds of a step on given negatives."""
         batch = self._batch()
-        offered = Offered(batch.users, self._distinct(2 * BATCH).reshape(BATCH, 2))
+        offered = Offered(batch.users, self._distinct(2 * BATCH, self._items).reshape(BATCH, 2))
         return spent(lambda: self._updater.step(offered, None, batch))
 
     def learn(self) -> float:
@@ -63,13 +63,13 @@ class Sized:
         return spent(lambda: self._updater.learn(batch))
 
     def _batch(self) -> Batch:
-        users, items = self._distinct(BATCH), self._distinct(BATCH)
+        users, items = self._distinct(BATCH, self._users), self._distinct(BATCH, self._items)
         self._events += BATCH
         return Batch(self._events, users, items, np.full(BATCH, self._events), users, items)
 
-    def _distinct(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _distinct(self, count: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Distinct rows, spread over all of them."""
-        width = self._half // count
+        width = rows // count
         return self._rng.permutation(np.arange(count) * width + self._rng.integers(0, width, count))
 
 
@@ -100,7 +100,7 @@ def main() -> None:
 
 def compare(recommender: str, strategy: str, settings: dict[str, object], batches: int, lazy: dict[str, float]) -> None:
     """One strategy at both sizes; the first one's cost is what the others are compared with."""
-    pair = [Sized(recommender, strategy, settings, size) for size in SIZES]
+    pair = [Sized(recommender, strategy, settings, users=size // 2, items=size // 2) for size in SIZES]
     for what in ("step", "learn") if strategy == "default" else ("learn",):
         times = np.array([[getattr(each, what)() for each in pair] for _ in range(WARM_UP + batches)])
         small, large = np.median(times[WARM_UP:], axis=0) * 1e3

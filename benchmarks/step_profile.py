@@ -33,7 +33,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     settings: dict[str, object] = dict(one.split("=", 1) for one in asked.set)
-    sized = Sized(asked.recommender, asked.strategy, settings, ROWS)
+    sized = Sized(asked.recommender, asked.strategy, settings, users=ROWS // 2, items=ROWS // 2)
     for _ in range(WARM_UP):
         sized.learn()
     profile = cProfile.Profile(time.process_time)
