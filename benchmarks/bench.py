@@ -4,12 +4,11 @@
     python benchmarks/bench.py --strategies default,melon --recommenders bpr --record
 
 Each pairing has processes of its own, one thread each. The batch is timed on tables of 60 thousand users and 75
-thousand
-items, in turns with Default under Adam on touched rows, and the ratio is that of medians; `end to end` is the whole
-prequential loop (candidates, scoring, metrics, update) on a synthetic news stream; `peak` is the process that does the
-timing; `growth` is a batch on 1 million rows over one on 10 thousand. CPU time, so that other work on the machine
-counts little. With --record the table becomes benchmarks/recorded.json, which later runs are compared with by their
-ratios to Default: milliseconds differ between machines, ratios much less.
+thousand items, in turns with Default under Adam on touched rows, and the ratio is that of medians; `interactions/s` is
+the whole prequential loop (candidates, scoring, metrics, update) on a synthetic news stream; `peak` is the process that
+does the timing; `growth` is a batch on 1 million rows over one on 10 thousand. CPU time, so that other work on the
+machine counts little. With --record the table becomes benchmarks/recorded.json, which later runs are compared with by
+their ratios to Default: milliseconds differ between machines, ratios much less.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from melon.data.interactions import Ints
 from melon.stream.draws import Draws
 from melon.stream.pairs import PairSet, pair_keys
 
+_PLACE = np.uint64(63)
 RING = 50
 NEIGHBOURS = 10
 NOBODY = -1
@@ -88,9 +89,11 @@ class PartnerRings:
         if not self._rows or not len(rows):
             return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
         rings = self._ring[np.where(kept > 0, rows, 0)]
-        lottery = draws.uniforms(rows + (np.int64(moment) << 32), RING)
-        lottery[np.arange(RING)[None, :] >= kept[:, None]] = 2.0
-        chosen = np.argsort(lottery, axis=1)[:, :most]
+        # A lottery ticket for each place, which carries the place in its low bits: sorting is then enough.
+        lottery = draws.words(rows + (np.int64(moment) << 32), RING)
+        lottery = (lottery & ~_PLACE) | np.arange(RING, dtype=np.uint64)
+        lottery[np.arange(RING)[None, :] >= kept[:, None]] |= ~_PLACE
+        chosen = (np.sort(lottery, axis=1)[:, :most] & _PLACE).astype(np.int64)
         partners = np.take_along_axis(rings, chosen, axis=1).astype(np.int64)
         partners[np.arange(most)[None, :] >= counts[:, None]] = NOBODY
         return Neighbours(partners, counts)
