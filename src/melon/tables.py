@@ -210,7 +210,7 @@ class Snapshot:
     def blocks(self, size: int = _BLOCK) -> Iterator[Tensor]:
         """All rows in order, `size` at a time."""
         for start in range(0, self.rows, size):
-            yield self.gather(torch.arange(start, min(start + size, self.rows)))
+            yield self.gather(torch.arange(start, min(start + size, self.rows), device=self._values.device))
 
 
 def fade(touched: Tensor, now: int, half_life: float) -> Tensor:

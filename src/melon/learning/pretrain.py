@@ -123,5 +123,5 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
         np.maximum.at(last, rows, moments)
         for table in recommender.tables.values():
             if table.spec.role == role:
-                known = torch.from_numpy(last[: table.rows])
-                table.stamp(torch.arange(len(known)), known)
+                known = torch.from_numpy(last[: table.rows]).to(table.device)
+                table.stamp(torch.arange(len(known), device=table.device), known)

@@ -48,8 +48,8 @@ def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     # The highest scores lie in the groups with the highest maxima: one quick pass leaves little to select from.
     grouped = scores[:, : groups * _GROUP].view(n, groups, _GROUP)
     chosen = grouped.amax(2).topk(count, dim=1).indices
-    offered = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP)).view(n, -1)
-    rest = torch.arange(groups * _GROUP, width).expand(n, -1)
+    offered = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)).view(n, -1)
+    rest = torch.arange(groups * _GROUP, width, device=scores.device).expand(n, -1)
     offered = torch.cat([offered, rest], dim=1)
     values, places = scores.gather(1, offered).topk(count, dim=1)
     return values, offered.gather(1, places)

@@ -84,7 +84,7 @@ def cache_tensors(user_cache: Floats, item_cache: Floats, moment: int) -> dict[s
     return {
         "user_cache": torch.from_numpy(user_cache.copy()),
         "item_cache": torch.from_numpy(item_cache.copy()),
-        "moment": torch.tensor(moment),
+        "moment": torch.tensor(moment, device="cpu"),
     }
 
 
@@ -104,7 +104,7 @@ def _cache(table: Readable, weights: Floats) -> Floats:
 def _table(role: Role, values: Tensor) -> Table:
     table = Table(TableSpec(f"als.{role}", role, "bias", values.shape[1]), dtype=torch.float64)
     _grow(table, len(values))
-    table.scatter(torch.arange(len(values)), values)
+    table.scatter(torch.arange(len(values), device=table.device), values)
     return table
 
 

@@ -70,7 +70,7 @@ class StepStrategy(Strategy):
         self._stepper.steps = int(memory["steps"])
 
     def memory(self) -> dict[str, Tensor]:
-        return {"steps": torch.tensor(self._stepper.steps)}
+        return {"steps": torch.tensor(self._stepper.steps, device="cpu")}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         self.keep(memory)
@@ -115,7 +115,7 @@ class Stepper:
             scale = moment_2.div(1 - settings.beta_2**steps).sqrt_().add_(settings.eps)
             values[table] = torch.addcdiv(old, moment_1, scale, value=-settings.lr / (1 - settings.beta_1**steps))
             state[table] = {"moment_1": moment_1, "moment_2": moment_2}
-        return Proposal(values, state, {"steps": torch.tensor(steps)})
+        return Proposal(values, state, {"steps": torch.tensor(steps, device="cpu")})
 
     def learning_rates(self, situation: Situation, weights: Tensor | None = None) -> LearningRates:
         """η·ω_x or η·ω_x/n; under Adam these are loss weights rather than realised steps (METHODS.md 1.3)."""

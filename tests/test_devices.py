@@ -1,0 +1,60 @@
+"""No tensor is made on a device by default: everything follows the model.
+
+There is only a CPU to test on, so the test turns it round: the model lives on the CPU while torch's default device is
+`meta`, which holds no numbers. A tensor that does not follow the model lands there and breaks the step.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from melon.checks.toys import toy_batches
+from melon.learning import checkpoint
+from melon.learning.updater import Updater
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.registry import STRATEGIES
+
+SETTINGS = {"ncf": {"dim": 3, "layers": (5, 4)}, "bpr": {"dim": 4}}
+VARIANTS = {
+    "default": [{}, {"optimizer": "adam_lazy"}, {"optimizer": "adam_dense"}],
+    "eals": [{"replay": 8, "neg": "pop"}],
+    "melon": [{}, {"fading": 100.0}, {"touch_feature": True, "flat_rates": True}],
+}
+PAIRINGS = [
+    pytest.param(recommender, strategy, settings, id=f"{recommender}-{strategy}-{number}")
+    for recommender in SETTINGS
+    for strategy in STRATEGIES.names()
+    for number, settings in enumerate(VARIANTS.get(strategy, [{}]))
+    if not (recommender == "ncf" and strategy == "als")
+]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    """What does not say where it lives, lives nowhere."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(("recommender", "strategy", "settings"), PAIRINGS)
+def test_everything_follows_the_model(
+    recommender: str, strategy: str, settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = RECOMMENDERS[recommender].load()(SETTINGS[recommender], device="cpu")
+    updater = Updater(model, STRATEGIES[strategy].load()(settings))
+    *past, last = toy_batches()[:6]
+    for batch in past:
+        updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
+        assert np.isfinite(updater.learn(batch))
+    assert updater.learning_rates(last).rows.device.type == "cpu"
+    assert np.isfinite(updater.score_catalogue(np.arange(3), 5, int(last.times[0]))).all()
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    checkpoint.save(folder, updater)
+    again = checkpoint.load(folder).updater
+    assert again.learn(last) == updater.learn(last)
+    for name, table in again.recommender.tables.items():
+        assert torch.equal(table.everything(), updater.recommender.tables[name].everything())
