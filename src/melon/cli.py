@@ -236,6 +236,75 @@ def evaluate(
 
 
 @app.command()
+def bench(
+    streams: Annotated[list[Path], typer.Argument(help="Prepared streams (melon data prepare makes them).")],
+    out: Annotated[Path, typer.Option(help="The folder of the records; run again to go on in it.")],
+    recommenders: Annotated[str, typer.Option(help="With commas between them.", rich_help_panel=_MODEL)] = "bpr",
+    strategies: Annotated[
+        str, typer.Option(help="With commas between them, or all: the nine that are compared.", rich_help_panel=_MODEL)
+    ] = "all",
+    seeds: Annotated[int, typer.Option(help="5 means seeds 0 to 4.", rich_help_panel=_PROTOCOL)] = 3,
+    jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.", rich_help_panel=_MACHINE)] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto | ADDRESS", help="Run the cells on a Ray cluster instead.", rich_help_panel=_MACHINE
+        ),
+    ] = None,
+    preset: Preset = None,
+    pretrain: PretrainMode = None,
+    fading: Fading = None,
+    assignments: Assignments = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A TOML or JSON file of options; one that names a strategy speaks of its cells only. Repeatable.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Shares of training, validation and test; STREAM=… for one of the streams. Repeatable. "
+            "(default: 0.95,0.005,0.045)",
+            rich_help_panel=_PROTOCOL,
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    candidates: CandidateMode = None,
+    negatives: Negatives = None,
+    align_ties: AlignTies = None,
+    full_ranking: FullRanking = None,
+    epochs: Epochs = None,
+    budget: Budget = None,
+    threads: Threads = None,
+    device: Device = None,
+) -> None:
+    """Evaluate many strategies, recommenders, streams and seeds under one protocol, one record for each.
+
+    Cells that have a record are not run again, so a bench that was stopped goes on where it was. What the cells of a
+    stream and seed share (pre-training, the tuned Default, the baselines) is done once.
+    """
+    given = locals()
+    asked = _asked({**given, "config": None, "split": None})
+    from melon.experiments.bench import bench_streams
+
+    code = bench_streams(
+        streams,
+        asked,
+        recommenders=recommenders,
+        strategies=strategies,
+        seeds=seeds,
+        splits=split or [],
+        configs=config or [],
+        jobs=jobs,
+        ray=ray,
+        out=out,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def pretrain(
     stream: Stream,
     out: Annotated[Path, typer.Option(help="The folder to write the model to.")],

@@ -120,11 +120,14 @@ class TallyKeeper:
 
 
 class Work:
-    """Remembers what was made under each name; with a folder, also across processes."""
+    """Remembers what was made under each name; with a folder, also across processes.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    What a `base` folder holds is taken from there; nothing is written to it.
+    """
+
+    def __init__(self, folder: Path | None = None, base: Path | None = None) -> None:
         self._made: dict[str, Any] = {}
-        self._folder = folder
+        self._folder, self._base = folder, base
         if folder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -146,9 +149,11 @@ class Work:
     def _recalled_or_made(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
         if self._folder is None:
             return make()
-        path = self._folder / (name.replace("/", "-") + keeper.suffix)
-        if path.exists():
-            return keeper.read(path)
+        file = name.replace("/", "-") + keeper.suffix
+        path = self._folder / file
+        for there in (path, *([self._base / file] if self._base else [])):
+            if there.exists():
+                return keeper.read(there)
         made = make()
         keeper.write(made, path)
         return made

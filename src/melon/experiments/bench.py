@@ -1,0 +1,350 @@
+"""`melon bench`: a grid of cells in a folder that can be gone on with, and a live table of how it stands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as RichTable
+
+from melon.data.files import load_stream
+from melon.errors import SettingsError, StoppedError, unknown_name
+from melon.experiments.config import CellConfig, Plain, read_config
+from melon.experiments.executors import LocalExecutor, RayExecutor
+from melon.experiments.grid import Executor, Outcome, Task, Watcher, run_grid, tasks_of
+from melon.experiments.records import require_writable, write_result, write_text
+from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
+from melon.stream.split import parse_split
+
+#: What may differ between two runs in one folder: more streams, strategies and seeds join what is there.
+_GROWS = ("recommender", "strategy", "seed", "settings", "preset", "split")
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What was asked for: the grid, and what every cell is told."""
+
+    streams: Mapping[str, Path]
+    recommenders: Sequence[str]
+    strategies: Sequence[str]
+    seeds: int
+    base: CellConfig
+    splits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    tuned: Sequence[Plain] = ()
+
+    def tasks(self) -> list[Task]:
+        """Every cell, with the settings of the config files that speak of it."""
+        splits = {name: self.splits.get(name, self.base.split) for name in self.streams}
+        tasks = tasks_of(splits, self.recommenders, self.strategies, self.seeds, self.base)
+        return [replace(task, config=self._tuned(task.config)) for task in tasks]
+
+    def _tuned(self, config: CellConfig) -> CellConfig:
+        for found in self.tuned:
+            if all(
+                found.get(name, getattr(config, name)) == getattr(config, name) for name in ("strategy", "recommender")
+            ):
+                config = replace(
+                    config, **{k: v for k, v in found.items() if k not in ("strategy", "recommender", "seed")}
+                )
+        return config
+
+    def told(self) -> Plain:
+        """What has to be the same for records to stand in one table."""
+        plain = self.base.plain()
+        return {name: value for name, value in plain.items() if name not in _GROWS}
+
+
+class BenchFolder:
+    """The records of a bench, one for each cell, and the work that is under way."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.work = out, out / "work"
+        self._about = out / "bench.json"
+
+    def claim(self, plan: BenchPlan) -> None:
+        """Make the folder this bench's own, or go on in it where the same was asked before."""
+        require_writable(self._about)
+        hashes = {name: load_stream(path).sha256 for name, path in plan.streams.items()}
+        known: Plain = json.loads(self._about.read_text(encoding="utf-8")) if self._about.exists() else {}
+        for name, value in plan.told().items():
+            if known and known["options"].get(name) != value:
+                raise SettingsError(
+                    f"{self.out} holds a bench with {name} = {known['options'].get(name)!r}, and this one has "
+                    f"{value!r}: they cannot stand in one table. Choose another --out."
+                )
+        for name, sha in hashes.items():
+            if known.get("streams", {}).get(name, sha) != sha:
+                raise SettingsError(f"{self.out} holds a bench of another stream named {name!r}. Choose another --out.")
+        about = {"options": plan.told(), "streams": {**known.get("streams", {}), **hashes}}
+        write_text(self._about, json.dumps(about, indent=1) + "\n")
+
+    def path(self, task: Task) -> Path:
+        """The record of a cell."""
+        return self.out / f"{task.key}.json"
+
+    def done(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
+        """Cells that have a record already, as far as it is about the same settings."""
+        found = {}
+        for task in tasks:
+            path = self.path(task)
+            if not path.exists():
+                continue
+            record: Plain = json.loads(path.read_text(encoding="utf-8"))
+            if "not_applicable" in record:
+                found[task.key] = Outcome(task, not_applicable=record["not_applicable"])
+            elif record["config"]["asked"] == json.loads(json.dumps(task.config.plain())):
+                found[task.key] = Outcome(task, record["seconds"], record)
+            else:
+                raise SettingsError(
+                    f"{path} was made with other settings than are asked for now; choose another --out, or remove it."
+                )
+        return found
+
+    def keep(self, outcome: Outcome) -> None:
+        """Write what became of a cell; a failed one is told beside the records and tried again next time."""
+        path, failed = self.path(outcome.task), self.path(outcome.task).with_suffix(".failed.txt")
+        if outcome.problem is not None:
+            write_text(failed, outcome.problem + "\n")
+            return
+        failed.unlink(missing_ok=True)
+        if not outcome.task.lays_foundation:
+            shutil.rmtree(self.work / outcome.task.key, ignore_errors=True)
+        if outcome.record is None:
+            about = {"dataset": {"path": outcome.task.stream}, "config": {"asked": outcome.task.config.plain()}}
+            write_text(path, json.dumps({**about, "not_applicable": outcome.not_applicable}, indent=1) + "\n")
+            return
+        write_result({**outcome.record, "seconds": outcome.seconds}, outcome.ranks, path)
+
+
+def bench_streams(
+    streams: Sequence[Path],
+    asked: Plain,
+    *,
+    recommenders: str,
+    strategies: str,
+    seeds: int,
+    splits: Sequence[str],
+    configs: Sequence[Path],
+    jobs: int,
+    ray: str | None,
+    out: Path,
+) -> int:
+    """`melon bench`; the exit code says whether every cell came through."""
+    plan = _plan(streams, asked, recommenders, strategies, seeds, splits, configs)
+    folder = BenchFolder(out)
+    folder.claim(plan)
+    tasks = plan.tasks()
+    done = folder.done(tasks)
+    executor = _executor(plan, folder, jobs, ray) if len(done) < len(tasks) else None
+    try:
+        with BenchWatcher(executor.workers if executor else 1) as watcher:
+            outcomes = list(run_grid(tasks, done, executor, folder.keep, watcher)) if executor else []
+            if executor is None:
+                watcher.begin(tasks, done)
+    except KeyboardInterrupt:
+        raise StoppedError(
+            f"stopped; what was finished is kept in {out}. Run the same command again to go on."
+        ) from None
+    finally:
+        if executor is not None:
+            executor.stop()
+    failed = [outcome for outcome in outcomes if outcome.problem is not None]
+    _show(tasks, done | {outcome.task.key: outcome for outcome in outcomes}, out, failed)
+    return 1 if failed else 0
+
+
+def _plan(
+    streams: Sequence[Path],
+    asked: Plain,
+    recommenders: str,
+    strategies: str,
+    seeds: int,
+    splits: Sequence[str],
+    configs: Sequence[Path],
+) -> BenchPlan:
+    named = {path.name.removesuffix(".parquet"): path for path in streams}
+    if len(named) < len(streams):
+        raise SettingsError("two streams have the same file name; records are named after it, so rename one.")
+    if seeds < 1:
+        raise SettingsError(f"seeds = {seeds} will not do: it must be at least 1.")
+    if asked.get("settings"):
+        settings = ", ".join(asked["settings"])
+        raise SettingsError(
+            f"--set {settings} would speak of one strategy where there are many; put it into a file with `strategy` "
+            "and `settings`, and give that with --config."
+        )
+    found = [read_config(path) for path in configs]
+    general = [one for one in found if "strategy" not in one]
+    common, per_stream = _splits(splits, named)
+    told: Plain = {}
+    for one in general:
+        told |= one
+    told |= asked
+    if common is not None:
+        told["split"] = common
+    wanted = ALL_STRATEGIES if strategies == "all" else tuple(strategies.split(","))
+    for name in wanted:
+        STRATEGIES[name]
+    told.pop("strategy", None)
+    told.pop("recommender", None)
+    chosen = tuple(recommenders.split(","))
+    base = CellConfig(**{**told, "recommender": chosen[0]})
+    return BenchPlan(named, chosen, wanted, seeds, base, per_stream, [one for one in found if "strategy" in one])
+
+
+def _splits(
+    given: Sequence[str], streams: Mapping[str, Path]
+) -> tuple[tuple[float, float, float] | None, dict[str, tuple[float, float, float]]]:
+    """`0.95,0.005,0.045` for all streams, `NAME=0.8,0.02,0.18` for one."""
+    common, per_stream = None, {}
+    for text in given:
+        name, equals, shares = text.rpartition("=")
+        if not equals:
+            common = parse_split(shares)
+        elif name in streams:
+            per_stream[name] = parse_split(shares)
+        else:
+            raise unknown_name("stream in --split", name, streams)
+    return common, per_stream
+
+
+def _executor(plan: BenchPlan, folder: BenchFolder, jobs: int, ray: str | None) -> Executor:
+    if jobs < 1:
+        raise SettingsError(f"jobs = {jobs} will not do: it must be at least 1.")
+    if ray is not None:
+        return RayExecutor(plan.streams, folder.work, address=ray, threads=plan.base.threads)
+    return LocalExecutor(plan.streams, folder.work, jobs=jobs, threads=plan.base.threads)
+
+
+class BenchWatcher(Watcher):
+    """A live table in a terminal, a line for each cell in a pipe."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers, self._live = workers, Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
+        self._tasks: Sequence[Task] = ()
+        self._outcomes: dict[str, Outcome] = {}
+        self._running: dict[str, float] = {}
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        if self._terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._terminal:
+            self._live.stop()
+
+    def begin(self, tasks: Sequence[Task], done: Mapping[str, Outcome]) -> None:
+        self._tasks, self._outcomes = tasks, dict(done)
+        if done:
+            self._say(f"{len(done)} of {len(tasks)} cells are there already")
+
+    def started(self, task: Task) -> None:
+        self._running[task.key] = time.monotonic()
+        self.waiting()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._running.pop(outcome.task.key, None)
+        self._outcomes[outcome.task.key] = outcome
+        self._say(
+            f"{outcome.task.key}: {_words(outcome)}  ({len(self._outcomes)} of {len(self._tasks)}, {self._left()})"
+        )
+        self.waiting()
+
+    def waiting(self) -> None:
+        if self._terminal:
+            self._live.update(self._table())
+
+    def _say(self, text: str) -> None:
+        if self._terminal:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def _table(self) -> RichTable:
+        running = ", ".join(f"{key} ({time.monotonic() - since:.0f} s)" for key, since in self._running.items())
+        table = standing(self._tasks, self._outcomes, set(self._running))
+        table.caption = f"{len(self._outcomes)} of {len(self._tasks)} cells, {self._left()}\n{running}"
+        return table
+
+    def _left(self) -> str:
+        """Time left, by what the same cell took with other seeds, or else by what its strategy took."""
+        took: dict[Any, list[float]] = defaultdict(list)
+        for outcome in self._outcomes.values():
+            if outcome.record is not None:
+                for kind in _kinds(outcome.task):
+                    took[kind].append(outcome.seconds)
+        if not took:
+            return "time left unknown"
+        left = [task for task in self._tasks if task.key not in self._outcomes]
+        seconds = sum(next(float(np.mean(took[kind])) for kind in _kinds(task) if kind in took) for task in left)
+        minutes = seconds / self._workers / 60
+        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+
+
+def _kinds(task: Task) -> list[tuple[str, ...]]:
+    """What a cell is like, from the most to the least alike."""
+    config = task.config
+    return [(task.stream, config.recommender, config.strategy), (config.recommender, config.strategy), ()]
+
+
+def standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: set[str] = frozenset()) -> RichTable:  # type: ignore[assignment]
+    """HR@5 so far: streams and recommenders down, strategies across, the mean over finished seeds."""
+    strategies = list(dict.fromkeys(task.config.strategy for task in tasks))
+    table = RichTable("stream", "recommender", *strategies, box=None, pad_edge=False)
+    lines: dict[tuple[str, str], dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
+    for task in tasks:
+        lines[task.stream, task.config.recommender][task.config.strategy].append(task)
+    for (stream, recommender), line in lines.items():
+        table.add_row(stream, recommender, *(_standing(line[name], outcomes, running) for name in strategies))
+    return table
+
+
+def _standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: set[str]) -> str:
+    ended = [outcomes[task.key] for task in tasks if task.key in outcomes]
+    if ended and all(outcome.not_applicable for outcome in ended):
+        return "N/A"
+    found = [outcome.record["metrics"]["HR@5"] for outcome in ended if outcome.record is not None]
+    text = f"{np.mean(found):.3f}" if found else "–"
+    marks = "✗" * sum(outcome.problem is not None for outcome in ended) + "…" * sum(t.key in running for t in tasks)
+    return f"{text} {len(found)}/{len(tasks)}{marks}" if len(found) < len(tasks) else f"{text}{marks}"
+
+
+def _words(outcome: Outcome) -> str:
+    if outcome.record is not None:
+        return f"HR@5 {outcome.record['metrics']['HR@5']:.4f} in {outcome.seconds:.0f} s"
+    if outcome.not_applicable is not None:
+        return f"N/A: {outcome.not_applicable}"
+    return f"failed: {(outcome.problem or '').strip().splitlines()[-1]}"
+
+
+def _show(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], out: Path, failed: Sequence[Outcome]) -> None:
+    console = Console(soft_wrap=True)
+    table = standing(tasks, outcomes)
+    table.title = "HR@5, mean over seeds"
+    console.print(table)
+    for outcome in failed:
+        console.print(f"{outcome.task.key} {_words(outcome)}", markup=False, highlight=False)
+    if failed:
+        where = f"{out}/*.failed.txt"
+        console.print(
+            f"{len(failed)} of {len(tasks)} cells failed ({where} say why); run the same command to try them again.",
+            markup=False,
+            highlight=False,
+        )
+    console.print(f"records in {out}: melon report {out}", markup=False, highlight=False)
