@@ -37,6 +37,7 @@ test: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(VENV)/.dev-stamp
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,ray]'
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev-stamp

@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import traceback
@@ -25,6 +26,7 @@ from melon.experiments.work import Work
 
 _GONE = 0.5  # seconds that a process may take to end by itself
 _RETRIES = 3
+_ANSWERS = 10.0  # seconds in which a cluster must answer
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -149,6 +151,7 @@ class RayExecutor:
     def __init__(self, streams: Mapping[str, Path], folder: Path, *, address: str, threads: int) -> None:
         self._ray = ray = _import_ray()
         self._folder = folder
+        _require_cluster(address)
         try:
             ray.init(
                 address=address,
@@ -214,6 +217,17 @@ def _write(files: Mapping[str, bytes], folder: Path) -> None:
         unfinished = folder / f"{name}.part"
         unfinished.write_bytes(content)
         os.replace(unfinished, folder / name)
+
+
+def _require_cluster(address: str) -> None:
+    """Tell at once that nobody listens at an address, where Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return  # `auto`, or a form that Ray itself looks at
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS).close()
+    except OSError as problem:
+        raise SettingsError(f"no Ray cluster at {address!r}: {problem.strerror or problem}.") from None
 
 
 def _import_ray() -> Any:
