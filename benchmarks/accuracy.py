@@ -3,9 +3,9 @@
     python benchmarks/accuracy.py --streams amazon_grocery,yelp --strategies melon,melon_i,melon_p --seeds 3
     python benchmarks/accuracy.py --streams amazon_grocery --strategies melon --fading auto
 
-One JSON record per cell goes to --out; cells that are there already are not run again. Pre-training, the tuned Default
-and the baselines of a stream and seed are done once. The reference that everything is compared with is the tuned
-Default, named here before any test part is read; the family for Holm's correction is the printed table.
+`melon bench` runs the cells, so a run that was stopped goes on where it was; each way to fade has a folder of its own
+under --out. The reference that everything is compared with is the tuned Default, named here before any test part is
+read (`frozen` with --against frozen); the family for Holm's correction is the printed table.
 """
 
 from __future__ import annotations
@@ -13,85 +13,111 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import polars as pl
 
-from melon.data.files import load_stream
 from melon.evaluate.compare import Comparison, compare, hits, holm
-from melon.experiments.cell import Cell
-from melon.experiments.config import CellConfig
-from melon.experiments.records import write_result
-from melon.experiments.work import Work
+from melon.experiments.bench import bench_streams
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[1] / "../shared/data"))
-SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}
+STREAMS = ("news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp")
+SPLITS = ("0.95,0.005,0.045", "amazon_grocery=0.8,0.02,0.18", "amazon_electronics=0.9,0.01,0.09")
 MARGINS = {"news_globo": 0.005}
 BASELINES = ("frozen", "popularity", "recent_popularity", "default")
 
 
-def run(name: str, strategies: list[str], seeds: int, arguments: argparse.Namespace) -> None:
-    log = load_stream(DATA / f"{name}.parquet")
-    for seed in range(seeds):
-        work = Work(shared_work(arguments, name, seed))
-        for strategy in strategies:
-            target = record_path(arguments, name, strategy, seed)
-            if target.exists():
-                continue
-            config = CellConfig(
-                recommender=arguments.recommender,
-                strategy=strategy,
-                seed=seed,
-                split=SPLITS.get(name, (0.95, 0.005, 0.045)),
-                fading=arguments.fading,
-                budget=arguments.budget,
-                epochs=arguments.epochs,
-            )
-            result = Cell(log, config, work=work).run(name)
-            record = write_result(result.record, result.ranks, target)
-            print(f"{name} {strategy} seed {seed}: HR@5 {record['metrics']['HR@5']:.4f}", flush=True)
+def main() -> None:
+    """Run what is missing, then print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default=",".join(STREAMS))
+    parser.add_argument("--strategies", default="eals,melon,melon_i,melon_p")
+    parser.add_argument("--recommender", default="bpr")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=None)
+    parser.add_argument("--fading", default="off")
+    parser.add_argument("--against", default="default", choices=("default", "frozen"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
+    asked = parser.parse_args()
+    names, strategies = asked.streams.split(","), asked.strategies.split(",")
+    missing = [name for name in names if not (DATA / f"{name}.parquet").exists()]
+    if missing:
+        sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
+    folder = asked.out / f"fading-{asked.fading}"
+    options: dict[str, Any] = {"budget": asked.budget, "fading": asked.fading, "epochs": asked.epochs}
+    failed = bench_streams(
+        [DATA / f"{name}.parquet" for name in names],
+        {name: value for name, value in options.items() if value is not None},
+        recommenders=asked.recommender,
+        strategies=asked.strategies,
+        seeds=asked.seeds,
+        splits=[split for split in SPLITS if "=" not in split or split.partition("=")[0] in names],
+        configs=[],
+        jobs=asked.jobs,
+        ray=None,
+        out=folder,
+    )
+    if failed:
+        sys.exit(failed)
+    cells = Cells(folder, asked.recommender, asked.seeds)
+    print(f"\n`python benchmarks/accuracy.py {' '.join(sys.argv[1:])}`")
+    levels(cells, names, strategies)
+    verdicts(cells, names, strategies, asked.against)
+    steps(cells, names, strategies)
 
 
-def shared_work(arguments: argparse.Namespace, name: str, seed: int) -> Path:
-    """The folder of a stream and seed; its pre-training does not depend on fading and is taken over."""
-    folder = arguments.out / "work" / f"{name}-{arguments.recommender}-{arguments.fading}-{seed}"
-    other = folder.with_name(f"{name}-{arguments.recommender}-off-{seed}")
-    if other.exists() and not folder.exists():
-        folder.mkdir(parents=True)
-        for kept in ("choice-pretrain.json", "window.safetensors", "refitted.safetensors"):
-            shutil.copy(other / kept, folder / kept)
-    return folder
+class Cells:
+    """The records of a bench by stream and strategy, all seeds of each."""
+
+    def __init__(self, folder: Path, recommender: str, seeds: int) -> None:
+        self._folder, self._recommender, self._seeds = folder, recommender, seeds
+
+    def records(self, stream: str, strategy: str) -> list[dict[str, Any]]:
+        """One record for each seed."""
+        return [json.loads(path.read_text()) for path in self._paths(stream, strategy)]
+
+    def ranks(self, stream: str, strategy: str) -> list[pl.DataFrame]:
+        """Every event's rank, one table for each seed."""
+        return [pl.read_parquet(path.with_suffix(".ranks.parquet")) for path in self._paths(stream, strategy)]
+
+    def _paths(self, stream: str, strategy: str) -> list[Path]:
+        return [self._folder / f"{stream}-{self._recommender}-{seed}-{strategy}.json" for seed in range(self._seeds)]
 
 
-def record_path(arguments: argparse.Namespace, name: str, strategy: str, seed: int) -> Path:
-    return arguments.out / f"{name}-{arguments.recommender}-{strategy}-{arguments.fading}-{seed}.json"
-
-
-def table(names: list[str], strategies: list[str], seeds: int, arguments: argparse.Namespace) -> None:
-    """HR@5 of everything, and each strategy against the tuned Default."""
-    print("\n| stream | " + " | ".join([*BASELINES, *strategies]) + " |")
+def levels(cells: Cells, names: list[str], strategies: list[str]) -> None:
+    """HR@5 of everything, mean over seeds, and the mean over streams."""
+    print("\n| HR@5 | " + " | ".join([*BASELINES, *strategies]) + " |")
     print("|" + "---|" * (1 + len(BASELINES) + len(strategies)))
+    lines = []
+    for name in names:
+        first = cells.records(name, "default")
+        line = [float(np.mean([r["baselines"][b]["HR@5"] for r in first])) for b in BASELINES]
+        line += [float(np.mean([r["metrics"]["HR@5"] for r in cells.records(name, s)])) for s in strategies]
+        lines.append(line)
+        print(f"| {name} | " + " | ".join(f"{value:.4f}" for value in line) + " |")
+    if len(lines) > 1:
+        print("| mean | " + " | ".join(f"{value:.4f}" for value in np.mean(lines, axis=0)) + " |")
+
+
+def verdicts(cells: Cells, names: list[str], strategies: list[str], against: str) -> None:
+    """Each strategy against the reference, as METHODS.md 5.8 allows; and MeLON against its ablations."""
     family: dict[str, Comparison] = {}
     for name in names:
-        cells = {s: [record_path(arguments, name, s, seed) for seed in range(seeds)] for s in strategies}
-        records = {s: [json.loads(p.read_text()) for p in paths] for s, paths in cells.items()}
-        first = records[strategies[0]]
-        row = [np.mean([r["baselines"][b]["HR@5"] for r in first]) for b in BASELINES]
-        row += [np.mean([r["metrics"]["HR@5"] for r in records[s]]) for s in strategies]
-        print(f"| {name} | " + " | ".join(f"{value:.4f}" for value in row) + " |")
         for strategy in strategies:
-            frames = [pl.read_parquet(path.with_suffix(".ranks.parquet")) for path in cells[strategy]]
-            ours = [hits(frame["rank"].to_numpy()) for frame in frames]
-            theirs = [hits(frame["rank_default"].to_numpy()) for frame in frames]
-            users, items = frames[0]["user"].to_numpy(), frames[0]["item"].to_numpy()
-            family[f"{name} {strategy}"] = compare(ours, theirs, users, items)
+            family[f"{name} {strategy}"] = compared(cells, name, strategy, None, against)
+        if "melon" in strategies:
+            for ablation in ("melon_i", "melon_p"):
+                if ablation in strategies:
+                    family[f"{name} melon − {ablation}"] = compared(cells, name, "melon", ablation, against)
     better = holm(family)
-    print("\n| against tuned Default (HR@5) | difference | 95 % by user | by item | se over seeds | verdict |")
+    print(f"\n| HR@5 against {against}, unless said | difference | 95 % by user | by item | se over seeds | verdict |")
     print("|---|---|---|---|---|---|")
     for key, found in family.items():
         margin = MARGINS.get(key.split()[0], 0.015)
@@ -99,43 +125,41 @@ def table(names: list[str], strategies: list[str], seeds: int, arguments: argpar
         error = "–" if found.seed_error is None else f"{found.seed_error:.4f}"
         by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (found.by_user, found.by_item))
         print(f"| {key} | {found.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
+
+
+def compared(cells: Cells, name: str, strategy: str, other: str | None, against: str) -> Comparison:
+    """Hits per event of a strategy and of another, or of a baseline, on the same candidates."""
+    ours = cells.ranks(name, strategy)
+    theirs = ours if other is None else cells.ranks(name, other)
+    column = f"rank_{against}" if other is None else "rank"
+    users, items = ours[0]["user"].to_numpy(), ours[0]["item"].to_numpy()
+    return compare(
+        [hits(frame["rank"].to_numpy()) for frame in ours],
+        [hits(frame[column].to_numpy()) for frame in theirs],
+        users,
+        items,
+    )
+
+
+def steps(cells: Cells, names: list[str], strategies: list[str]) -> None:
+    """What was chosen, and how far a row was moved by it."""
     print(
         "\n| chosen (seed 0) | settings | realised step of a row (all seeds) | against Default's |\n|---|---|---|---|"
     )
     for name in names:
-        for strategy in strategies:
-            records = [json.loads(record_path(arguments, name, strategy, s).read_text()) for s in range(seeds)]
-            chosen = records[0]["config"]["chosen"]
-            moved, plain = (np.mean([record["step"][which] for record in records]) for which in ("moved", "default"))
-            if strategy == strategies[0]:
-                print(f"| {name} pretrain | {words(chosen['pretrain']['settings'])} | | |")
-                print(f"| {name} default | {words(chosen['default']['settings'])} | {plain:.4f} | 1 |")
-            print(f"| {name} {strategy} | {words(chosen[strategy]['settings'])} | {moved:.4f} | {moved / plain:.2f} |")
+        plain = cells.records(name, "default")
+        print(f"| {name} pretrain | {words(plain[0]['config']['chosen']['pretrain']['settings'])} | | |")
+        for strategy in ["default", *strategies]:
+            records = cells.records(name, strategy)
+            moved = np.mean([record["step"]["moved"] for record in records])
+            usual = np.mean([record["step"]["moved"] for record in plain])
+            chosen = words(records[0]["config"]["chosen"][strategy]["settings"])
+            print(f"| {name} {strategy} | {chosen} | {moved:.4f} | {moved / usual:.2f} |")
 
 
 def words(settings: dict[str, object]) -> str:
+    """Settings in a line."""
     return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="amazon_grocery,amazon_electronics,amazon_book,yelp,news_globo")
-    parser.add_argument("--strategies", default="eals,melon,melon_i,melon_p")
-    parser.add_argument("--recommender", default="bpr")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--budget", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=None)
-    parser.add_argument("--fading", default="off")
-    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
-    arguments = parser.parse_args()
-    names, strategies = arguments.streams.split(","), arguments.strategies.split(",")
-    missing = [name for name in names if not (DATA / f"{name}.parquet").exists()]
-    if missing:
-        sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
-    for name in names:
-        run(name, strategies, arguments.seeds, arguments)
-    print(f"\n`python benchmarks/accuracy.py {' '.join(sys.argv[1:])}`")
-    table(names, strategies, arguments.seeds, arguments)
 
 
 if __name__ == "__main__":

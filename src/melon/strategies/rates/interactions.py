@@ -84,7 +84,8 @@ class InteractionModel:
         return hidden
 
     def _features(self, role: str, rows: Tensor, around: Surroundings) -> Tensor:
-        return torch.cat([around.tables[name].gather(rows) for name in self._tables[role]], dim=-1).detach()
+        read = [around.tables[name].gather(rows).detach() for name in self._tables[role]]
+        return read[0] if len(read) == 1 else torch.cat(read, dim=-1)
 
     def _extend(self, role: str, side: Side) -> Tensor:
         attention = self._phi[f"{role}.attention"][0]
