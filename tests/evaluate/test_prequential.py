@@ -192,17 +192,22 @@ def test_the_users_past_agrees_with_a_slow_twin(pairs: list[tuple[int, int]], da
     assert list(zip(lines.tolist(), found.tolist(), strict=True)) == wanted
 
 
-def test_full_ranking_agrees_with_a_slow_twin() -> None:
+@pytest.mark.parametrize("mode", ["catalogue", "born"])
+def test_full_ranking_agrees_with_a_slow_twin(mode: str) -> None:
+    """Under `born` the catalogue is what was there when the batch began: an unborn item would only be in the way."""
     log = changing_log()
     tally = Tally()
-    for point in run(log, Spy(), full_ranking=True):
+    start_of: dict[int, int] = {}
+    for point in run(log, Spy(), mode, full_ranking=True):
         tally.add(point)
+        start_of |= dict.fromkeys(point.events.tolist(), point.start)
     assert tally.full_rank is not None
     for event, rank in zip(tally.events.tolist(), tally.full_rank.tolist(), strict=True):
         user, item = int(log.users[event]), int(log.items[event])
         past = {int(log.items[e]) for e in range(event) if log.users[e] == user}
+        there = range(log.n_items) if mode == "catalogue" else set(log.items[: start_of[event]].tolist())
         score = np.sin(user * 1.7 + np.arange(log.n_items) * 0.3)
-        assert rank == 1 + sum(score[i] > score[item] for i in range(log.n_items) if i not in past or i == item)
+        assert rank == 1 + sum(score[i] > score[item] for i in there if i not in past or i == item)
     assert bool(log.repeats[tally.events].any())
 
 

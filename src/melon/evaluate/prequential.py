@@ -61,10 +61,11 @@ def prequential(
         usable = scores[offered.usable]
         full = None
         if past is not None:
-            everything = predictor.score_catalogue(batch.users, log.n_items, now)
-            hidden = past.before(batch.users, batch.events)
-            full_ranks = rank_among_all(everything, batch.items, hidden, place)
-            full = Ranks(full_ranks.rank[offered.usable], full_ranks.ties[offered.usable])
+            ranked = offered.usable
+            everything = predictor.score_catalogue(batch.users[ranked], offered.pool, now)
+            lines, items = past.before(batch.users[ranked], batch.events[ranked])
+            hidden = lines[items < offered.pool], items[items < offered.pool]
+            full = rank_among_all(everything, batch.items[ranked], hidden, place)
         began = time.perf_counter()
         predictor.learn(batch)
         update_ms = (time.perf_counter() - began) * 1e3

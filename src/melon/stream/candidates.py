@@ -24,10 +24,14 @@ MODES = {
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """One line per event: column 0 is the item taken, the others were not. Lines not `usable` are set aside."""
+    """One line per event: column 0 is the item taken, the others were not. Lines not `usable` are set aside.
+
+    Candidates come from items 0 … pool-1, which a ranking of the whole catalogue is about as well.
+    """
 
     items: Ints
     usable: Flags
+    pool: int
 
 
 class Candidates:
@@ -58,7 +62,7 @@ class Candidates:
         missing = self._offer(events, pending, pool, negatives)
         for line in missing:
             usable[line] = self._exact(int(events[line]), pool, negatives[line])
-        return CandidateSet(np.concatenate([positives[:, None], negatives], axis=1), usable)
+        return CandidateSet(np.concatenate([positives[:, None], negatives], axis=1), usable, pool)
 
     def _excluded(self, events: Ints, items: Ints) -> Flags:
         users = self._log.users[events]
