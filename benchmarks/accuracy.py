@@ -62,6 +62,7 @@ def main() -> None:
         configs=[],
         jobs=asked.jobs,
         ray=None,
+        rates=False,
         out=folder,
     )
     if failed:
@@ -130,8 +131,8 @@ def verdicts(cells: Cells, names: list[str], strategies: list[str], against: str
 def compared(cells: Cells, name: str, strategy: str, other: str | None, against: str) -> Comparison:
     """Hits per event of a strategy and of another, or of a baseline, on the same candidates."""
     ours = cells.ranks(name, strategy)
-    theirs = ours if other is None else cells.ranks(name, other)
-    column = f"rank_{against}" if other is None else "rank"
+    theirs = cells.ranks(name, other or "default")
+    column = "rank_frozen" if other is None and against == "frozen" else "rank"
     users, items = ours[0]["user"].to_numpy(), ours[0]["item"].to_numpy()
     return compare(
         [hits(frame["rank"].to_numpy()) for frame in ours],

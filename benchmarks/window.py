@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from accuracy import DATA, SPLITS
+from accuracy import DATA
 from melon.data.files import load_stream
 from melon.errors import LearningError
 from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy
@@ -24,6 +24,8 @@ from melon.experiments.config import parse_assignments
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
 from melon.strategies.registry import STRATEGIES
 from melon.stream.split import DEFAULT_SPLIT, split
+
+SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}
 
 
 def main(stream: str, configurations: list[str], recommender: str = "bpr") -> None:

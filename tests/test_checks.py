@@ -27,6 +27,8 @@ from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.metasgd import MetaSGD
+from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
 from melon.tables import TableSpec
 
@@ -35,10 +37,19 @@ NAMES = [check.__name__ for check in PAIRING_CHECKS]
 #: Sizes that keep the checks quick; a recommender that is not named here is checked as it comes.
 SMALL: dict[str, dict[str, Any]] = {"bpr": {"dim": 6}, "ncf": {"dim": 4, "layers": (6, 5)}}
 #: On so small a stream every row is hit many times in a batch, which wants small steps.
-CALM: dict[str, dict[str, Any]] = {"eals": {"lr": 0.05}}
+CALM: dict[str, dict[str, Any]] = {
+    "eals": {"lr": 0.05},
+    "mwnet": {"lr": 0.05},
+    "metasgd": {"alpha_init": 0.05},
+    "sml": {"lr": 0.05, "width": 32},
+}
 FAMILIES: dict[str, Family] = {
     "default": "uniform",
     "eals": "interaction",
+    "mwnet": "interaction",
+    "metasgd": "parameter",
+    "s2meta": "parameter",
+    "sml": "parameter",
     "melon_i": "interaction",
     "melon_p": "parameter",
 }
@@ -50,6 +61,7 @@ EXEMPT: dict[str, dict[str, str]] = {
         "permutation_is_noise": "interactions are solved for one after another",
         "learning_rates_explain_the_update": "rows are solved for, not stepped",
     },
+    "s2meta": {"learning_rates_explain_the_update": _FORGETS},
     "melon": {"learning_rates_explain_the_update": _FORGETS},
     "melon_i": {"learning_rates_explain_the_update": _FORGETS},
     "melon_p": {"learning_rates_explain_the_update": _FORGETS},
@@ -68,6 +80,7 @@ def learns_to_learn(name: str) -> bool:
 
 PAIRINGS = [(recommender, strategy) for recommender in RECOMMENDERS.names() for strategy in STRATEGIES.names()]
 LEARNED = [(recommender, strategy) for recommender, strategy in PAIRINGS if learns_to_learn(strategy)]
+FORGETTING = [pair for pair in LEARNED if "forgetting" in STRATEGIES[pair[1]].load().settings_type.model_fields]
 
 
 @pytest.mark.parametrize("name", RECOMMENDERS.names())
@@ -102,8 +115,15 @@ def test_every_pairing_conforms(recommender: str, strategy: str) -> None:
             {"untouched_rows_stay", "learning_rates_explain_the_update"},
         ),
         (partial(EALS, {"lr": 0.05, "replay": 9}), set()),
+        (partial(MWNet, {"optimizer": "adam_lazy", "lr": 0.01}), {"learning_rates_explain_the_update"}),
+        (
+            partial(MWNet, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
+            {"untouched_rows_stay", "learning_rates_explain_the_update"},
+        ),
+        (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "fading": 50.0}), set()),
+        (partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "aggregation": "row_mean"}), set()),
     ],
-    ids=["adam_lazy", "adam_dense", "replay"],
+    ids=["adam_lazy", "adam_dense", "replay", "mwnet lazy", "mwnet dense", "metasgd by row", "metasgd by table"],
 )
 def test_other_settings_conform_too(recommender: str, made: Callable[..., Strategy], not_applicable: set[str]) -> None:
     long = {finite_after_many_batches.__name__: "done for these optimisers in the updater's tests"}
@@ -111,7 +131,7 @@ def test_other_settings_conform_too(recommender: str, made: Callable[..., Strate
     assert set(report.not_applicable) == not_applicable | set(long)
 
 
-@pytest.mark.parametrize(("recommender", "strategy"), LEARNED)
+@pytest.mark.parametrize(("recommender", "strategy"), FORGETTING)
 def test_without_forgetting_the_rates_of_a_learned_strategy_explain_its_step(recommender: str, strategy: str) -> None:
     made = partial(STRATEGIES[strategy].load(), {"forgetting": False})
     assert learning_rates_explain_the_update(Pairing(maker(recommender), made)) is None

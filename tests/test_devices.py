@@ -20,6 +20,8 @@ SETTINGS = {"ncf": {"dim": 3, "layers": (5, 4)}, "bpr": {"dim": 4}}
 VARIANTS = {
     "default": [{}, {"optimizer": "adam_lazy"}, {"optimizer": "adam_dense"}],
     "eals": [{"replay": 8, "neg": "pop"}],
+    "s2meta": [{}, {"variant": "B", "state": "persist"}, {"state": "persist", "fading": 100.0}],
+    "sml": [{"width": 8}, {"width": 8, "optimizer": "adam_lazy", "fading": 100.0}],
     "melon": [{}, {"fading": 100.0}, {"touch_feature": True, "flat_rates": True}],
 }
 PAIRINGS = [

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from melon.errors import SettingsError
-from melon.tables import Clock, Table, TableSpec, fade
+from melon.errors import LearningError, SettingsError
+from melon.tables import Clock, LazyTable, Table, TableSpec, fade
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 
@@ -286,3 +286,54 @@ class TestState:
         table.restore(state)
         table.scatter(torch.tensor([0]), torch.zeros(1, 3))
         assert torch.equal(state["values"], everything(table_of(3)))
+
+
+class TestLazyRows:
+    SPEC = TableSpec("factors.state", "user", "embedding", 3)
+
+    @settings(max_examples=60)
+    @given(
+        steps=st.lists(
+            st.tuples(st.integers(0, 40), st.lists(st.integers(0, 39), unique=True, max_size=6)), min_size=1, max_size=8
+        )
+    )
+    def test_they_are_as_rows_that_were_there_from_the_start(self, steps: list[tuple[int, list[int]]]) -> None:
+        clock = Clock()
+        lazy, plain = LazyTable(self.SPEC, clock=clock), Table(self.SPEC, clock=clock)
+        for number, (size, wanted) in enumerate(steps):
+            clock.now = number
+            for table in (lazy, plain):
+                table.grow(size, np.arange(table.rows, size))
+            rows = torch.tensor([row for row in wanted if row < plain.rows], dtype=torch.int64)
+            values = torch.randn(len(rows), 3)
+            for table in (lazy, plain):
+                table.scatter(rows, values)
+            asked = torch.arange(45).view(5, 9)  # some of them absent
+            assert lazy.rows == plain.rows
+            assert torch.equal(lazy.gather(asked), plain.gather(asked))
+        copy = LazyTable(self.SPEC, clock=clock)
+        copy.restore(lazy.state())
+        copy.grow(plain.rows, np.arange(plain.rows))
+        assert torch.equal(copy.gather(asked), plain.gather(asked))
+        for part, held in lazy.state().items():
+            assert torch.equal(held, copy.state()[part]), part
+
+    def test_only_what_was_written_is_stored(self) -> None:
+        table = LazyTable(self.SPEC)
+        table.grow(1_000_000, np.arange(1_000_000))
+        for rows in ([999_999, 3], [3, 500_000]):
+            table.scatter(torch.tensor(rows), torch.ones(2, 3))
+        assert table.state()["row"].tolist() == [3, 500_000, 999_999]
+        assert table.state()["values"].shape == (3, 3)
+
+    def test_a_row_is_made_before_it_is_written(self) -> None:
+        table = LazyTable(self.SPEC)
+        table.grow(2, np.arange(2))
+        with pytest.raises(LearningError, match=r"row 2 of 'factors\.state' was written before it was made"):
+            table.scatter(torch.tensor([2]), torch.ones(1, 3))
+
+    def test_rows_that_are_not_zeros_cannot_wait(self) -> None:
+        with pytest.raises(SettingsError, match="cannot wait"):
+            LazyTable(SPEC)
+        with pytest.raises(SettingsError, match="cannot wait"):
+            LazyTable(TableSpec("mix", "shared", "weight", 3, rows=2))

@@ -279,6 +279,14 @@ def bench(
     budget: Budget = None,
     threads: Threads = None,
     device: Device = None,
+    rates: Annotated[
+        bool,
+        typer.Option(
+            "--rates",
+            help="Also keep the learning rates of a batch of each cell, for the report.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Evaluate many strategies, recommenders, streams and seeds under one protocol, one record for each.
 
@@ -299,9 +307,26 @@ def bench(
         configs=config or [],
         jobs=jobs,
         ray=ray,
+        rates=rates,
         out=out,
     )
     raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that melon bench made, or result files.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write the report to. (default: report in the first folder)")
+    ] = None,
+) -> None:
+    """Tell what a bench showed: tables, comparisons, figures and verdicts, as one page and as Markdown.
+
+    Every number comes from the records and the ranks beside them; nothing is run again.
+    """
+    from melon.experiments.report import report_folders
+
+    report_folders(folders, out)
 
 
 @app.command()

@@ -172,6 +172,62 @@ class Table:
         self._snapshots = weakref.WeakSet()
 
 
+class LazyTable(Table):
+    """Rows that are stored once they are written: all others read as zeros and cost four bytes each.
+
+    For state that is wide and that most rows never get; nothing fades in it.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        clock: Clock | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if spec.role == "shared" or spec.std or spec.centre:
+            raise SettingsError(f"table {spec.name!r} is not all zeros at first, so that its rows cannot wait.")
+        super().__init__(spec, clock=clock, dtype=dtype, device=device)
+        self._stored = Table(spec, clock=clock, dtype=dtype, device=device)
+        # Where each row is stored; -1 from self.rows on, and for rows that were never written.
+        self._slots = torch.full((1,), -1, dtype=torch.int32, device=device)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        slots = self._slots[rows.clamp(max=self.rows)].long()
+        return self._stored.gather(slots.masked_fill(slots < 0, self._stored.rows))
+
+    def scatter(self, rows: Tensor, values: Tensor) -> None:
+        if len(rows) and int(rows.max()) >= self.rows:
+            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
+        new, first = rows[self._slots[rows] < 0], self._stored.rows
+        self._stored.grow(first + len(new), np.zeros(len(new), dtype=np.int64))
+        self._slots[new] = torch.arange(first, self._stored.rows, dtype=torch.int32, device=self.device)
+        self._stored.scatter(self._slots[rows].long(), values)
+
+    def grow(self, rows: int, keys: Ints) -> None:
+        if rows <= self.rows:
+            return
+        if rows + 1 > len(self._slots):
+            longer = self._slots.new_full((max(rows + 1, 2 * len(self._slots)),), -1)
+            longer[: self.rows] = self._slots[: self.rows]
+            self._slots = longer
+        self.rows = rows
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what is stored, in the order of the rows, and which rows these are."""
+        written = torch.nonzero(self._slots[: self.rows] >= 0).squeeze(1)
+        stored, slots = self._stored.state(), self._slots[written].long()
+        return {"row": written, **{part: tensor[slots] for part, tensor in stored.items()}}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        written = state["row"].to(self.device)
+        self._stored.restore({part: state[part] for part in ("values", "touched")})
+        self.rows = int(written.max()) + 1 if len(written) else 0
+        self._slots = self._slots.new_full((self.rows + 1,), -1)
+        self._slots[written] = torch.arange(len(written), dtype=torch.int32, device=self.device)
+
+
 class Snapshot:
     """A table at one moment. It shares the live storage; rows that are overwritten later are kept here beforehand.
 

@@ -96,6 +96,12 @@ def test_words_have_no_edge() -> None:
     assert search(Space({"way": ("a", "b"), "x": (0, 1, 2)}), 9, judge).at_edge == ()
 
 
+def test_yes_and_no_have_no_edge() -> None:
+    found = search(Space({"sure": (False, True)}), 9, lambda point: Trial(point, float(point["sure"])))
+    assert found.settings == {"sure": True}
+    assert found.at_edge == ()
+
+
 def test_a_broken_trial_never_wins() -> None:
     judge, asked = judged(lambda x: None if x > 3 else -5.0 + x)
     found = search(LINE, 12, judge)

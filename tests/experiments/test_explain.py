@@ -22,10 +22,20 @@ from melon.learning.live import LiveModel
 
 LEARNED = 600
 PAIRINGS = [
-    *(("bpr", name, {}) for name in ("default", "eals", "als", "melon", "melon_i", "melon_p")),
-    *(("ncf", name, {}) for name in ("default", "eals", "melon", "melon_i", "melon_p")),
+    *(
+        ("bpr", name, {})
+        for name in ("default", "eals", "als", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
+    ),
+    *(
+        ("ncf", name, {})
+        for name in ("default", "eals", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
+    ),
     ("bpr", "default", {"optimizer": "adam_dense"}),
     ("bpr", "eals", {"replay": 20}),
+    ("bpr", "mwnet", {"optimizer": "adam_lazy", "lr": 0.01}),
+    ("ncf", "metasgd", {"share": "table", "fading": 200.0}),
+    ("ncf", "s2meta", {"variant": "B", "state": "persist", "fading": 200.0}),
+    ("bpr", "sml", {"optimizer": "adam_lazy", "lr": 0.01, "residual": False}),
     ("ncf", "melon", {"pairwise": True}),
     ("bpr", "melon", {"aggregation": "sqrt", "fading": 200.0}),
 ]
@@ -72,11 +82,11 @@ def test_every_strategy_can_be_looked_at(
     facts = found.facts()
     assert ("shared" in facts) == (recommender == "ncf")
     assert all(np.isfinite(part.sigma_ratio) and part.rank >= 1 for part in facts.values())
-    if strategy in ("default", "als", "melon_i"):
+    if strategy in ("default", "als", "mwnet", "melon_i"):
         assert facts["rows"].rank == 1
     if strategy == "melon":
         assert facts["rows"].rank > 1
-    if strategy == "melon_p" and recommender == "ncf":
+    if strategy in ("metasgd", "s2meta", "sml", "melon_p") and recommender == "ncf":
         assert facts["shared"].rank == 1
     json.dumps({name: part.as_dict() for name, part in facts.items()}, allow_nan=False)
 

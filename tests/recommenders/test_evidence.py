@@ -17,7 +17,7 @@ from melon.recommenders.evidence import (
     RowGradient,
     evidence_by_autograd,
 )
-from melon.recommenders.losses import BPRLoss, Loss, SquaredLoss
+from melon.recommenders.losses import BPRLoss, CrossEntropyLoss, Loss, SquaredLoss
 from melon.recommenders.ncf import NCF
 
 
@@ -37,7 +37,7 @@ class Absolute(Loss):
         return torch.sqrt(1e-2 + (1 - scores[..., 0]) ** 2) + torch.sqrt(1e-2 + scores[..., 1:] ** 2).sum(-1)
 
 
-LOSSES = {"bpr": BPRLoss, "squared": SquaredLoss, "softmax": Softmax, "absolute": Absolute}
+LOSSES = {"bpr": BPRLoss, "squared": SquaredLoss, "bce": CrossEntropyLoss, "softmax": Softmax, "absolute": Absolute}
 USERS, ITEMS = 3, 4
 
 

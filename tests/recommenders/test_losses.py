@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import SettingsError
-from melon.recommenders.losses import BPRLoss, Loss, SquaredLoss, make_loss
+from melon.recommenders.losses import BPRLoss, CrossEntropyLoss, Loss, SquaredLoss, make_loss
 
 SCORES = (
     st.integers(1, 4)
@@ -30,7 +30,7 @@ class Hinge(Loss):
         return torch.relu(1 - scores[..., 0] + scores[..., 1:].amax(-1))
 
 
-@pytest.mark.parametrize("loss", [BPRLoss(), SquaredLoss(), Hinge()])
+@pytest.mark.parametrize("loss", [BPRLoss(), SquaredLoss(), CrossEntropyLoss(), Hinge()])
 @given(scores=SCORES)
 def test_slopes_are_the_derivatives(loss: Loss, scores: torch.Tensor) -> None:
     free = scores.clone().requires_grad_()
@@ -49,6 +49,7 @@ def test_slopes_are_the_derivatives(loss: Loss, scores: torch.Tensor) -> None:
 def test_shift_invariance_is_true_where_it_is_claimed(scores: torch.Tensor, shift: float) -> None:
     assert torch.allclose(BPRLoss()(scores + shift), BPRLoss()(scores), rtol=1e-9, atol=1e-9)
     assert not SquaredLoss.shift_invariant
+    assert not CrossEntropyLoss.shift_invariant
 
 
 def test_bpr_is_minus_log_sigmoid_of_the_margin() -> None:
@@ -63,6 +64,8 @@ def test_several_negatives_are_averaged() -> None:
     pairs = [BPRLoss()(scores[:, [0, column]]).item() for column in (1, 2, 3)]
     assert BPRLoss()(scores).item() == pytest.approx(sum(pairs) / 3)
     assert SquaredLoss()(scores).item() == pytest.approx(0 + (0 + 4 + 1) / 3)
+    chances = [math.log(1 + math.exp(score)) for score in (0.0, 2.0, -1.0)]
+    assert CrossEntropyLoss()(scores).item() == pytest.approx(math.log(1 + math.exp(-1.0)) + sum(chances) / 3)
 
 
 @pytest.mark.parametrize("margin", [200.0, -200.0, 1e6, -1e6])
@@ -77,7 +80,10 @@ def test_far_scores_have_finite_losses_and_slopes(margin: float, dtype: torch.dt
 def test_losses_by_name() -> None:
     assert isinstance(make_loss("bpr"), BPRLoss)
     assert isinstance(make_loss("squared"), SquaredLoss)
+    assert isinstance(make_loss("bce"), CrossEntropyLoss)
     mine = Hinge()
     assert make_loss(mine) is mine
-    with pytest.raises(SettingsError, match=r"unknown loss 'bpn'. Did you mean 'bpr'\? Choose one of: bpr, squared"):
+    with pytest.raises(
+        SettingsError, match=r"unknown loss 'bpn'. Did you mean 'bpr'\? Choose one of: bce, bpr, squared"
+    ):
         make_loss("bpn")

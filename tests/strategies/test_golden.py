@@ -12,6 +12,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.melon import MeLON
+from melon.strategies.rates.kernels import reference
 from melon.strategies.rates.presets import RATE_PRESETS
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -111,12 +112,12 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(request.param)
 
 
-@pytest.mark.parametrize("at_once", [1 << 30, 0], ids=["in one go", "in chunks"])
-def test_one_step_of_the_published_code(golden: Golden, at_once: int) -> None:
+@pytest.mark.parametrize("pairs", [1 << 30, 64], ids=["in one go", "in chunks"])
+def test_one_step_of_the_published_code(golden: Golden, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "PAIRS_AT_ONCE", pairs)
     updater = golden.updater()
     strategy = updater.strategy
     assert isinstance(strategy, MeLON)
-    strategy.at_once, strategy.chunk = at_once, 64
     seen: dict[str, object] = {}
     plain, look = strategy.meta_gradient, strategy.look_ahead
 

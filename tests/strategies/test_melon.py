@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learned_scenes import Mixed, finite
 from rate_scenes import (
     FAMILY,
     KINDS,
@@ -27,15 +28,14 @@ from melon.errors import CheckpointError, LearningError, SettingsError
 from melon.learning import checkpoint
 from melon.learning.gathering import Offered
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender, RecommenderSettings
-from melon.recommenders.evidence import Values
+from melon.recommenders.base import Recommender
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
+from melon.strategies.rates.kernels import reference
 from melon.strategies.rates.presets import RATE_PRESETS
 from melon.strategies.rates.strategy import RateStrategy
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
-from melon.tables import TableSpec
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 EVERY_NAME = pytest.mark.parametrize("name", FAMILY)
@@ -313,10 +313,6 @@ class TestTime:
         assert not torch.equal(rates[0], rates[1])
 
 
-def finite(updater: Updater) -> bool:
-    return all(np.isfinite(array).all() for array in state_of(updater).values())
-
-
 @EVERY_KIND
 @EVERY_NAME
 class TestOddInput:
@@ -376,26 +372,6 @@ class TestOddInput:
         assert finite(updater)
 
 
-class Mixed(Recommender):
-    """A user's own: a bilinear score through a shared matrix, a shared shift for each dimension, and no closed form."""
-
-    name = "mixed"
-    settings_type = RecommenderSettings
-
-    def declare(self) -> tuple[TableSpec, ...]:
-        return (
-            TableSpec("taste", "user", "embedding", 3, 0.3),
-            TableSpec("flavour", "item", "embedding", 4, 0.3),
-            TableSpec("fame", "item", "bias", 1, 0.1),
-            TableSpec("mix", "shared", "weight", 4, 0.5, rows=3),
-            TableSpec("shift", "shared", "weight", 4, 0.5, rows=1),
-        )
-
-    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
-        flavour = torch.tanh(values["flavour"][items] + values["shift"][0])
-        return ((values["taste"][users] @ values["mix"]) * flavour).sum(-1) + values["fame"][items, 0]
-
-
 @EVERY_NAME
 class TestAUsersOwnRecommender:
     def updater(self, name: str, **settings: Any) -> Updater:
@@ -412,7 +388,7 @@ class TestAUsersOwnRecommender:
             "shift": (16, 4),
         }
 
-    def test_its_meta_gradient_is_exact(self, name: str) -> None:
+    def test_its_meta_gradient_is_exact(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         past, batch = past_and_batch()
         updater = self.updater(name, shared_forgetting=True)
         for one in past:
@@ -421,7 +397,7 @@ class TestAUsersOwnRecommender:
         assert isinstance(strategy, RateStrategy)
         situation, meta_loss = look_ahead_of(updater, batch)
         whole, _ = strategy.meta_gradient(situation, meta_loss)
-        strategy.at_once, strategy.chunk = -1, 24
+        monkeypatch.setattr(reference, "PAIRS_AT_ONCE", 24)
         pieces, _ = strategy.meta_gradient(situation, meta_loss)
         for key, gradient in whole.items():
             torch.testing.assert_close(pieces[key], gradient, rtol=1e-9, atol=1e-14)

@@ -73,12 +73,12 @@ def untouched_rows_stay(pairing: Pairing) -> str | None:
     compact, situation = situation_of(updater, batch)
     users, items = array_of(situation.examples.users), array_of(situation.examples.items)
     touched = {"user": compact.users[users], "item": compact.items[items]}
-    before = {name: table.state() for name, table in tables_of(updater)}
+    before = {name: _row_by_row(table) for name, table in tables_of(updater)}
     updater.learn(batch)
     for name, table in tables_of(updater):
         if table.spec.role == "shared":
             continue
-        for part, now in table.state().items():
+        for part, now in _row_by_row(table).items():
             moved = np.flatnonzero(array_of(before[name][part] != now).reshape(table.rows, -1).any(axis=1))
             strays = np.setdiff1d(moved, touched[table.spec.role])
             expect(not len(strays), f"rows {strays[:5].tolist()} of {name} changed, but the batch does not touch them")
@@ -203,10 +203,15 @@ def learning_rates_shape_and_family(pairing: Pairing) -> str | None:
 
 
 def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
-    """Without state per row, the step is Δ = −colsum(W ⊙ G) (METHODS.md 1.2)."""
+    """Without state per row, but for rates that are learned there, the step is Δ = −colsum(W ⊙ G) (METHODS.md 1.2)."""
     *past, batch = toy_batches()[:6]
     updater = pairing.updater(past, dtype=torch.float64)
-    kept = sorted(name for name, tables in updater.row_state.items() if tables)
+    kept = sorted(
+        table.name
+        for table in updater.recommender.specs
+        if table.name in updater.row_state
+        and not all(state.learned for state in updater.strategy.row_state(table).values())
+    )
     if kept:
         return f"the strategy keeps state for the rows of {', '.join(kept)}, so a step is more than this batch's rates"
     rates = updater.learning_rates(batch)
@@ -283,6 +288,17 @@ def tables_of(updater: Updater) -> list[tuple[str, Table]]:
     rows = [(f"table {name}", table) for name, table in updater.recommender.tables.items()]
     kept = updater.row_state.items()
     return rows + [(f"row state {name}.{key}", table) for name, state in kept for key, table in state.items()]
+
+
+def _row_by_row(table: Table) -> dict[str, Tensor]:
+    """What a table holds, one line for each row: also of rows that are not stored."""
+    state = table.state()
+    written = state.pop("row", None)
+    if written is None:
+        return state
+    return {
+        part: held.new_zeros((table.rows, *held.shape[1:])).index_copy(0, written, held) for part, held in state.items()
+    }
 
 
 def _hand_over(original: Updater, copy: Updater) -> None:

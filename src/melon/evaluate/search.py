@@ -87,4 +87,5 @@ def _worth(trial: Trial) -> float:
 
 
 def _is_ordered(values: tuple[Any, ...]) -> bool:
-    return len(values) > 1 and all(isinstance(value, (int, float)) for value in values)
+    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return len(values) > 1 and len(numbers) == len(values)

@@ -24,6 +24,7 @@ from melon.experiments.config import CellConfig, Plain, read_config
 from melon.experiments.executors import LocalExecutor, RayExecutor
 from melon.experiments.grid import Executor, Outcome, Task, Watcher, run_grid, tasks_of
 from melon.experiments.records import require_writable, write_result, write_text
+from melon.experiments.watching import RATES_SUFFIX, RatesKeeper
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
 
@@ -42,12 +43,13 @@ class BenchPlan:
     base: CellConfig
     splits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     tuned: Sequence[Plain] = ()
+    rates: bool = False
 
     def tasks(self) -> list[Task]:
         """Every cell, with the settings of the config files that speak of it."""
         splits = {name: self.splits.get(name, self.base.split) for name in self.streams}
         tasks = tasks_of(splits, self.recommenders, self.strategies, self.seeds, self.base)
-        return [replace(task, config=self._tuned(task.config)) for task in tasks]
+        return [replace(task, config=self._tuned(task.config), rates=self.rates) for task in tasks]
 
     def _tuned(self, config: CellConfig) -> CellConfig:
         for found in self.tuned:
@@ -93,8 +95,12 @@ class BenchFolder:
         """The record of a cell."""
         return self.out / f"{task.key}.json"
 
+    def rates(self, task: Task) -> Path:
+        """The learning rates of a cell, beside its record."""
+        return self.out / f"{task.key}{RATES_SUFFIX}"
+
     def done(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
-        """Cells that have a record already, as far as it is about the same settings."""
+        """Cells that have a record already, as far as it is about the same settings, and all that is asked for."""
         found = {}
         for task in tasks:
             path = self.path(task)
@@ -104,6 +110,9 @@ class BenchFolder:
             if "not_applicable" in record:
                 found[task.key] = Outcome(task, not_applicable=record["not_applicable"])
             elif record["config"]["asked"] == json.loads(json.dumps(task.config.plain())):
+                # The foundation has one rate for everything: there is nothing to see.
+                if task.rates and not task.lays_foundation and not self.rates(task).exists():
+                    continue
                 found[task.key] = Outcome(task, record["seconds"], record)
             else:
                 raise SettingsError(
@@ -124,6 +133,8 @@ class BenchFolder:
             about = {"dataset": {"path": outcome.task.stream}, "config": {"asked": outcome.task.config.plain()}}
             write_text(path, json.dumps({**about, "not_applicable": outcome.not_applicable}, indent=1) + "\n")
             return
+        if outcome.rates is not None:
+            RatesKeeper().write(outcome.rates, self.rates(outcome.task))
         write_result({**outcome.record, "seconds": outcome.seconds}, outcome.ranks, path)
 
 
@@ -138,10 +149,11 @@ def bench_streams(
     configs: Sequence[Path],
     jobs: int,
     ray: str | None,
+    rates: bool,
     out: Path,
 ) -> int:
     """`melon bench`; the exit code says whether every cell came through."""
-    plan = _plan(streams, asked, recommenders, strategies, seeds, splits, configs)
+    plan = replace(_plan(streams, asked, recommenders, strategies, seeds, splits, configs), rates=rates)
     folder = BenchFolder(out)
     folder.claim(plan)
     tasks = plan.tasks()

@@ -20,7 +20,9 @@ from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import metrics
 from melon.evaluate.selection import Practice, PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
+from melon.experiments.explain import Explained
 from melon.experiments.summaries import batch_record, step_size, summary, timing
+from melon.experiments.watching import RatesKeeper, Watched
 from melon.experiments.work import PlainKeeper, PracticeKeeper, StateKeeper, TallyKeeper, Work
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
@@ -52,19 +54,30 @@ class Listener:
 
 @dataclass(frozen=True)
 class CellResult:
-    """The record of DESIGN.md, and the rank of every evaluated event under every method."""
+    """The record of DESIGN.md, the rank of every evaluated event under every method, and rates if they were asked."""
 
     record: Plain
     ranks: dict[str, np.ndarray[Any, Any]]
+    rates: Explained | None = None
 
 
 class Cell:
-    """One recommender, one strategy, one stream, one seed; baselines run beside it on the same candidates."""
+    """One recommender, one strategy, one stream, one seed; baselines run beside it on the same candidates.
+
+    With `rates`, the strategy's learning rates for the last full batch of the test part are kept too.
+    """
 
     def __init__(
-        self, log: Interactions, config: CellConfig, listener: Listener | None = None, work: Work | None = None
+        self,
+        log: Interactions,
+        config: CellConfig,
+        listener: Listener | None = None,
+        work: Work | None = None,
+        *,
+        rates: bool = False,
     ) -> None:
         self.config, self.listener, self._work = config, listener or Listener(), work or Work()
+        self._watches = rates
         self.parts = split(log, config.split, align_ties=config.align_ties)
         self._sealed = SealedStream(log, self.parts)
         self._protocol = Protocol(
@@ -213,6 +226,9 @@ class Cell:
     def _stream(self, name: str, predictor: Predictor, log: Interactions, candidates: Candidates) -> Tally:
         self.listener.stage(f"streaming {self._label(name)}")
         tally, hits, seen = Tally(), 0.0, 0
+        watched = None
+        if self._watches and name == "strategy" and isinstance(predictor, Updater):
+            predictor = watched = Watched(predictor, self._last_full_batch(log))
         total = self.parts.stop - self.parts.train_stop
         for first, last in (
             (self.parts.train_stop, self.parts.validation_stop),
@@ -228,13 +244,22 @@ class Cell:
                 align_ties=self.config.align_ties,
                 full_ranking=self.config.full_ranking and first == self.parts.validation_stop,
             )
-            for point in points:
+            for point in map(watched.timed, points) if watched else points:
                 if first == self.parts.validation_stop:
                     tally.add(point)
                     hits += float((point.ranks.rank <= 5).sum())
                     seen += len(point.ranks)
                 self.listener.point(point, point.stop - self.parts.train_stop, total, hits / max(seen, 1))
+        found = watched.found if watched is not None else None
+        if found is not None:
+            self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: found)
         return tally
+
+    def _last_full_batch(self, log: Interactions) -> int:
+        """The event at which it starts; the longest one where none is full."""
+        size, times = self.config.batch_size, log.times if self.config.align_ties else None
+        test = batches(self.parts.validation_stop, self.parts.stop, size, times)
+        return max(test, key=lambda batch: (min(batch[1] - batch[0], size), batch[0]))[0]
 
     def _result(
         self, path: str, log: Interactions, choices: Plain, tallies: dict[str, Tally], pretrain_s: float
@@ -308,7 +333,7 @@ class Cell:
         }
         if ours.full_rank is not None:
             ranks["full_rank"] = ours.full_rank
-        return CellResult(record, ranks)
+        return CellResult(record, ranks, self._work.known(f"rates/{self._label('strategy')}", RatesKeeper()))
 
     @staticmethod
     def _require_two_sides(training: Interactions) -> None:

@@ -20,6 +20,8 @@ from melon.evaluate.rates import Floats, RateCells, RateFacts, describe_rates, r
 from melon.experiments.page import require_plots
 from melon.experiments.records import require_writable, whole
 from melon.learning.live import LiveModel
+from melon.learning.updater import Updater
+from melon.stream.batch import Batch
 from melon.stream.split import BATCH_SIZE
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -36,10 +38,14 @@ class Explained:
     rows: RateCells
     shared: RateCells | None
 
+    def parts(self) -> dict[str, RateCells]:
+        """Rows of users and items, and shared weights where there are any."""
+        parts = {"rows": self.rows, "shared": self.shared}
+        return {name: cells for name, cells in parts.items() if cells is not None}
+
     def facts(self) -> dict[str, RateFacts]:
         """The numbers of each part that there is."""
-        parts = {"rows": self.rows, "shared": self.shared}
-        return {name: describe_rates(cells) for name, cells in parts.items() if cells is not None}
+        return {name: describe_rates(cells) for name, cells in self.parts().items()}
 
 
 def explain_model(
@@ -78,16 +84,19 @@ def explained(model: LiveModel, log: Interactions, *, at: int | None, batch: int
             f"there is no batch of {batch_size} interactions from event {start} on in a stream of {len(log):,}; "
             "choose another --at, --batch or --batch-size."
         )
-    taken = model.foresee(log, start, min(start + batch_size, len(log)))
-    updater = model.updater
-    situation = updater.situation(taken)
+    return look(model.updater, model.foresee(log, start, min(start + batch_size, len(log))), start, why)
+
+
+def look(updater: Updater, batch: Batch, start: int, why: str) -> Explained:
+    """The learning rates of a batch that starts at an event of its stream, as if it were learned now."""
+    situation = updater.situation(batch)
     rates = updater.strategy.learning_rates(situation)
     about = {
         "recommender": updater.recommender.name,
         "strategy": updater.strategy.name,
         "learned": updater.history.events,
         "event": start,
-        "interactions": len(taken),
+        "interactions": len(batch),
         "note": why,
     }
     return Explained(about, row_cells(rates, situation.evidence), shared_cells(rates, situation.evidence))
@@ -149,10 +158,8 @@ def draw(found: Explained, out: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    parts = [found.rows, *([found.shared] if found.shared is not None else [])]
-    rates, gradients = (np.concatenate([getattr(p, what) for p in parts], axis=1).T for what in ("rates", "gradients"))
-    groups = [group for part in parts for group in part.groups]
-    edges = _edges(groups)
+    rates, gradients, groups = stacked(found)
+    edges = parameter_edges(groups)
     facts = found.facts()["rows"]
     with rc_context({"svg.hashsalt": "melon", "font.size": 9, "axes.edgecolor": _INK}):
         figure = Figure(figsize=(14, 7.6), layout="constrained")
@@ -173,6 +180,13 @@ def draw(found: Explained, out: Path) -> None:
         with whole(out) as unfinished:
             metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}.get(out.suffix)
             figure.savefig(unfinished, format=out.suffix[1:], dpi=160, metadata=metadata)
+
+
+def stacked(found: Explained) -> tuple[Floats, Floats, list[tuple[str, int]]]:
+    """Rates and gradients of all parts as parameters × interactions, and whose parameters they are."""
+    parts = list(found.parts().values())
+    rates, gradients = (np.concatenate([getattr(p, what) for p in parts], axis=1).T for what in ("rates", "gradients"))
+    return rates, gradients, [group for part in parts for group in part.groups]
 
 
 def _panel(
@@ -248,10 +262,10 @@ def _limits(set_limits: Any, values: Floats) -> str:
     return "\n(not from 0)" if cut else ""
 
 
-def _edges(groups: list[tuple[str, int]]) -> Floats:
+def parameter_edges(groups: list[tuple[str, int]], least: float = _LEAST_HEIGHT) -> Floats:
     """Where each parameter starts on the vertical axis; groups of few are stretched so that they are seen."""
     total = sum(size for _, size in groups)
-    heights = [np.full(size, max(1.0, _LEAST_HEIGHT * total / size)) for _, size in groups]
+    heights = [np.full(size, max(1.0, least * total / size)) for _, size in groups]
     edges: Floats = np.concatenate([np.zeros(1), np.cumsum(np.concatenate(heights))])
     return edges
 

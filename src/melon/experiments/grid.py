@@ -18,6 +18,7 @@ import numpy as np
 from melon.errors import MelonError, SettingsError
 from melon.experiments.cell import Cell, CellResult
 from melon.experiments.config import CellConfig, Plain
+from melon.experiments.explain import Explained
 from melon.experiments.work import Work
 
 FOUNDATION = "default"
@@ -25,10 +26,11 @@ FOUNDATION = "default"
 
 @dataclass(frozen=True)
 class Task:
-    """One cell of a grid, on a stream that the executor knows by its name."""
+    """One cell of a grid, on a stream that the executor knows by its name; `rates` asks for its learning rates too."""
 
     stream: str
     config: CellConfig
+    rates: bool = False
 
     @property
     def key(self) -> str:
@@ -56,6 +58,7 @@ class Outcome:
     ranks: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     not_applicable: str | None = None
     problem: str | None = None
+    rates: Explained | None = None
 
 
 class Executor(Protocol):
@@ -123,7 +126,7 @@ def run_task(task: Task, log: Any, work: Work) -> Outcome:
     """Run one cell where the caller is; a problem becomes an outcome and sinks nothing else."""
     began = time.perf_counter()
     try:
-        cell = Cell(log, task.config, work=work)
+        cell = Cell(log, task.config, work=work, rates=task.rates)
     except SettingsError as reason:  # the pairing does not exist
         return Outcome(task, not_applicable=str(reason))
     except MelonError as problem:
@@ -132,7 +135,7 @@ def run_task(task: Task, log: Any, work: Work) -> Outcome:
         result: CellResult = cell.run(task.stream)
     except MelonError as problem:
         return Outcome(task, time.perf_counter() - began, problem=str(problem))
-    return Outcome(task, time.perf_counter() - began, result.record, result.ranks)
+    return Outcome(task, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
 
 
 def run_grid(

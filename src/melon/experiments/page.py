@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from melon.errors import MissingExtraError
+from melon.evaluate.ranking import Floats
 from melon.experiments.show import COLUMNS, LABELS, result_rows, shown
 
 _STYLE = """
@@ -92,7 +93,7 @@ def curve(records: Sequence[Mapping[str, Any]]) -> str:
     axes = figure.subplots()
     for name, values in lines.items():
         raw = np.array([np.nan if value is None else value for value in values])
-        (drawn,) = axes.plot(_trailing_mean(raw), label=name, linewidth=2)
+        (drawn,) = axes.plot(trailing_mean(raw), label=name, linewidth=2)
         axes.plot(raw, color=drawn.get_color(), alpha=0.2, linewidth=0.8)
     axes.set_xlabel("batch")
     axes.set_ylabel("HR@5")
@@ -109,9 +110,8 @@ def curve(records: Sequence[Mapping[str, Any]]) -> str:
     return text[text.index("<svg") :]
 
 
-def _trailing_mean(
-    values: np.ndarray[Any, np.dtype[np.float64]], width: int = 10
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+def trailing_mean(values: Floats, width: int = 10) -> Floats:
+    """The mean of the last `width` values that are known, at each place."""
     trailing = (values[max(0, at - width + 1) : at + 1] for at in range(len(values)))
     known = (some[~np.isnan(some)] for some in trailing)
     return np.array([some.mean() if len(some) else np.nan for some in known])

@@ -136,27 +136,27 @@ class Work:
 
     def once(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
         """What `make` gives, made the first time only."""
-        if name not in self._made:
-            self._made[name] = self._recalled_or_made(name, keeper, make)
+        if self.known(name, keeper) is None:
+            self._made[name] = made = make()
+            if self._folder is not None:
+                keeper.write(made, self._folder / (name.replace("/", "-") + keeper.suffix))
         found: Made = self._made[name]
         return found
+
+    def known(self, name: str, keeper: Keeper[Made]) -> Made | None:
+        """What was made under a name before, if anything was."""
+        if name not in self._made and self._folder is not None:
+            file = name.replace("/", "-") + keeper.suffix
+            for there in (self._folder, *([self._base] if self._base else [])):
+                if (there / file).exists():
+                    self._made[name] = keeper.read(there / file)
+                    break
+        return self._made.get(name)
 
     def forget(self) -> None:
         """Remove the folder; the work is complete."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _recalled_or_made(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
-        if self._folder is None:
-            return make()
-        file = name.replace("/", "-") + keeper.suffix
-        path = self._folder / file
-        for there in (path, *([self._base / file] if self._base else [])):
-            if there.exists():
-                return keeper.read(there)
-        made = make()
-        keeper.write(made, path)
-        return made
 
 
 def work_folder(beside: Path | None, log: Interactions, asked: Mapping[str, Any]) -> Path:

@@ -246,7 +246,9 @@ def _restore(
         table.restore(rows)
         table.half_life = saved["half_life"]
         for key, state_table in kept.items():
-            state_table.restore({part: rows[f"{key}/{part}"] for part in ("values", "touched")})
+            prefix = f"{key}/"
+            parts = {name.removeprefix(prefix): held for name, held in rows.items() if name.startswith(prefix)}
+            state_table.restore(parts)
     recommender.restore_streaming_state(arrays(state["streaming_state"]))
     strategy.recall({key: tensor.clone().to(device) for key, tensor in tensors(state["memory"]).items()})
     return Saved(updater, manifest["extra"], arrays(state["arrays"]))

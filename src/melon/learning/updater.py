@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from melon.data.interactions import Flags, Ints
-from melon.errors import LearningError
+from melon.errors import CheckpointError, LearningError
 from melon.learning.gathering import Compact, Gatherer, Offered
 from melon.learning.meta import last_interactions
 from melon.recommenders.base import Context, Recommender
@@ -22,7 +22,7 @@ from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import Negatives
-from melon.tables import Table, TableSpec
+from melon.tables import LazyTable, Table, TableSpec
 
 FadingClock = Literal["interactions", "seconds"]
 Scores = npt.NDArray[np.floating]
@@ -100,7 +100,7 @@ class Updater:
     @property
     def moved(self) -> float:
         """How far the last step moved a row that it touched, on average: ‖Δ‖ of users' and items' vectors."""
-        lengths = [(new - old).norm(dim=1) for old, new in self._last_move]
+        lengths = [(new.double() - old.double()).norm(dim=1) for old, new in self._last_move]
         return float(torch.cat(lengths).mean()) if lengths else 0.0
 
     def practice(self) -> dict[str, Tensor]:
@@ -116,9 +116,27 @@ class Updater:
         """Go on with what was learned of learning elsewhere, on a recommender of the same kind and stream."""
         if not practice:
             return
+        practice = {name: tensor.to(self.recommender.device) for name, tensor in practice.items()}
+        rows = {
+            table: {part: practice.get(f"rows/{name}/{key}/{part}") for part in ("values", "touched")}
+            for name, key, table in self._learned_rows()
+        }
+        for table, state in rows.items():
+            self._require_practised(table, state)
         self.strategy.recall({name: tensor for name, tensor in practice.items() if not name.startswith("rows/")})
-        for name, key, table in self._learned_rows():
-            table.restore({part: practice[f"rows/{name}/{key}/{part}"] for part in ("values", "touched")})
+        self.strategy.start_afresh()
+        for table, state in rows.items():
+            table.restore({part: tensor for part, tensor in state.items() if tensor is not None})
+
+    def _require_practised(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
+        """Refuse what was practised with another strategy or other settings, before anything is changed."""
+        values, touched = state["values"], state["touched"]
+        if values is None or touched is None or values.shape[1:] != (table.spec.dim,):
+            found = "nothing" if values is None else f"rows of shape {tuple(values.shape[1:])}"
+            raise CheckpointError(
+                f"this is no practice of strategy {self.strategy.name!r} with these settings: for {table.spec.name} it "
+                f"has {found} instead of rows of {table.spec.dim}. Practise again with the settings that are deployed."
+            )
 
     def _learned_rows(self) -> Iterator[tuple[str, str, Table]]:
         for name, tables in self.row_state.items():
@@ -278,17 +296,15 @@ class Updater:
                     table.grow(size, np.arange(table.rows, size))
 
     def _state_tables(self, spec: TableSpec) -> dict[str, Table]:
-        return {
-            key: Table(
-                TableSpec(
-                    f"{spec.name}.{key}", spec.role, spec.kind, kept.width or spec.dim, 0.0, kept.start, spec.rows
-                ),
-                clock=self.recommender.clock,
-                dtype=self.recommender.dtype,
-                device=self.recommender.device,
+        kept, recommender = self.strategy.row_state(spec), self.recommender
+        made: dict[str, Table] = {}
+        for key, each in kept.items():
+            form = LazyTable if each.lazy and spec.role != "shared" else Table
+            state = TableSpec(
+                f"{spec.name}.{key}", spec.role, spec.kind, each.width or spec.dim, 0.0, each.start, spec.rows
             )
-            for key, kept in self.strategy.row_state(spec).items()
-        }
+            made[key] = form(state, clock=recommender.clock, dtype=recommender.dtype, device=recommender.device)
+        return made
 
     def tick(self, time: int) -> None:
         """Let rows be read as they are at this moment of the stream, faded as the strategy has it by now."""

@@ -51,7 +51,18 @@ class SquaredLoss(Loss):
         return (1 - scores[..., 0]).square() + scores[..., 1:].square().mean(-1)
 
 
-LOSSES: dict[str, type[Loss]] = {"bpr": BPRLoss, "squared": SquaredLoss}
+class CrossEntropyLoss(Loss):
+    """−log σ(s⁺) − mean log(1 − σ(s⁻)): whether each item was taken, by itself; finite for any finite score."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        return F.softplus(-scores[..., 0]) + F.softplus(scores[..., 1:]).mean(-1)
+
+    def slopes(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        taken, others = -torch.sigmoid(-scores[..., :1]), torch.sigmoid(scores[..., 1:]) / (scores.shape[-1] - 1)
+        return self(scores), torch.cat([taken, others], -1)
+
+
+LOSSES: dict[str, type[Loss]] = {"bpr": BPRLoss, "squared": SquaredLoss, "bce": CrossEntropyLoss}
 
 
 def make_loss(loss: str | Loss) -> Loss:

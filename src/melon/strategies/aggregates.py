@@ -16,35 +16,54 @@ from melon.strategies.base import LearningRates, Situation
 Aggregate = Literal["sum", "batch", "row_mean"]
 
 
-def aggregated(situation: Situation, how: Aggregate) -> dict[str, Tensor]:
-    """One gradient for each entry of the compact rows that the next loss can see, by table."""
+def aggregated(situation: Situation, how: Aggregate, of_shared: Aggregate | None = None) -> dict[str, Tensor]:
+    """One gradient for each entry of the compact rows that the next loss can see, by table.
+
+    `of_shared` is for weights that every interaction touches, where they are to be treated otherwise.
+    """
     totals: dict[str, Tensor] = {}
     for gradient in situation.evidence.gradients:
         table, reached = gradient.table, situation.reached(gradient.table)
         total = gradient.summed(len(situation.values[table]))[:reached]
         totals[table] = totals[table] + total if table in totals else total
-    scales = touch_scales(situation, how)
-    return {table: total if how == "sum" else total * scales[table][:, None] for table, total in totals.items()}
+    scales = touch_scales(situation, how, of_shared)
+    summed = {table for table in totals if _how(situation, table, how, of_shared) == "sum"}
+    return {table: total if table in summed else total * scales[table][:, None] for table, total in totals.items()}
 
 
-def touch_scales(situation: Situation, how: Aggregate) -> dict[str, Tensor]:
+def touch_scales(situation: Situation, how: Aggregate, of_shared: Aggregate | None = None) -> dict[str, Tensor]:
     """What the summed gradient of each reached row is multiplied by."""
     scales: dict[str, Tensor] = {}
     for gradient in situation.evidence.gradients:
         table = gradient.table
-        rows, reached = len(situation.values[table]), situation.reached(table)
-        if how == "row_mean":
-            touches = gradient.touches(rows)[:reached].clamp(min=1)
-            scales[table] = 1 / touches.to(situation.evidence.losses.dtype)
+        rows, reached, here = len(situation.values[table]), situation.reached(table), situation.evidence.losses
+        aggregate = _how(situation, table, how, of_shared)
+        if aggregate == "row_mean":
+            scales[table] = 1 / gradient.touches(rows)[:reached].clamp(min=1).to(here.dtype)
         else:
-            scale = 1.0 if how == "sum" else 1 / len(situation.examples)
-            scales[table] = situation.evidence.losses.new_full((reached,), scale)
+            scales[table] = here.new_full((reached,), 1.0 if aggregate == "sum" else 1 / len(situation.examples))
     return scales
 
 
-def parameter_rates(situation: Situation, rates: Mapping[str, Tensor], how: Aggregate) -> LearningRates:
+def touched_rows(situation: Situation) -> dict[str, Tensor]:
+    """Which of the compact rows that the next loss can see are touched by the batch, by table."""
+    touches: dict[str, Tensor] = {}
+    for gradient in situation.evidence.gradients:
+        table = gradient.table
+        counted = gradient.touches(len(situation.values[table]))[: situation.reached(table)]
+        touches[table] = touches[table] + counted if table in touches else counted
+    return {table: torch.nonzero(counted).squeeze(1) for table, counted in touches.items()}
+
+
+def _how(situation: Situation, table: str, how: Aggregate, of_shared: Aggregate | None) -> Aggregate:
+    return of_shared if of_shared is not None and situation.specs[table].role == "shared" else how
+
+
+def parameter_rates(
+    situation: Situation, rates: Mapping[str, Tensor], how: Aggregate, of_shared: Aggregate | None = None
+) -> LearningRates:
     """The matrix of a strategy that gives each parameter one rate (compact rows × dim): every interaction shows it."""
-    n, scales = len(situation.examples), touch_scales(situation, how)
+    n, scales = len(situation.examples), touch_scales(situation, how, of_shared)
     raw, realised, slots = [], [], []
     shared, raw_shared = {}, {}
     for gradient in situation.evidence.gradients:

@@ -81,12 +81,14 @@ class Kept:
     """What a strategy keeps for each row of a table: its value before the first touch, and how many numbers it is.
 
     `learned` state is part of a meta-model: it goes along from the selection window to the stream, as φ does, while
-    other state (moments of an optimiser) starts afresh there.
+    other state (moments of an optimiser) starts afresh there. `lazy` state starts at 0, is not
+    learned, and takes memory only for rows that were touched.
     """
 
     start: float = 0.0
     width: int | None = None  # as many numbers as the row has entries, unless said
     learned: bool = False
+    lazy: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,9 @@ class Strategy(ABC):
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Become what `memory` described."""
+
+    def start_afresh(self) -> None:
+        """Go on from practice to a stream: state of rows that is not learned is new, and so is what counts with it."""
 
 
 def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:

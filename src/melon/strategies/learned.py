@@ -86,6 +86,25 @@ class LearnedStrategy(Strategy):
         self._optimizer.step(self.parameters(), gradients)
         return situation
 
+    def fading_names(self, specs: Mapping[str, TableSpec]) -> list[str]:
+        """The meta-parameters that move half-lives: one for each table of items, where rows fade; they start at 0."""
+        if self.settings.fading is None:
+            return []
+        return [fading_name(name) for name, spec in specs.items() if spec.role == "item"]
+
+    def fading_gradients(self, situation: Situation, gammas: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """∇_φ of the half-lives with γ known, for a look-ahead that adds its step to the old rows."""
+        found: dict[str, Tensor] = {}
+        for table, gamma in gammas.items():
+            name = fading_name(table)
+            if name not in self.parameters():
+                continue
+            phi = self.parameters()[name]
+            with torch.enable_grad():
+                old = self.aged(situation, table, situation.values[table][: len(gamma)])
+            found[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
+        return found
+
     def undo(self) -> None:
         """Take the last `adapt` back: its batch could not be learned."""
         self._optimizer.undo(self.parameters())
@@ -176,7 +195,7 @@ class MetaAdam:
 
     def _slopes(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:
         """Gradients, clipped and with the decay of weights in them."""
-        scale, decay = self._clip(gradients), self._settings.meta_weight_decay
+        scale, decay = clip_scale(gradients, self._settings.meta_clip), self._settings.meta_weight_decay
         slopes = []
         for name, value in parameters.items():
             slope = gradients[name] if scale is None else gradients[name] * scale
@@ -190,7 +209,7 @@ class MetaAdam:
             for name, both in self._moments.items()
             for order, moment in enumerate(both, start=1)
         }
-        return {"adam/steps": torch.tensor(self._steps), **moments}
+        return {"adam/steps": torch.tensor(self._steps, device="cpu"), **moments}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Become what `memory` described."""
@@ -198,12 +217,26 @@ class MetaAdam:
         names = [name.removeprefix("adam/1/") for name in memory if name.startswith("adam/1/")]
         self._moments = {name: (memory[f"adam/1/{name}"].clone(), memory[f"adam/2/{name}"].clone()) for name in names}
 
-    def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor | None:
-        most = self._settings.meta_clip
-        if most is None:
-            return None
-        norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-        return torch.clamp(most / (norm + 1e-6), max=1.0)
+
+def clip_scale(gradients: Mapping[str, Tensor], most: float | None) -> Tensor | None:
+    """By what gradients are multiplied so that their common norm is at most `most`; none where nothing is clipped."""
+    if most is None:
+        return None
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    return torch.clamp(most / (norm + 1e-6), max=1.0)
+
+
+def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
+    """γ = ∂loss/∂Θ̃ at provisional values, and that loss: what a closed-form meta-gradient needs (METHODS.md 3.0.4)."""
+    with torch.enable_grad():
+        free = {name: value.detach().requires_grad_() for name, value in provisional.items()}
+        loss = meta_loss(free)
+        found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+    gammas = {
+        name: torch.zeros_like(value) if gamma is None else gamma
+        for (name, value), gamma in zip(provisional.items(), found, strict=True)
+    }
+    return gammas, loss.detach()
 
 
 def fading_name(table: str) -> str:

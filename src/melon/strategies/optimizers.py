@@ -98,18 +98,21 @@ class Stepper:
 
     def propose(self, situation: Situation, weights: Tensor | None = None) -> Proposal:
         """One step on the (weighted) loss of the batch."""
-        settings, n = self.settings, len(situation.examples)
-        steps = self.steps + 1
+        return self.step(situation, self._gradients(situation, weights, len(situation.examples)))
+
+    def step(self, situation: Situation, gradients: Mapping[str, Tensor]) -> Proposal:
+        """One step along given gradients; those of a table may be of its leading compact rows only."""
+        settings, steps = self.settings, self.steps + 1
         values: dict[str, Tensor] = {}
         state: RowState = {}
-        for table, gradient in self._gradients(situation, weights, n).items():
-            old = situation.values[table]
+        for table, gradient in gradients.items():
+            old = situation.values[table][: len(gradient)]
             if settings.weight_decay and situation.specs[table].kind != "bias":
                 gradient = gradient + settings.weight_decay * old  # noqa: PLW2901
             if settings.optimizer == "sgd":
                 values[table] = old - settings.lr * gradient
                 continue
-            kept = situation.row_state[table]
+            kept = {key: moment[: len(gradient)] for key, moment in situation.row_state[table].items()}
             moment_1 = torch.lerp(kept["moment_1"], gradient, 1 - settings.beta_1)
             moment_2 = settings.beta_2 * kept["moment_2"] + (1 - settings.beta_2) * gradient.square()
             scale = moment_2.div(1 - settings.beta_2**steps).sqrt_().add_(settings.eps)

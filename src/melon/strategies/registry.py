@@ -2,10 +2,12 @@
 
 from melon.registry import Entry, Registry, Space
 from melon.strategies.rates.presets import RATE_PRESETS
+from melon.strategies.s2meta.presets import S2META_PRESETS
 
 #: Half-lives of idle items in interactions, from none at all; searched only where fading is asked for.
 FADING = (None, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 300.0)
-_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+# Finer where plain steps work: between 0.3 and 1 lies the best of them on most streams.
+_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0, 10.0)
 # With SGD, `mean` is `sum` with a rate n times larger, so one axis of rates serves both; a search that stands at `sum`
 # reaches `mean` by its own step.
 _STEP_AXES = {"lr": _RATES, "fading": FADING, "optimizer": ("sgd", "adam_lazy"), "reduction": ("sum", "mean")}
@@ -24,6 +26,18 @@ _RATE_SPACE = Space(
     },
     ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
 )
+
+_PAPER_SML = {
+    "residual": False,
+    "width": 512,
+    "optimizer": "adam_lazy",
+    "lr": 0.01,
+    "weight_decay": 1e-6,
+    "aggregation": "batch",
+    "shared_aggregation": "batch",
+    "meta_lr": 1e-3,
+    "meta_weight_decay": 1e-4,
+}
 
 STRATEGIES = Registry(
     "strategy",
@@ -66,6 +80,92 @@ STRATEGIES = Registry(
                 {"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},  # the published driver's
             ),
         ),
+    ),
+    Entry(
+        "mwnet",
+        "a learned weight for every interaction, from its loss",
+        "melon.strategies.mwnet:MWNet",
+        Space(
+            {
+                "lr": _RATES,
+                "fading": FADING,
+                "normalise": (False, True),
+                "virtual_lr": (None, 0.6, 1.0, 3.0),
+                "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+                "optimizer": ("sgd", "adam_lazy"),
+            },
+            ({"lr": 0.3, "meta_lr": 0.003}, {"lr": 0.3, "meta_lr": 0.01, "normalise": True, "virtual_lr": 0.6}),
+        ),
+        {
+            "default": {},
+            "paper": {
+                **_PAPER_STEP,
+                "most_weight": 1.0,
+                "init": "drawn",
+                "virtual_lr": 0.001,
+                "virtual_reduction": "mean",
+                "meta_lr": 0.001,
+                "meta_weight_decay": 0.0001,
+            },
+        },
+    ),
+    Entry(
+        "metasgd",
+        "a learned rate for every parameter, kept row by row",
+        "melon.strategies.metasgd:MetaSGD",
+        Space(
+            {
+                "alpha_init": _RATES,
+                "fading": FADING,
+                "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+                "share": ("scalar", "row", "dim", "table"),
+                "aggregation": ("sum", "row_mean"),
+            },
+            ({"alpha_init": 0.3, "meta_lr": 0.01}, {"alpha_init": 0.3, "meta_lr": 0.003, "share": "dim"}),
+        ),
+        {
+            "default": {},
+            "paper": {
+                "share": "scalar",
+                "alpha_init": 0.05,
+                "alpha_param": "raw",
+                "aggregation": "batch",
+                "shared_aggregation": "batch",
+                "meta_lr": 0.001,
+            },
+        },
+    ),
+    Entry(
+        "s2meta",
+        "learned gates for every parameter, from a small LSTM",
+        "melon.strategies.s2meta.strategy:S2Meta",
+        Space(
+            {
+                "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
+                "fading": FADING,
+                "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03),
+                "clamp": (None, 1.0),
+                "passes": (10, 20),
+            },
+            ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
+        ),
+        S2META_PRESETS,
+    ),
+    Entry(
+        "sml",
+        "fine-tuning, and a learned transfer that merges each row before and after",
+        "melon.strategies.sml:SML",
+        Space(
+            {
+                "lr": _RATES,
+                "fading": FADING,
+                "meta_lr": (0.0001, 0.0003, 0.001, 0.003, 0.01),
+                "optimizer": ("sgd", "adam_lazy"),
+                "bounded": (True, False),
+            },
+            ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
+        ),
+        {"default": {}, "paper": _PAPER_SML},
     ),
     Entry(
         "melon",

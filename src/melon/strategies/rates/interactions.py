@@ -76,7 +76,12 @@ class InteractionModel:
 
     def represent(self, users: Side, items: Side, user_at: Tensor, item_at: Tensor) -> Tensor:
         """h for units, each the user at `user_at` with the item at `item_at`."""
-        extended = torch.cat([self._extend("user", users)[user_at], self._extend("item", items)[item_at]], dim=-1)
+        # The gradient of `index_select` is several times quicker than that of indexing.
+        both = (
+            self._extend("user", users).index_select(0, user_at),
+            self._extend("item", items).index_select(0, item_at),
+        )
+        extended = torch.cat(both, dim=-1)
         hidden = extended
         for layer in range(1, self._settings.interaction_layers + 1):
             hidden = F.linear(hidden, self._phi[f"interaction.{layer}"], self._phi[f"interaction.{layer}.bias"])

@@ -1,43 +1,20 @@
-"""The pair function (METHODS.md 4.5, 4.6): a learning rate and a forgetting rate for every (unit, entry) pair.
+"""The pair function's parameters (METHODS.md 4.5, 4.6): a learning and a forgetting rate for every (unit, entry) pair.
 
-This is the one small interface behind which a faster kernel can stand: `rates` for values, and automatic
-differentiation through it for the meta-gradient. A line is one touch of one row; what all its entries share is given
-as a term of the hidden layer and a term of the two logits.
+A line is one touch of one row; what all its entries share is given as a term of the hidden layer and a term of the two
+logits. The sums over all pairs are taken by `kernels`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from melon.strategies.rates.kernel import pair_logits
+from melon.strategies.rates.kernels.forms import LineTerms, RateNetwork
+from melon.strategies.rates.kernels.reference import Rates, rates
 from melon.strategies.rates.parameters import Parameters
 from melon.strategies.rates.preprocess import preprocess
 from melon.strategies.rates.settings import RateSettings
-
-RATE, FORGET = 0, 1
-
-
-@dataclass(frozen=True)
-class LineTerms:
-    """What the entries of a line share: lines × role width (absent without a parameter side), and lines × 2."""
-
-    hidden: Tensor | None
-    logits: Tensor
-
-    def at(self, lines: Tensor | slice) -> LineTerms:
-        """The terms of some lines."""
-        return LineTerms(None if self.hidden is None else self.hidden[lines], self.logits[lines])
-
-
-@dataclass(frozen=True)
-class Rates:
-    """w and f; without a parameter side they are lines × 1, else lines × entries."""
-
-    learning: Tensor
-    forgetting: Tensor
 
 
 class PairModel:
@@ -60,7 +37,7 @@ class PairModel:
             parameters.uniform("head.role", 2, width, 0.01)
         if sees_interaction:
             parameters.uniform("head.interaction", 2, settings.interaction_width, 0.01)
-        centre = torch.tensor([[settings.rate_bias], [settings.forget_bias]]).numpy()
+        centre = np.array([[settings.rate_bias], [settings.forget_bias]])
         parameters.uniform("head.bias", 2, 1, settings.spread, centre)
 
     def line_terms(self, losses: Tensor, interaction: Tensor | None) -> LineTerms:
@@ -74,25 +51,17 @@ class PairModel:
         hidden = torch.stack(preprocess(losses), dim=1) @ first[:, :2].T + self._phi["role.1.bias"]
         return LineTerms(hidden, logits)
 
-    def rates(self, theta: Tensor, gradient: Tensor, terms: LineTerms) -> Rates:
-        """w and f of every entry: theta and gradient are lines × entries."""
-        if terms.hidden is None:
-            rate, forget = terms.logits[:, RATE, None], terms.logits[:, FORGET, None]
-        else:
-            rate, forget = self._logits(theta, gradient, terms)
-        return Rates(self._settings.most_rate * torch.sigmoid(rate), torch.sigmoid(forget))
-
-    def _logits(self, theta: Tensor, gradient: Tensor, terms: LineTerms) -> tuple[Tensor, Tensor]:
-        assert terms.hidden is not None
-        features = [*preprocess(gradient), *([theta.detach()] if self._settings.theta_feature else [])]
-        stacked = torch.stack(features)
-        weights, head = self._phi["role.1"][:, 2 : 2 + len(features)], self._phi["head.role"]
+    @property
+    def network(self) -> RateNetwork:
+        """The weights that the pairs meet."""
+        if not self.sees_parameter:
+            return RateNetwork(self._settings.most_rate)
+        features = 3 if self._settings.theta_feature else 2
+        first, head = self._phi["role.1"][:, 2 : 2 + features], self._phi["head.role"]
         if self._settings.role == "linear":
-            # Affine all the way: the 20-wide layer folds into one weight per feature and one constant per line.
-            constant = terms.logits + terms.hidden @ head.T
-            folded = torch.einsum("oi,ile->ole", head @ weights, stacked)
-            logits = folded + constant.T.unsqueeze(2)
-        else:
-            second, bias = self._phi["role.2"], self._phi["role.2.bias"]
-            logits = pair_logits(stacked, weights, terms.hidden, second, bias, head) + terms.logits.T.unsqueeze(2)
-        return logits[RATE], logits[FORGET]
+            return RateNetwork(self._settings.most_rate, first, head=head)
+        return RateNetwork(self._settings.most_rate, first, self._phi["role.2"], self._phi["role.2.bias"], head)
+
+    def rates(self, theta: Tensor, gradient: Tensor, terms: LineTerms) -> Rates:
+        """w and f of every entry, spelled out: theta and gradient are lines × entries."""
+        return rates(theta, gradient, terms, self.network)

@@ -26,6 +26,10 @@ class Parameters:
         std = 0.01 if self._init == "normal" else (2.0 / (rows + columns)) ** 0.5
         self._put(name, self._normals(name, rows, columns) * std)
 
+    def normal(self, name: str, size: int, std: float) -> None:
+        """A vector drawn from Normal(0, std²)."""
+        self._put(name, self._normals(name, 1, size)[0] * std)
+
     def zeros(self, name: str, size: int) -> None:
         """A vector of zeros, or of small draws where everything is drawn."""
         drawn = self._normals(name, 1, size)[0] * 0.01 if self._init == "normal" else np.zeros(size)

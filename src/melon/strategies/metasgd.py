@@ -1,0 +1,182 @@
+"""MetaSGD (METHODS.md 3.4): one learned rate for each parameter, kept row by row and moved only where rows are met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import expm1, log
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
+
+from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates
+from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
+from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, clip_scale, gammas_at
+from melon.strategies.rates.parameters import Parameters
+from melon.tables import TableSpec
+
+#: What is kept for each row where rates are kept row by row: α as it is stored, Adam's moments of it, its step count.
+_ALPHA, _FIRST, _SECOND, _STEPS = "alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"
+_BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
+
+
+class MetaSGDSettings(LearnedSettings):
+    """`share` says for what there is one rate: an entry, a row, a column of a table, or a whole table.
+
+    `alpha_param="softplus"` keeps rates above zero and moves small ones by small amounts; `raw` lets them turn
+    negative.
+    """
+
+    meta_lr: float = Field(0.01, ge=0)
+    share: Literal["scalar", "row", "dim", "table"] = "scalar"
+    alpha_init: float = Field(0.3, ge=0)
+    alpha_param: Literal["raw", "softplus"] = Field("softplus", validate_default=True)
+    aggregation: Aggregate = "sum"
+    shared_aggregation: Aggregate = "row_mean"
+
+    @field_validator("alpha_param")
+    @classmethod
+    def _reachable(cls, value: str, info: ValidationInfo) -> str:
+        if value == "softplus" and info.data.get("alpha_init") == 0:
+            raise ValueError("with it a rate is above zero, and alpha_init is 0; use alpha_param=raw")
+        return value
+
+
+class MetaSGD(LearnedStrategy):
+    """θ'_m = θ_m − α_m ḡ_m and W_{x,m} = α_m, scaled as the aggregation says: column-constant."""
+
+    name = "metasgd"
+    settings_type = MetaSGDSettings
+    settings: MetaSGDSettings
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rates belong to rows; then they live in the updater's tables, and grow and rest with the rows."""
+        return self.settings.share in ("scalar", "row")
+
+    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+        if hasattr(self, "_phi"):
+            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
+        self._phi = Parameters(self.seed, dtype, device, "constant")
+        widths = {name: spec.dim if self.settings.share == "dim" else 1 for name, spec in specs.items()}
+        for name, width in widths.items() if not self.by_row else ():
+            self._phi.uniform(alpha_name(name), 1, width, 0.0, self._start)
+        for name in self.fading_names(specs):
+            self._phi.zeros_exactly(name, 1)
+        self.prepare_optimizer()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._phi.held
+
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        if not self.by_row:
+            return {}
+        width = 1 if self.settings.share == "row" else None
+        return {
+            _ALPHA: Kept(self._start, width, learned=True),
+            _FIRST: Kept(0.0, width, learned=True),
+            _SECOND: Kept(0.0, width, learned=True),
+            _STEPS: Kept(0.0, 1, learned=True),
+        }
+
+    def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
+        return self._stepped(situation, self._gradients(situation))
+
+    def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
+        """∂loss/∂α_m = −γ_m ḡ_m, added up over whatever shares a rate; exact and entry by entry."""
+        with torch.no_grad():
+            gradients = self._gradients(situation)
+            gammas, loss = gammas_at(self._stepped(situation, gradients), meta_loss)
+            found = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
+            found |= self.fading_gradients(situation, gammas)
+            for table, gradient in gradients.items():
+                stored = self._stored(situation, table)
+                slope = -(gammas[table] * gradient).sum_to_size(stored.shape)
+                found[alpha_name(table)] = slope * self._slope_of_rate(stored)
+        return found, loss
+
+    @torch.no_grad()
+    def adapt(self, gradients: Mapping[str, Tensor], situation: Situation) -> Situation:
+        """One Adam step on the rates. Those of rows are lazy: a row without a signal keeps its rate and its moments."""
+        super().adapt(gradients, situation)
+        if not self.by_row:
+            return situation
+        scale, state = clip_scale(gradients, self.settings.meta_clip), dict(situation.row_state)
+        for table, kept in situation.row_state.items():
+            gradient = gradients.get(alpha_name(table))
+            if gradient is not None:
+                state[table] = self._moved(kept, gradient, scale)
+        return replace(situation, row_state=state)
+
+    @torch.no_grad()
+    def propose(self, situation: Situation) -> Proposal:
+        gradients = self._gradients(situation)
+        values = self._stepped(situation, gradients)
+        state: RowState = {table: dict(situation.row_state[table]) for table in gradients} if self.by_row else {}
+        return Proposal({table: values[table] for table in gradients}, state)
+
+    @torch.no_grad()
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        tables = [gradient.table for gradient in situation.evidence.gradients]
+        rates = {t: self._rates(self._stored(situation, t)).expand_as(situation.values[t]) for t in tables}
+        return parameter_rates(situation, rates, self.settings.aggregation, self.settings.shared_aggregation)
+
+    def _gradients(self, situation: Situation) -> dict[str, Tensor]:
+        return aggregated(situation, self.settings.aggregation, self.settings.shared_aggregation)
+
+    def _stepped(self, situation: Situation, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        values = {
+            table: self.aged(situation, table, old[: situation.reached(table)])
+            for table, old in situation.values.items()
+        }
+        steps = {table: self._rates(self._stored(situation, table)) * g for table, g in gradients.items()}
+        return values | {table: values[table] - step for table, step in steps.items()}
+
+    # Rates, and what they are stored as.
+
+    @property
+    def _start(self) -> float:
+        start = self.settings.alpha_init
+        return start if self.settings.alpha_param == "raw" else log(expm1(start)) if start < 30 else start
+
+    def _stored(self, situation: Situation, table: str) -> Tensor:
+        """α of the reached rows before the softplus, in a shape that goes with rows × dim."""
+        if self.by_row:
+            return situation.row_state[table][_ALPHA][: situation.reached(table)]
+        return self._phi[alpha_name(table)]
+
+    def _rates(self, stored: Tensor) -> Tensor:
+        return stored if self.settings.alpha_param == "raw" else F.softplus(stored)
+
+    def _slope_of_rate(self, stored: Tensor) -> Tensor:
+        return torch.ones_like(stored) if self.settings.alpha_param == "raw" else torch.sigmoid(stored)
+
+    def _moved(self, kept: Mapping[str, Tensor], gradient: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
+        """Adam on the rows that have a signal, each with a step count of its own; the others to the bit as they were.
+
+        A row has one where it lies in both batches: its gradient from the last interactions, and γ from these.
+        """
+        alpha, decay = kept[_ALPHA], self.settings.meta_weight_decay
+        met = (gradient != 0).any(1, keepdim=True)
+        slope = gradient if scale is None else gradient * scale
+        slope = slope + decay * alpha if decay else slope
+        steps = kept[_STEPS] + met
+        first = torch.lerp(kept[_FIRST], slope, 1 - _BETA_1)
+        second = torch.addcmul(_BETA_2 * kept[_SECOND], slope, slope, value=1 - _BETA_2)
+        count = steps.clamp(min=1)
+        length = (second / (1 - _BETA_2**count)).sqrt_().add_(_EPS)
+        step = first / (1 - _BETA_1**count) / length
+        return {
+            _ALPHA: torch.where(met, alpha - self.settings.meta_lr * step, alpha),
+            _FIRST: torch.where(met, first, kept[_FIRST]),
+            _SECOND: torch.where(met, second, kept[_SECOND]),
+            _STEPS: steps,
+        }
+
+
+def alpha_name(table: str) -> str:
+    """Under which name a table's rates are learned."""
+    return f"{table}.alpha"

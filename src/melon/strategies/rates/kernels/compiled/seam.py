@@ -1,0 +1,135 @@
+"""Where numba is met: how kernels are compiled, and where what was compiled is kept for the next process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from melon.strategies.rates.kernels.compiled import generator
+from melon.strategies.rates.kernels.compiled.generator import ENTRIES
+
+#: Everything that turns sums into vectors, and nothing that lets a NaN or an infinity go unseen.
+OPTIONS: dict[str, Any] = {
+    "fastmath": {"reassoc", "nsz", "arcp", "contract"},
+    "error_model": "numpy",
+    "boundscheck": False,
+    "nogil": True,
+}
+
+Compiled = Callable[..., Any]
+logger = logging.getLogger("melon")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled entries for a width (the padded one), ready to be called."""
+
+    width: int
+    rows_forward: Compiled
+    rows_backward: Compiled
+    shared_forward: Compiled
+    shared_backward: Compiled
+
+
+def part(function: Compiled) -> Compiled:
+    """A kernel that only other kernels call; it is compiled into them."""
+    made: Compiled = numba.njit(**OPTIONS)(function)
+    return made
+
+
+def entry(function: Compiled) -> Compiled:
+    """A kernel that is called from Python, kept on disk with all its parts."""
+    made: Compiled = numba.njit(cache=True, **OPTIONS)(function)
+    return made
+
+
+def build(width: int) -> Kernels:
+    """Kernels for a padded width: from disk where a process on this machine has built them, else compiled now."""
+    text = generator.source(width)
+    # Whatever ails the usual place (read-only, full, a broken file), a fresh one serves this process.
+    with suppress(Exception), _alone(_home()) as home:
+        return _built(width, _anchor(home, text))
+    return _built(width, _anchor(Path(tempfile.mkdtemp(prefix="melon-")), text))
+
+
+def _built(width: int, anchor: Path) -> Kernels:
+    """Load the text as a module of its own; its file is what numba's cache on disk hangs on."""
+    spec = importlib.util.spec_from_file_location(anchor.stem, anchor)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[anchor.stem] = module  # what is read back from disk looks its module up by name
+    spec.loader.exec_module(module)
+    entries = {name: getattr(module, name) for name in ENTRIES}
+    kept = Path(entries["rows_forward"].stats.cache_path)
+    new = not all(any(kept.glob(f"*.{name}-*.nbi")) for name in ENTRIES)
+    began = time.monotonic()
+    if new:
+        logger.warning("compiling the pair kernel, once per machine; this takes about half a minute")
+    for name, compiled in entries.items():
+        compiled.compile(_signatures()[name])
+    if new:
+        logger.warning("the pair kernel is compiled (%.0f s)", time.monotonic() - began)
+    return Kernels(width, **entries)
+
+
+def _signatures() -> dict[str, tuple[Any, ...]]:
+    flat, table, cube, sums = (
+        numba.float32[::1],
+        numba.float32[:, ::1],
+        numba.float32[:, :, ::1],
+        numba.float64[:, ::1],
+    )
+    whole, number = numba.int64, numba.float32
+    blocks = numba.types.UniTuple(whole, 2)  # type: ignore[no-untyped-call]  # numba is typed in parts
+    rows = (blocks, whole, whole, flat, flat, flat, flat, table, table, table, flat)
+    shared = (blocks, whole, table, cube, cube, table, table, flat, number, number)
+    return {
+        "rows_forward": (*rows, flat),
+        "rows_backward": (*rows, flat, sums, table, table, flat),
+        "shared_forward": (*shared, table),
+        "shared_backward": (*shared, table, sums, table, table),
+    }
+
+
+def _home() -> Path:
+    """Where kernels are kept: in the user's cache."""
+    told = os.environ.get("XDG_CACHE_HOME")
+    return (Path(told) if told else Path.home() / ".cache") / "melon" / "kernels"
+
+
+def _anchor(home: Path, text: str) -> Path:
+    """The file that holds the text, written once, under a name that changes with anything that matters."""
+    matters = text + inspect.getsource(sys.modules[__name__]) + numba.__version__
+    anchor = home / f"melon_pairs_{hashlib.sha256(matters.encode()).hexdigest()[:16]}.py"
+    if not anchor.exists() or anchor.read_text(encoding="utf-8") != text:
+        handle, name = tempfile.mkstemp(dir=home)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(anchor)
+    return anchor
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[Path]:
+    """Let one process at a time compile, so that the others find its work."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        with suppress(ImportError):  # where there are no such locks, two processes may do the same work
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield home

@@ -1,0 +1,203 @@
+"""The gate networks of S2Meta (METHODS.md 3.5): how far each scalar moves and how much of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.strategies.base import Kept
+from melon.strategies.rates.parameters import Parameters
+from melon.strategies.rates.preprocess import preprocess
+from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
+from melon.strategies.s2meta.settings import S2MetaSettings
+
+_EPSILON = 1e-20  # of the logarithm in pre(), as published
+_SMALL = 0.01  # half-width of small draws, as in MetaLSTM
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network sees of a block of rows, all of it constant: values and gradients (rows × dim), the mean loss.
+
+    `kept` is what the rows bring along from their last touch, where the state persists.
+    """
+
+    theta: Tensor
+    gradient: Tensor
+    loss: Tensor
+    kept: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Gates:
+    """i and f of every entry, between 0 and 1: rows × dim."""
+
+    rate: Tensor
+    keep: Tensor
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """One step of the cell, as `cell_logits` wants it."""
+
+    features: Tensor
+    weights: Tensor
+    bias: Tensor
+    start: Tensor
+    carried: Carried | None
+
+
+class GateNetwork:
+    """An LSTM cell over [pre(ḡ), pre(θ), pre(L̄)₁] with LayerNorm (A), or over [pre(ḡ), pre(L̄)] (B), and two gates.
+
+    The two biases of a usual cell are one here. What a cell never uses is no meta-parameter: with `state = reset`, B
+    has neither hidden weights nor gates that are fed back, because both would meet zeros.
+    """
+
+    def __init__(self, prefix: str, settings: S2MetaSettings, parameters: Parameters) -> None:
+        self._prefix, self._settings, self._phi = prefix, settings, parameters
+        self._scenario = settings.variant == "A"
+        self._persists = settings.state == "persist"
+        units, inputs = settings.width, 5 if self._scenario else 4
+        if self._scenario:
+            parameters.weight(self._name("cell.input"), 4 * units, inputs)
+            parameters.weight(self._name("cell.hidden"), 4 * units, units)
+            # The forget gate's bias starts at 1; the published code meant to, and wrote elsewhere.
+            centre = np.repeat([0.0, 1.0, 0.0, 0.0], units)[None]
+            parameters.uniform(self._name("cell.bias"), 1, 4 * units, 0.0, centre)
+            parameters.normal(self._name("hidden.start"), units, 1.0)
+            parameters.normal(self._name("cell.start"), units, 1.0)
+            parameters.ones(self._name("norm.weight"), units)
+            parameters.zeros_exactly(self._name("norm.bias"), units)
+        else:
+            parameters.uniform(self._name("cell.input"), 4 * units, inputs, _SMALL)
+            parameters.uniform(self._name("cell.bias"), 1, 4 * units, _SMALL)
+            parameters.uniform(self._name("gate.theta"), 2, 1, _SMALL)
+            if self._persists:
+                parameters.uniform(self._name("cell.hidden"), 4 * units, units, _SMALL)
+                parameters.uniform(self._name("gate.before"), 2, 1, _SMALL)
+        if settings.gate_init == "xavier":
+            parameters.weight(self._name("gate.hidden"), 2, units)
+        else:
+            parameters.uniform(self._name("gate.hidden"), 2, units, _SMALL)
+        centre = np.array([[settings.rate_bias], [settings.forget_bias]])
+        parameters.uniform(self._name("gate.bias"), 2, 1, 0.0, centre)
+
+    def row_state(self, dim: int) -> dict[str, Kept]:
+        """What each row of a table keeps where the state persists.
+
+        It follows one pass over a stream and starts afresh with the next one: practice ends where the stream of the
+        next pass has yet to come.
+        """
+        if not self._persists:
+            return {}
+        wide = Kept(width=self._settings.width * dim, lazy=True)
+        # Rows without a past start from what is learned (A), or from zeros (B), whose gates are fed back too.
+        if self._scenario:
+            return {"hidden": wide, "cell": wide, "begun": Kept(width=1, lazy=True)}
+        return {"hidden": wide, "cell": wide, "gates": Kept(width=2 * dim, lazy=True)}
+
+    def open(self, seen: Seen) -> Gates:
+        """The gates, differentiable in the meta-parameters."""
+        step = self._inputs(seen)
+        head = self._of("gate.hidden")
+        if self._scenario:  # LayerNorm's own weights go into those of the gates
+            head = head * self._of("norm.weight")
+        logits = cell_logits(
+            step.features, step.weights, step.bias, step.start, head, step.carried, normalise=self._scenario
+        )
+        return self._gates(logits, seen)
+
+    @torch.no_grad()
+    def advance(self, seen: Seen) -> tuple[Gates, dict[str, Tensor]]:
+        """The gates, and what the rows keep of this touch."""
+        step, theta = self._inputs(seen), seen.theta
+        hidden, cell = cell_state(
+            step.features, step.weights, step.bias, step.start, step.carried, normalise=self._scenario
+        )
+        head = self._of("gate.hidden")
+        if not self._scenario:
+            logits = self._logits(head @ hidden, seen)
+            kept = {"hidden": _by_row(hidden, theta), "cell": _by_row(cell, theta), "gates": _by_row(logits, theta)}
+            return _opened(logits, seen), kept
+        weight = self._of("norm.weight")
+        gates = self._gates((head * weight) @ hidden, seen)
+        hidden = torch.addcmul(self._of("norm.bias")[:, None], weight[:, None], hidden)
+        begun = torch.ones_like(theta[:, :1])
+        return gates, {"hidden": _by_row(hidden, theta), "cell": _by_row(cell, theta), "begun": begun}
+
+    def _inputs(self, seen: Seen) -> _Inputs:
+        """The cell's features and weights; what all scalars share is in the bias."""
+        weights, bias = self._of("cell.input"), self._of("cell.bias").squeeze(0)
+        features = [*preprocess(seen.gradient, _EPSILON)]
+        loss = torch.stack(preprocess(seen.loss, _EPSILON))
+        if self._scenario:
+            features, loss = [*features, *preprocess(seen.theta, _EPSILON)], loss[:1]
+        bias = bias + weights[:, len(features) :] @ loss
+        weights, lines = weights[:, : len(features)], [each.reshape(1, -1) for each in features]
+        start, carried = self._starts(seen)
+        if carried is None:
+            if self._scenario:
+                bias = bias + self._of("cell.hidden") @ self._of("hidden.start")
+            return _Inputs(torch.cat(lines), weights, bias, start, None)
+        assert seen.kept is not None
+        onward = self._of("cell.hidden")
+        lines, weights = [*lines, _by_unit(seen.kept["hidden"], seen.theta)], torch.cat([weights, onward], 1)
+        if self._scenario:  # rows without a past have kept zeros, and the learned start takes their place
+            first = onward @ self._of("hidden.start")
+            lines, weights = [*lines, carried.fresh[None]], torch.cat([weights, first[:, None]], 1)
+        return _Inputs(torch.cat(lines), weights, bias, start, carried)
+
+    def _starts(self, seen: Seen) -> tuple[Tensor, Carried | None]:
+        """The cell state of scalars without a past, and that of the others."""
+        start = seen.theta.new_zeros(self._settings.width)
+        if self._scenario:
+            start = self._of("cell.start")
+        if seen.kept is None:
+            return start, None
+        fresh = torch.zeros_like(seen.theta)
+        if self._scenario:
+            fresh = (1 - seen.kept["begun"]).expand_as(seen.theta)
+        return start, Carried(_by_unit(seen.kept["cell"], seen.theta), fresh.reshape(-1))
+
+    def _gates(self, heads: Tensor, seen: Seen) -> Gates:
+        return _opened(self._logits(heads, seen), seen)
+
+    def _logits(self, heads: Tensor, seen: Seen) -> Tensor:
+        """Both gates before the sigmoid, 2 × scalars, from what the heads say of the hidden state."""
+        constant = self._of("gate.bias")
+        if self._scenario:
+            constant = constant + (self._of("gate.hidden") @ self._of("norm.bias"))[:, None]
+            return heads + constant
+        logits = heads + constant + self._of("gate.theta") * seen.theta.reshape(1, -1)
+        if seen.kept is not None:
+            logits = logits + self._of("gate.before") * _by_unit(seen.kept["gates"], seen.theta)
+        return logits
+
+    def _name(self, part: str) -> str:
+        return f"{self._prefix}{part}"
+
+    def _of(self, part: str) -> Tensor:
+        return self._phi[self._name(part)]
+
+
+def _opened(logits: Tensor, seen: Seen) -> Gates:
+    rate, keep = torch.sigmoid(logits).view(2, *seen.theta.shape)
+    return Gates(rate, keep)
+
+
+def _by_unit(kept: Tensor, theta: Tensor) -> Tensor:
+    """Row state (rows × units · dim) with the scalars along the last axis: units × scalars."""
+    rows, dim = theta.shape
+    units = kept.shape[1] // dim
+    return kept.view(rows, units, dim).transpose(0, 1).reshape(units, rows * dim)
+
+
+def _by_row(state: Tensor, theta: Tensor) -> Tensor:
+    """The way back."""
+    rows, dim = theta.shape
+    return state.view(len(state), rows, dim).transpose(0, 1).reshape(rows, len(state) * dim)

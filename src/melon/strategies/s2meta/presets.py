@@ -1,0 +1,38 @@
+"""Presets of S2Meta: what works best, and both cells as published, with one step for each batch (METHODS.md 3.5)."""
+
+S2META_PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {
+        "variant": "A",
+        "width": 16,
+        "aggregation": "batch",
+        "shared_aggregation": "batch",
+        "shared_scale": 1.0,
+        "most_rate": 1.0,
+        "rate_bias": 0.0,
+        "forgetting": True,
+        "shared_forgetting": True,
+        "forget_bias": 5.0,
+        "clamp": 1.0,
+        "gate_init": "xavier",
+        "meta_lr": 1e-4,
+        "meta_weight_decay": 1e-5,
+        "meta_clip": 0.25,
+    },
+    "metalstm": {
+        "variant": "B",
+        "width": 20,
+        "aggregation": "batch",
+        "shared_aggregation": "batch",
+        "shared_scale": 1.0,
+        "most_rate": 1.0,
+        "rate_bias": -4.5,
+        "forgetting": True,
+        "shared_forgetting": True,
+        "forget_bias": 5.0,
+        "clamp": None,
+        "gate_init": "small",
+        "meta_lr": 1e-3,
+        "meta_clip": 0.25,
+    },
+}

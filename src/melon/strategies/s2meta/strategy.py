@@ -1,0 +1,113 @@
+"""S2Meta (METHODS.md 3.5): every parameter is stepped and forgotten through gates of its own, θ' = f·θ − i·ḡ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from melon.strategies.aggregates import aggregated, parameter_rates, touched_rows
+from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
+from melon.strategies.learned import LearnedStrategy
+from melon.strategies.rates.parameters import Parameters
+from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
+from melon.strategies.s2meta.settings import S2MetaSettings
+from melon.tables import TableSpec
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The touched rows of one table: which, what their gates see, their step before the gate, and its factor."""
+
+    table: str
+    rows: Tensor
+    seen: Seen
+    step: Tensor
+    most: float
+
+
+class S2Meta(LearnedStrategy):
+    """W_{x,m} = most_rate · i_m (over n or c_m, as the aggregation says), the same for every interaction."""
+
+    name = "s2meta"
+    settings_type = S2MetaSettings
+    settings: S2MetaSettings
+
+    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+        if hasattr(self, "_phi"):
+            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
+        self._phi = Parameters(self.seed, dtype, device, "xavier")
+        if self.settings.variant == "A":
+            self._networks = {name: GateNetwork(f"{name}.", self.settings, self._phi) for name in specs}
+        else:
+            self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, self._phi))
+        for name in self.fading_names(specs):
+            self._phi.zeros_exactly(name, 1)
+        self.prepare_optimizer()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._phi.held
+
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        return self._networks[spec.name].row_state(spec.dim)
+
+    def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
+        values = self._aged_values(situation)
+        for block in self._blocks(situation):
+            gates = self._networks[block.table].open(block.seen)
+            values[block.table] = self._updated(situation, values[block.table], block, gates)
+        return values
+
+    @torch.no_grad()
+    def propose(self, situation: Situation) -> Proposal:
+        values, state = self._aged_values(situation), RowState()
+        for block in self._blocks(situation):
+            if self.settings.state == "persist":
+                gates, kept = self._networks[block.table].advance(block.seen)
+                before = situation.row_state[block.table]
+                state[block.table] = {key: before[key].index_copy(0, block.rows, new) for key, new in kept.items()}
+            else:
+                gates = self._networks[block.table].open(block.seen)
+            values[block.table] = self._updated(situation, values[block.table], block, gates)
+        return Proposal({table: values[table] for table in self._moving(situation)}, state)
+
+    @torch.no_grad()
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        """The rates of a matrix are those of the summed gradient, so what the clamp takes off is taken off them."""
+        rates: dict[str, Tensor] = {}
+        for block in self._blocks(situation):
+            rate = block.most * self._networks[block.table].open(block.seen).rate
+            cut = (block.step / block.seen.gradient).nan_to_num(nan=1.0)
+            rates[block.table] = torch.zeros_like(situation.values[block.table]).index_copy(0, block.rows, rate * cut)
+        return parameter_rates(situation, rates, self.settings.aggregation, self.settings.shared_aggregation)
+
+    def _blocks(self, situation: Situation) -> Iterator[_Block]:
+        """The rows of each table that the batch touches and the next loss can see."""
+        settings, loss = self.settings, situation.evidence.losses.mean()
+        touched = touched_rows(situation)
+        for table, total in aggregated(situation, settings.aggregation, settings.shared_aggregation).items():
+            rows, shared = touched[table], situation.specs[table].role == "shared"
+            gradient = total[rows]
+            step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
+            kept = {key: held[rows] for key, held in situation.row_state.get(table, {}).items()}
+            seen = Seen(situation.values[table][rows], gradient, loss, kept or None)
+            yield _Block(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
+
+    def _updated(self, situation: Situation, old: Tensor, block: _Block, gates: Gates) -> Tensor:
+        settings, before = self.settings, old[block.rows]
+        shared = situation.specs[block.table].role == "shared"
+        if settings.forgetting and (settings.shared_forgetting or not shared):
+            before = gates.keep * before
+        return old.index_copy(0, block.rows, before - block.most * gates.rate * block.step)
+
+    def _aged_values(self, situation: Situation) -> dict[str, Tensor]:
+        return {
+            table: self.aged(situation, table, old[: situation.reached(table)])
+            for table, old in situation.values.items()
+        }
+
+    @staticmethod
+    def _moving(situation: Situation) -> set[str]:
+        return {gradient.table for gradient in situation.evidence.gradients}

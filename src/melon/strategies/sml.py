@@ -1,0 +1,177 @@
+"""SML (METHODS.md 3.6): rows are fine-tuned, and a transfer network merges each row before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from melon.errors import CheckpointError
+from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates, touched_rows
+from melon.strategies.base import Kept, LearningRates, Proposal, Situation
+from melon.strategies.learned import LearnedSettings, LearnedStrategy
+from melon.strategies.optimizers import OptimizerSettings, Stepper
+from melon.strategies.rates.parameters import Parameters
+from melon.tables import TableSpec
+
+#: Filters of the two convolutions, as published.
+_FILTERS = (10, 5)
+#: act(z) = z · σ(1.702 z). Carried along as a factor, it is the common silu: silu(1.702 z) = 1.702 act(z).
+_STEEPNESS = 1.702
+_GUARD = 1e-12
+
+
+class SMLSettings(LearnedSettings):
+    """How rows are fine-tuned (`lr` to `shared_aggregation`), and what merges them."""
+
+    optimizer: Literal["sgd", "adam_lazy"] = "sgd"
+    lr: float = Field(0.3, gt=0, le=1e6)
+    weight_decay: float = Field(0.0, ge=0)
+    aggregation: Aggregate = "sum"  # of rows of users and items
+    shared_aggregation: Aggregate = "row_mean"  # of weights that every interaction touches
+    residual: bool = True  # the merged row is the fine-tuned one plus what T says, from 0 on; else it is T alone
+    bounded: bool = True  # with the residual: tanh T times the row's own step is added, rather than T itself
+    width: int = Field(512, ge=1)
+    meta_lr: float = Field(1e-3, ge=0)
+
+
+class SML(LearnedStrategy):
+    """θ' = T(θ, ŵ) for the embeddings that the batch touches, ŵ being θ after a plain step; all else is that step.
+
+    With the residual it is ŵ + T(θ, ŵ), or ŵ + (ŵ − θ) ⊙ tanh T(θ, ŵ) where that is bounded, and starts as ŵ. Every
+    table of embeddings has a network of its own: one for users and one for items in a matrix factorisation, four in
+    NCF, which is our extension (the paper has none there).
+    """
+
+    name = "sml"
+    settings_type = SMLSettings
+    settings: SMLSettings
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        told = self.settings
+        self._stepper = Stepper(OptimizerSettings(optimizer=told.optimizer, lr=told.lr, weight_decay=told.weight_decay))
+
+    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+        if hasattr(self, "_phi"):
+            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
+        self._phi = Parameters(self.seed, dtype, device, "uniform")
+        self._transfers = {
+            name: Transfer(name, spec.dim, self.settings, self._phi)
+            for name, spec in specs.items()
+            if spec.kind == "embedding"
+        }
+        for name in self.fading_names(specs):
+            self._phi.zeros_exactly(name, 1)
+        self.prepare_optimizer()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._phi.held
+
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        return self._stepper.row_state()
+
+    def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
+        with torch.no_grad():
+            tuned = self._tuned(situation)
+        return self._merged(situation, tuned)
+
+    @torch.no_grad()
+    def propose(self, situation: Situation) -> Proposal:
+        tuned = self._tuned(situation)
+        merged = self._merged(situation, tuned)
+        return Proposal({table: merged[table] for table in tuned.values}, tuned.row_state, tuned.memory)
+
+    @torch.no_grad()
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        """The effective rates −Δ_m / Σ_x g_{x,m}; 0 where the gradients add up to 0, however far T moves the entry."""
+        new, totals = self.propose(situation).values, aggregated(situation, "sum")
+        rates = {
+            table: ((situation.values[table] - new[table]) / total).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            for table, total in totals.items()
+        }
+        return parameter_rates(situation, rates, "sum")
+
+    def keep(self, memory: Mapping[str, Tensor]) -> None:
+        self._stepper.steps = int(memory["steps"])
+
+    def memory(self) -> dict[str, Tensor]:
+        return {**super().memory(), "steps": torch.tensor(self._stepper.steps, device="cpu")}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        if "steps" not in memory:
+            raise CheckpointError(
+                f"this is not the meta-model of strategy {self.name!r}: it does not say how many steps were made. "
+                "It was saved with another strategy; load it with the one it was saved with."
+            )
+        super().recall(memory)
+        self.keep(memory)
+
+    def start_afresh(self) -> None:
+        self._stepper.steps = 0
+
+    def _tuned(self, situation: Situation) -> Proposal:
+        """ŵ: the plain step, a constant to the meta-gradient."""
+        settings = self.settings
+        return self._stepper.step(situation, aggregated(situation, settings.aggregation, settings.shared_aggregation))
+
+    def _merged(self, situation: Situation, tuned: Proposal) -> dict[str, Tensor]:
+        """All values that the next loss can see, touched rows merged."""
+        touched = touched_rows(situation)
+        values: dict[str, Tensor] = {}
+        for table, held in situation.values.items():
+            read = held[: situation.reached(table)]
+            old = values[table] = self.aged(situation, table, read)
+            if table not in tuned.values:
+                continue
+            rows, before, tuned_rows = touched[table], read[touched[table]], tuned.values[table][touched[table]]
+            # What T sees is a constant, as any feature is; fading has its part in what T's word is added to.
+            after = tuned_rows + (old[rows] - before)
+            if table in self._transfers:
+                said = self._transfers[table](before, tuned_rows)
+                if self.settings.residual and self.settings.bounded:
+                    said = torch.tanh(said) * (tuned_rows - before)
+                after = after + said if self.settings.residual else said
+            values[table] = old.index_copy(0, rows, after)
+        return values
+
+
+class Transfer:
+    """T of one table: two convolutions over [before; after; their product] at each entry, then two layers across them.
+
+    The filters mix the three at one entry and are the same for all entries. Rows go through it one by one.
+    """
+
+    def __init__(self, table: str, dim: int, settings: SMLSettings, parameters: Parameters) -> None:
+        self._phi, self._table, self._dim = parameters, table, dim
+        first, second = _FILTERS
+        sizes = ((first, 3), (second, first), (settings.width, second * dim), (dim, settings.width))
+        for number, (outputs, inputs) in enumerate(sizes, start=1):
+            # As frameworks draw a layer. With the residual, T starts at 0, and without biases that would make it
+            # answer the same to every row.
+            spread = inputs**-0.5
+            last = settings.residual and number == len(sizes)
+            parameters.uniform(f"{table}.{number}.weight", outputs, inputs, 0.0 if last else spread)
+            parameters.uniform(f"{table}.{number}.bias", 1, outputs, 0.0 if settings.residual else spread)
+
+    def __call__(self, before: Tensor, after: Tensor) -> Tensor:
+        """The merged rows, or what is added to them, from constants: rows × dim."""
+        rows, dim = before.shape
+        common = before * after / (before.norm(dim=1, keepdim=True) + _GUARD)
+        image = torch.stack([before, after, common]).view(3, rows * dim)
+        active = F.silu(torch.addmm(self._bias(1).T, _STEEPNESS * self._weight(1), image))
+        active = F.silu(torch.addmm(self._bias(2).T, self._weight(2), active))
+        flat = active.view(len(active), rows, dim).transpose(0, 1).reshape(rows, len(active) * dim)
+        active = F.silu(torch.addmm(self._bias(3), flat, self._weight(3).T))
+        return torch.addmm(self._phi[f"{self._table}.4.bias"], active, self._weight(4).T / _STEEPNESS)
+
+    def _weight(self, number: int) -> Tensor:
+        return self._phi[f"{self._table}.{number}.weight"]
+
+    def _bias(self, number: int) -> Tensor:
+        """Of a layer that is followed by act, on the scale that is carried along."""
+        return _STEEPNESS * self._phi[f"{self._table}.{number}.bias"]

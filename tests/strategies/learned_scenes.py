@@ -1,0 +1,199 @@
+"""Small scenes for the tests of any learned strategy: lively recommenders with a past, look-aheads, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from melon.checks.pairings import state_of
+from melon.checks.toys import toy_batches
+from melon.learning.updater import Updater
+from melon.recommenders.base import Recommender, RecommenderSettings
+from melon.recommenders.bpr import BPR
+from melon.recommenders.evidence import Values
+from melon.recommenders.ncf import NCF
+from melon.strategies.base import Situation
+from melon.strategies.learned import LearnedStrategy, MetaLoss
+from melon.stream.batch import Batch
+from melon.tables import TableSpec
+
+KINDS = ("bpr", "ncf")
+#: Central differences are exact up to h², unless a ReLU flips within h; then a smaller h goes round it.
+STEPS = (3e-6, 1e-6, 3e-7)
+RELATIVE, ABSOLUTE = 1e-5, 1e-9
+
+
+def recommender_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Recommender:
+    if kind == "bpr":
+        return BPR({"dim": 4, **settings}, dtype=dtype, seed=3)
+    return NCF({"dim": 3, "layers": (5, 4), **settings}, dtype=dtype, seed=3)
+
+
+def updater_of(
+    kind: str,
+    strategy: LearnedStrategy,
+    past: Sequence[Batch] = (),
+    *,
+    dtype: torch.dtype = torch.float64,
+    noise: float = 0.0,
+    phi_noise: float = 0.0,
+    **settings: Any,
+) -> Updater:
+    """An updater that has learned `past`; then rows and meta-parameters are shaken, so that no gradient is tiny."""
+    updater = Updater(recommender_of(kind, dtype, **settings), strategy, seed=7)
+    for batch in past:
+        updater.learn(batch)
+    generator = torch.Generator().manual_seed(11)
+    for table in updater.recommender.tables.values():
+        held, rows = table.state(), torch.arange(table.rows)
+        table.scatter(
+            rows, held["values"] + noise * torch.randn(held["values"].shape, generator=generator, dtype=dtype)
+        )
+        table.stamp(rows, held["touched"])
+    with torch.no_grad():
+        for value in strategy.parameters().values():
+            value.add_(phi_noise * torch.randn(value.shape, generator=generator, dtype=dtype))
+    return updater
+
+
+def past_and_batch(batches: int = 6) -> tuple[list[Batch], Batch]:
+    *past, batch = toy_batches()[: batches + 1]
+    return past, batch
+
+
+class _Seen(Exception):
+    """Carries a look-ahead out of a step before anything is written."""
+
+    def __init__(self, situation: Situation, meta_loss: MetaLoss) -> None:
+        self.situation, self.meta_loss = situation, meta_loss
+
+
+def look_ahead_of(updater: Updater, batch: Batch) -> tuple[Situation, MetaLoss]:
+    """What the strategy is shown before a batch is learned: the last interactions, and the loss of the batch."""
+    strategy = updater.strategy
+
+    def seen(situation: Situation, meta_loss: MetaLoss) -> Any:
+        raise _Seen(situation, meta_loss)
+
+    strategy.meta_gradient = seen  # type: ignore[attr-defined]
+    try:
+        updater.learn(batch)
+    except _Seen as carried:
+        return carried.situation, carried.meta_loss
+    finally:
+        del strategy.meta_gradient  # type: ignore[attr-defined]
+    raise AssertionError("the step did not look ahead")
+
+
+def tables_of(updater: Updater) -> dict[str, Tensor]:
+    return {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
+
+
+def finite(updater: Updater) -> bool:
+    return all(np.isfinite(array).all() for array in state_of(updater).values())
+
+
+# Central differences.
+
+
+def chosen(gradient: Tensor) -> list[int]:
+    """At least five scalars of a tensor: those with the largest gradients, and some from all over it."""
+    flat = gradient.flatten()
+    ranked = flat.abs().argsort(descending=True).tolist()
+    spread = torch.linspace(0, len(flat) - 1, min(3, len(flat))).long().tolist()
+    return list(dict.fromkeys([*ranked[:2], *spread, *ranked]))[:5]
+
+
+def difference(
+    strategy: LearnedStrategy, situation: Situation, loss: MetaLoss, value: Tensor, at: int, h: float
+) -> float:
+    flat, found = value.detach().view(-1), []
+    middle = float(flat[at])
+    for moved in (middle + h, middle - h):
+        flat[at] = moved
+        found.append(float(loss(strategy.look_ahead(situation))))
+    flat[at] = middle
+    return (found[0] - found[1]) / (2 * h)
+
+
+@torch.no_grad()
+def worst_error(
+    strategy: LearnedStrategy,
+    situation: Situation,
+    meta_loss: MetaLoss,
+    leave_out: str = "-",
+    tensors: Mapping[str, Tensor] | None = None,
+) -> dict[str, float]:
+    """For each tensor, the largest |difference − gradient| / (|gradient| + absolute / relative).
+
+    The tensors are the meta-parameters, unless others are given under the names of their gradients.
+    """
+    gradients, _ = strategy.meta_gradient(situation, meta_loss)
+    worst: dict[str, float] = {}
+    for name, value in (strategy.parameters() if tensors is None else tensors).items():
+        if name.startswith(leave_out):
+            continue
+        worst[name] = 0.0
+        for at in chosen(gradients[name]):
+            exact = float(gradients[name].flatten()[at])
+            best = float("inf")
+            for h in STEPS:
+                apart = abs(difference(strategy, situation, meta_loss, value, at, h) - exact)
+                best = min(best, apart / (abs(exact) + ABSOLUTE / RELATIVE))
+                if best < RELATIVE:
+                    break
+            worst[name] = max(worst[name], best)
+    return worst
+
+
+def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_loss: MetaLoss, table: str) -> float:
+    """The slope of the loss along a table's half-life, as if its rows had been read at another (METHODS.md 8.3).
+
+    Losses, gradients and features stay as they were.
+    """
+    around, h = situation.around, 1e-5
+    assert around is not None
+    read_at = strategy.half_lives(situation.specs)
+
+    def loss_at(moved: float) -> float:
+        phi = strategy.parameters()[f"fading.{table}"].detach()
+        phi += moved
+        half_lives = strategy.half_lives(situation.specs)
+        phi -= moved
+
+        def faded(_: Situation, which: str, values: Tensor) -> Tensor:
+            if which not in read_at:
+                return values
+            halvings = around.idle[which][: len(values), None].double() * (1 / half_lives[which] - 1 / read_at[which])
+            return values * 0.5**halvings
+
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(strategy, "aged", faded)
+            return float(meta_loss(strategy.look_ahead(situation)))
+
+    return (loss_at(h) - loss_at(-h)) / (2 * h)
+
+
+class Mixed(Recommender):
+    """A user's own: a bilinear score through a shared matrix, a shared shift for each dimension, and no closed form."""
+
+    name = "mixed"
+    settings_type = RecommenderSettings
+
+    def declare(self) -> tuple[TableSpec, ...]:
+        return (
+            TableSpec("taste", "user", "embedding", 3, 0.3),
+            TableSpec("flavour", "item", "embedding", 4, 0.3),
+            TableSpec("fame", "item", "bias", 1, 0.1),
+            TableSpec("mix", "shared", "weight", 4, 0.5, rows=3),
+            TableSpec("shift", "shared", "weight", 4, 0.5, rows=1),
+        )
+
+    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        flavour = torch.tanh(values["flavour"][items] + values["shift"][0])
+        return ((values["taste"][users] @ values["mix"]) * flavour).sum(-1) + values["fame"][items, 0]

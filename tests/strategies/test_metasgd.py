@@ -1,0 +1,523 @@
+"""MetaSGD (METHODS.md 3.4): its six tests, shared rates, lazy moments, and what any learned strategy must bear."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_scenes import (
+    ABSOLUTE,
+    RELATIVE,
+    Mixed,
+    half_life_difference,
+    look_ahead_of,
+    past_and_batch,
+    recommender_of,
+    tables_of,
+    updater_of,
+    worst_error,
+)
+from torch import Tensor
+
+from melon.checks.pairings import situation_of
+from melon.checks.toys import toy_batch, toy_batches
+from melon.errors import CheckpointError, SettingsError
+from melon.learning.gathering import Offered
+from melon.learning.updater import Updater
+from melon.recommenders.evidence import Evidence, Examples, RowGradient
+from melon.strategies.base import Situation
+from melon.strategies.default import Default
+from melon.strategies.learned import LearnedStrategy, MetaLoss
+from melon.strategies.metasgd import MetaSGD
+from melon.strategies.registry import STRATEGIES
+from melon.tables import TableSpec
+
+SHARES = ("scalar", "row", "dim", "table")
+BY_ROW = ("scalar", "row")
+EVERY_SHARE = pytest.mark.parametrize("share", SHARES)
+PAPER = STRATEGIES["metasgd"].preset("paper")
+
+
+def made(**settings: Any) -> MetaSGD:
+    return MetaSGD({"alpha_init": 0.2, "meta_lr": 0.05, **settings}, seed=5)
+
+
+def shaken(updater: Updater) -> Updater:
+    """Every kept rate moved a little, so that no two are the same."""
+    generator = torch.Generator().manual_seed(13)
+    for kept in updater.row_state.values():
+        if "alpha" in kept:
+            held = kept["alpha"].state()
+            noise = torch.randn(held["values"].shape, generator=generator, dtype=held["values"].dtype)
+            kept["alpha"].scatter(torch.arange(kept["alpha"].rows), held["values"] + 0.3 * noise)
+    return updater
+
+
+def scene(kind: str, settings: dict[str, Any], **more: Any) -> tuple[MetaSGD, Situation, MetaLoss, Updater]:
+    past, batch = past_and_batch()
+    strategy = made(**settings)
+    updater = updater_of(kind, strategy, past, noise=0.5, phi_noise=0.3, **more)
+    updater.learning_rates(batch)  # makes the rows
+    return strategy, *look_ahead_of(shaken(updater), batch), updater
+
+
+def rates_in(strategy: MetaSGD, situation: Situation) -> dict[str, Tensor]:
+    """Every tensor of stored rates, under the name of its gradient."""
+    if not strategy.by_row:
+        return {name: value for name, value in strategy.parameters().items() if name.endswith(".alpha")}
+    tables = {gradient.table for gradient in situation.evidence.gradients}
+    return {f"{table}.alpha": kept["alpha"] for table, kept in situation.row_state.items() if table in tables}
+
+
+@EVERY_KIND
+class TestConstantRates:
+    """3.4 test 1, and 7.8: where rates do not move it is Default."""
+
+    @EVERY_SHARE
+    def test_summed_it_is_sgd_to_the_bit(self, kind: str, share: str) -> None:
+        settings = {"share": share, "alpha_param": "raw", "meta_lr": 0.0, "shared_aggregation": "sum"}
+        self.same_as_default(kind, settings, "sum", tolerance=0.0)
+
+    @EVERY_SHARE
+    def test_over_the_batch_it_is_sgd_on_the_mean(self, kind: str, share: str) -> None:
+        batch = {"aggregation": "batch", "shared_aggregation": "batch"}
+        self.same_as_default(kind, {"share": share, "alpha_param": "raw", "meta_lr": 0.0, **batch}, "mean", 1e-12)
+
+    @EVERY_SHARE
+    def test_a_softplus_starts_at_the_same_rate(self, kind: str, share: str) -> None:
+        settings = {"share": share, "meta_lr": 0.0, "shared_aggregation": "sum"}
+        self.same_as_default(kind, settings, "sum", tolerance=1e-12)
+
+    def same_as_default(self, kind: str, settings: dict[str, Any], reduction: str, tolerance: float) -> None:
+        ours = Updater(recommender_of(kind), made(**settings), seed=7)
+        plain = Default({"lr": 0.2, "reduction": reduction, "shared_reduction": reduction})
+        default = Updater(recommender_of(kind), plain, seed=7)
+        for batch in toy_batches()[:6]:
+            ours.learn(batch)
+            default.learn(batch)
+        for table, values in tables_of(default).items():
+            if tolerance:
+                torch.testing.assert_close(tables_of(ours)[table], values, rtol=tolerance, atol=1e-15, msg=table)
+            else:
+                assert torch.equal(tables_of(ours)[table], values), table
+
+    @EVERY_SHARE
+    def test_rates_of_zero_change_nothing(self, kind: str, share: str) -> None:
+        """3.4 test 6."""
+        updater = updater_of(kind, made(share=share, alpha_init=0.0, alpha_param="raw", meta_lr=0.0), toy_batches()[:3])
+        untouched = updater_of(kind, made(share=share, meta_lr=0.0))
+        for batch in toy_batches()[:3]:
+            untouched.learning_rates(batch)  # makes the rows, and no more
+        for table, values in tables_of(updater).items():
+            assert torch.equal(values, tables_of(untouched)[table]), table
+
+    def test_row_mean_divides_by_the_touches(self, kind: str) -> None:
+        _, batch = past_and_batch()
+        updater = updater_of(kind, made(aggregation="row_mean", meta_lr=0.0), past_and_batch()[0], noise=0.5)
+        situation = situation_of(updater, batch)[1]
+        proposed = updater.strategy.propose(situation).values
+        for gradient in situation.evidence.gradients:
+            old = situation.values[gradient.table]
+            mean = gradient.summed(len(old)) / gradient.touches(len(old)).clamp(min=1)[:, None]
+            torch.testing.assert_close(proposed[gradient.table], old - 0.2 * mean, rtol=1e-12, atol=1e-15)
+
+
+@EVERY_KIND
+class TestMetaGradient:
+    """3.4 test 2."""
+
+    @pytest.mark.parametrize("aggregation", ["sum", "row_mean", "batch"])
+    @pytest.mark.parametrize("param", ["raw", "softplus"])
+    @EVERY_SHARE
+    def test_it_is_that_of_central_differences(self, kind: str, share: str, param: str, aggregation: str) -> None:
+        settings = {"share": share, "alpha_param": param, "aggregation": aggregation, "shared_aggregation": aggregation}
+        if aggregation == "sum":
+            settings["alpha_init"] = 0.05
+        strategy, situation, meta_loss, _ = scene(kind, settings)
+        tensors = rates_in(strategy, situation)
+        assert len(tensors) == (len(situation.specs) if share in ("dim", "table") else len(situation.specs) - 1)
+        found = worst_error(strategy, situation, meta_loss, tensors=tensors)
+        assert max(found.values()) < RELATIVE, found
+        gradients, _ = strategy.meta_gradient(situation, meta_loss)
+        lively = {name for name, gradient in gradients.items() if gradient.abs().max() > 1e-7}
+        assert lively == set(tensors) - {"user_bias.alpha"}  # a user's bias has no gradient at all
+
+    @EVERY_SHARE
+    def test_it_is_autograds(self, kind: str, share: str) -> None:
+        strategy, situation, meta_loss, _ = scene(kind, {"share": share})
+        ours, loss = strategy.meta_gradient(situation, meta_loss)
+        if strategy.by_row:
+            leaves = {
+                table: {key: kept.clone().requires_grad_(key == "alpha") for key, kept in state.items()}
+                for table, state in situation.row_state.items()
+            }
+            after = meta_loss(strategy.look_ahead(replace(situation, row_state=leaves)))
+            alphas = {f"{table}.alpha": state["alpha"] for table, state in leaves.items()}
+            found = dict(zip(alphas, torch.autograd.grad(after, list(alphas.values())), strict=True))
+            twin = {name: gradient[: len(ours[name])] for name, gradient in found.items()}
+            assert not any(gradient[len(ours[name]) :].any() for name, gradient in found.items())
+        else:
+            twin, after = LearnedStrategy.meta_gradient(strategy, situation, meta_loss)
+        assert ours.keys() == twin.keys()
+        for name, gradient in twin.items():
+            torch.testing.assert_close(ours[name], gradient, rtol=1e-10, atol=1e-16, msg=name)
+        assert float(loss) == pytest.approx(float(after.detach()), rel=1e-13)
+
+    @EVERY_SHARE
+    def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, share: str) -> None:
+        strategy, situation, meta_loss, _ = scene(kind, {"share": share, "fading": 30.0, "fading_speed": 5.0})
+        gradients, _ = strategy.meta_gradient(situation, meta_loss)
+        assert set(strategy.parameters()) <= set(gradients)
+        assert situation.around is not None
+        found = 0
+        for table in situation.around.idle:
+            exact = float(gradients[f"fading.{table}"])
+            apart = half_life_difference(strategy, situation, meta_loss, table)
+            assert apart == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE)
+            found += abs(exact) > 1e-6
+        assert found > 1
+        rest = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
+        assert max(rest.values()) < RELATIVE, rest
+
+    @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
+    def test_with_another_loss_or_more_negatives(self, kind: str, recommender: dict[str, Any]) -> None:
+        strategy, situation, meta_loss, _ = scene(kind, {"alpha_init": 0.005}, **recommender)
+        found = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
+        assert max(found.values()) < RELATIVE, found
+
+    @pytest.mark.parametrize("aggregation", ["sum", "row_mean", "batch"])
+    @EVERY_SHARE
+    def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, share: str, aggregation: str) -> None:
+        strategy, situation, meta_loss, _ = scene(kind, {"share": share, "aggregation": aggregation})
+        assert any(situation.reached(table) < len(values) for table, values in situation.values.items())
+        assert all(len(v) == situation.reached(t) for t, v in strategy.look_ahead(situation).items())
+        short, _ = strategy.meta_gradient(situation, meta_loss)
+        full, _ = strategy.meta_gradient(replace(situation, reach=None), meta_loss)
+        for name, gradient in short.items():
+            torch.testing.assert_close(gradient, full[name][: len(gradient)], rtol=1e-11, atol=1e-16, msg=name)
+            assert not full[name][len(gradient) :].any()
+
+
+def stored(updater: Updater, key: str = "alpha") -> dict[str, Tensor]:
+    return {table: kept[key].state()["values"] for table, kept in updater.row_state.items()}
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("share", BY_ROW)
+class TestLazyRates:
+    """3.4 test 3."""
+
+    USERS, ITEMS = np.array([0, 1, 2, 3]), np.array([[0, 1], [2, 3], [4, 5], [0, 6]])
+    LAST = Offered(np.array([1, 2, 7, 8]), np.array([[3, 9], [4, 10], [0, 11], [12, 13]]))
+    MET: ClassVar = {"user": [1, 2], "item": [0, 3, 4]}
+
+    def stepped(self, kind: str, share: str, **settings: Any) -> tuple[Updater, dict[str, dict[str, Tensor]]]:
+        updater = updater_of(kind, made(share=share, **settings), toy_batches(), noise=0.5)
+        before = {key: stored(updater, key) for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps")}
+        batch = toy_batch(400, self.USERS, self.ITEMS[:, 0])
+        updater.step(Offered(self.USERS, self.ITEMS), self.LAST, batch)
+        return updater, before
+
+    def test_rates_outside_both_batches_keep_their_bytes(self, kind: str, share: str) -> None:
+        updater, before = self.stepped(kind, share)
+        for key, tables in before.items():
+            for table, values in stored(updater, key).items():
+                role = updater.recommender.tables[table].spec.role
+                moved = (values != tables[table]).any(1).nonzero()[:, 0].tolist()
+                if role != "shared":
+                    assert set(moved) <= set(self.MET[role]), (key, table)
+                    # Behind a ReLU that is off there is no signal, and a row stays as it is too.
+                    assert moved == self.MET[role] or "mlp" in table, (key, table)
+
+    def test_the_step_is_that_of_adam_with_a_count_for_each_row(self, kind: str, share: str) -> None:
+        updater, before = self.stepped(kind, share, meta_lr=0.02, meta_clip=0.1, meta_weight_decay=0.01)
+        for table, alpha in stored(updater).items():
+            role = updater.recommender.tables[table].spec.role
+            counts = stored(updater, "alpha_steps")[table]
+            rows = (counts != before["alpha_steps"][table])[:, 0].nonzero()[:, 0].tolist()
+            assert rows == self.MET.get(role) or role == "shared" or "mlp" in table
+            for row in rows:
+                count = int(before["alpha_steps"][table][row]) + 1
+                assert float(counts[row]) == count
+                first, second = (stored(updater, f"alpha_moment_{order}")[table][row] for order in (1, 2))
+                step = 0.02 * (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
+                expected = before["alpha"][table][row] - step
+                torch.testing.assert_close(alpha[row], expected, rtol=1e-12, atol=1e-15)
+                slope = (first - 0.9 * before["alpha_moment_1"][table][row]) / 0.1
+                again = 0.999 * before["alpha_moment_2"][table][row] + 0.001 * slope**2
+                torch.testing.assert_close(second, again, rtol=1e-8, atol=1e-18)
+
+    def test_clipping_and_decay(self, kind: str, share: str) -> None:
+        """Both act on the slope: the clipped gradient, and the decay of what is stored."""
+        updaters = {
+            "plain": {},
+            "clipped": {"meta_clip": 1e-3},
+            "decayed": {"meta_weight_decay": 0.5},
+        }
+        first = {}
+        for name, settings in updaters.items():
+            updater = updater_of(kind, made(share=share, **settings), noise=0.5)
+            for batch in toy_batches():
+                updater.learning_rates(batch)  # makes the rows
+            before = stored(updater)
+            updater.step(Offered(self.USERS, self.ITEMS), self.LAST, toy_batch(400, self.USERS, self.ITEMS[:, 0]))
+            first[name] = {table: moment * 10 for table, moment in stored(updater, "alpha_moment_1").items()}
+        norms = {name: torch.cat([m.flatten() for m in moments.values()]).norm() for name, moments in first.items()}
+        assert float(norms["plain"]) > 1e-3
+        assert float(norms["clipped"]) == pytest.approx(1e-3, rel=1e-2)
+        for table, slope in first["decayed"].items():
+            met = (slope != 0).any(1)
+            decay = 0.5 * before[table][met]
+            torch.testing.assert_close(slope[met], first["plain"][table][met] + decay, rtol=1e-9, atol=1e-13)
+
+    def test_newcomers_start_at_the_usual_rate(self, kind: str, share: str) -> None:
+        updater = updater_of(kind, made(share=share, alpha_param="raw"), toy_batches()[:3])
+        users = updater.recommender.rows_of("user")
+        updater.learn(toy_batch(60, np.array([users + 5]), np.array([0])))
+        table = "user_factors" if kind == "bpr" else "user_gmf"
+        alpha = stored(updater)[table]
+        assert len(alpha) == users + 6
+        assert (alpha[users:] == torch.tensor(0.2, dtype=alpha.dtype)).all()
+        assert not (alpha[:users] == 0.2).all()
+
+    def test_an_item_that_is_its_own_negative_teaches_nothing(self, kind: str, share: str) -> None:
+        updater = updater_of(kind, made(share=share), toy_batches()[:5])
+        before = stored(updater)
+        users, items = np.array([0, 1]), np.array([[2, 2], [3, 3]])
+        updater.step(Offered(users, items), Offered(users, items), toy_batch(96, users, items[:, 0]))
+        rows = [name for name, spec in updater._specs.items() if spec.role != "shared" and name in before]
+        for table in rows:
+            assert torch.isfinite(stored(updater)[table]).all()
+
+    def test_what_was_learned_row_by_row_goes_along(self, kind: str, share: str) -> None:
+        practised = updater_of(kind, made(share=share), toy_batches()[:8])
+        updater = updater_of(kind, made(share=share))
+        updater.take_over(practised.practice())
+        for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"):
+            for table, values in stored(practised, key).items():
+                assert torch.equal(stored(updater, key)[table], values)
+        for batch in toy_batches()[:4]:
+            updater.learn(batch)
+
+    def test_practice_with_another_share_is_refused(self, kind: str, share: str) -> None:
+        other = {"scalar": "row", "row": "scalar"}[share]
+        practised = updater_of(kind, made(share=share), toy_batches()[:3])
+        updater = updater_of(kind, made(share=other))
+        with pytest.raises(CheckpointError, match="no practice of strategy 'metasgd' with these settings"):
+            updater.take_over(practised.practice())
+        with pytest.raises(CheckpointError, match=r"no practice|not the meta-model"):
+            updater.take_over(updater_of(kind, made(share="table"), toy_batches()[:3]).practice())
+
+
+@EVERY_KIND
+class TestShares:
+    def test_what_is_kept(self, kind: str) -> None:
+        widths = {}
+        for share in SHARES:
+            strategy = made(share=share)
+            updater = updater_of(kind, strategy, toy_batches()[:2])
+            specs = {name: spec for name, spec in updater._specs.items() if name != "user_bias"}
+            if share in BY_ROW:
+                assert not strategy.parameters()
+                widths[share] = {name: kept["alpha"].spec.dim for name, kept in updater.row_state.items()}
+                assert all(kept["alpha_steps"].spec.dim == 1 for kept in updater.row_state.values())
+            else:
+                assert not any(updater.row_state.values())
+                widths[share] = {name: strategy.parameters()[f"{name}.alpha"].numel() for name in specs}
+        dims = {name: spec.dim for name, spec in specs.items()}
+        ones = dict.fromkeys(dims, 1)
+        assert widths == {"scalar": dims, "row": ones, "dim": dims, "table": ones}
+
+    @EVERY_SHARE
+    def test_the_gradient_is_that_of_single_entries_added_up(self, kind: str, share: str) -> None:
+        past, batch = past_and_batch()
+        found = {}
+        for each in ("scalar", share):
+            strategy = made(share=each, alpha_param="raw", meta_lr=0.0)
+            updater = updater_of(kind, strategy, past, noise=0.5)
+            found[each] = strategy.meta_gradient(*look_ahead_of(updater, batch))[0]
+        for name, single in found["scalar"].items():
+            sums = {
+                "scalar": single,
+                "row": single.sum(1, keepdim=True),
+                "dim": single.sum(0, keepdim=True),
+                "table": single.sum().reshape(1, 1),
+            }
+            torch.testing.assert_close(found[share][name], sums[share], rtol=1e-10, atol=1e-15, msg=name)
+
+    @pytest.mark.parametrize(
+        ("share", "aggregation"), [*product(SHARES, ["sum", "row_mean"]), ("scalar", "batch"), ("table", "batch")]
+    )
+    def test_the_matrix_is_constant_along_a_parameter_and_explains_the_step(
+        self, kind: str, share: str, aggregation: str
+    ) -> None:
+        """3.4 test 5, in physical space: two interactions that share a user show the same rates on its row."""
+        _, _, _, updater = scene(kind, {"share": share, "aggregation": aggregation})
+        _, batch = past_and_batch()
+        situation, rates = situation_of(updater, batch)[1], updater.learning_rates(batch)
+        proposed = updater.strategy.propose(situation).values
+        assert rates.raw is not None
+        start = repeated = 0
+        for gradient in situation.evidence.row_gradients:
+            n, slots, dim = gradient.gradient.shape
+            here, start = slice(start, start + slots * dim), start + slots * dim
+            assert rates.slots[here] == tuple((gradient.table, slot) for slot in range(slots) for _ in range(dim))
+            rows, old = gradient.positions.reshape(-1), situation.values[gradient.table]
+            for matrix in (rates.rows, rates.raw):
+                lines = matrix[:, here].reshape(n * slots, dim)
+                for row in torch.unique(rows):
+                    mine = lines[rows == row]
+                    repeated += len(mine) > 1
+                    assert torch.equal(mine, mine[:1].expand_as(mine)), gradient.table
+            realised = rates.rows[:, here].reshape(n, slots, dim)
+            step = replace(gradient, gradient=realised * gradient.gradient).summed(len(old))
+            torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
+            distinct = {"scalar": len(torch.unique(rows)) * dim, "row": len(torch.unique(rows)), "dim": dim, "table": 1}
+            assert len(torch.unique(rates.raw[:, here])) == distinct[share]
+        assert repeated > 3
+        for wide in situation.evidence.shared_gradients:
+            block = rates.shared[wide.table]
+            assert torch.equal(block, block[:1].expand_as(block))
+            step = (block * wide.expand().flatten(1)).sum(0)
+            old = situation.values[wide.table]
+            torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
+
+    def test_rates_may_turn_negative_only_as_they_are(self, kind: str) -> None:
+        for param, negative in (("raw", True), ("softplus", False)):
+            strategy = made(alpha_init=0.01, alpha_param=param, meta_lr=0.3, share="row")
+            updater = updater_of(kind, strategy, toy_batches())
+            lowest = min(float(strategy._rates(values).min()) for values in stored(updater).values())
+            assert (lowest < 0) == negative
+
+
+def quadratic(strategy: MetaSGD, curvature: Tensor, steps: int) -> Tensor:
+    """Let it learn on ½ c (θ − t)², from a new place each time; the rates that it comes to."""
+    rows, dim = curvature.shape
+    spec = TableSpec("place", "user", "embedding", dim)
+    strategy.bind({"place": spec}, torch.float64, torch.device("cpu"))
+    kept = {
+        key: torch.full((rows, one.width or dim), one.start, dtype=torch.float64)
+        for key, one in strategy.row_state(spec).items()
+    }
+    generator, examples = torch.Generator().manual_seed(3), Examples(torch.arange(rows), torch.zeros(rows, 1).long())
+    for _ in range(steps):
+        theta = torch.randn(rows, dim, generator=generator, dtype=torch.float64)
+        gradient = RowGradient("place", torch.arange(rows)[:, None], (curvature * theta)[:, None])
+        losses = (curvature * theta**2).sum(1) / 2
+        situation = Situation(
+            {"place": spec}, examples, {"place": theta}, {"place": kept}, Evidence(losses, (gradient,))
+        )
+        gradients, _ = strategy.meta_gradient(situation, lambda values: (curvature * values["place"] ** 2).sum() / 2)
+        kept = dict(strategy.adapt(gradients, situation).row_state["place"])
+    return strategy._rates(strategy._stored(situation, "place") if not strategy.by_row else kept["alpha"]).detach()
+
+
+@pytest.mark.parametrize("param", ["raw", "softplus"])
+def test_on_a_quadratic_a_rate_becomes_one_over_the_curvature(param: str) -> None:
+    """3.4 test 4: where the next loss is the same bowl, the best step leads to its bottom."""
+    curvature = torch.tensor([[0.5, 1.0, 2.0], [4.0, 1.0, 0.7]], dtype=torch.float64)
+    found = quadratic(made(alpha_init=0.3, alpha_param=param, meta_lr=0.02), curvature, 1_500)
+    torch.testing.assert_close(found, 1 / curvature, rtol=0.05, atol=0.0)
+
+
+@pytest.mark.parametrize("share", ["row", "dim", "table"])
+def test_a_shared_rate_becomes_that_of_the_common_curvature(share: str) -> None:
+    shapes = {"row": [[0.5], [2.0]], "dim": [[0.5, 1.0, 2.0]], "table": [[2.0]]}
+    curvature = torch.tensor(shapes[share], dtype=torch.float64).expand(2, 3)
+    found = quadratic(made(alpha_init=0.3, share=share, meta_lr=0.02), curvature, 1_500)
+    torch.testing.assert_close(found.expand(2, 3), 1 / curvature, rtol=0.05, atol=0.0)
+
+
+@EVERY_KIND
+def test_the_paper_preset_runs_and_hardly_moves(kind: str) -> None:
+    """3.4, the scale warning: α = 0.05 on the mean gradient is a small fraction of a plain step."""
+    paper = updater_of(kind, MetaSGD(PAPER), toy_batches()[:6], dtype=torch.float32)
+    default = Updater(recommender_of(kind, torch.float32), Default({"lr": 0.3}), seed=7)
+    for batch in toy_batches()[:6]:
+        default.learn(batch)
+    assert 0 < paper.moved < 0.1 * default.moved
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha_init": -0.1},
+        {"alpha_init": 0.0, "alpha_param": "softplus"},
+        {"alpha_param": "exp"},
+        {"share": "column"},
+        {"aggregation": "mean"},
+        {"shared_aggregation": "max"},
+        {"lr": 0.1},
+    ],
+)
+def test_settings_that_will_not_do_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="strategy 'metasgd'"):
+        MetaSGD(settings)
+
+
+def test_a_start_at_zero_needs_a_raw_rate() -> None:
+    with pytest.raises(SettingsError, match=r"alpha_param = 'softplus' will not do: .* use alpha_param=raw"):
+        MetaSGD({"alpha_init": 0.0, "alpha_param": "softplus"})
+    with pytest.raises(SettingsError, match="alpha_param=raw"):
+        MetaSGD({"alpha_init": 0.0})
+
+
+@pytest.mark.parametrize("start", [1e-6, 0.05, 1.0, 29.0, 31.0, 1e4])
+def test_a_softplus_starts_where_it_is_told(start: float) -> None:
+    strategy = MetaSGD({"alpha_init": start})
+    rate = strategy._rates(torch.tensor(strategy._start, dtype=torch.float64))
+    assert float(rate) == pytest.approx(start, rel=1e-9)
+
+
+class TestOddInput(OddInput):
+    def made(self, **settings: Any) -> MetaSGD:
+        return MetaSGD({"alpha_init": 0.1, **settings}, seed=5)
+
+
+class TestOddInputWithTables(OddInput):
+    def made(self, **settings: Any) -> MetaSGD:
+        return MetaSGD({"alpha_init": 0.1, "share": "dim", "aggregation": "row_mean", **settings}, seed=5)
+
+
+class TestAUsersOwnRecommender(OwnRecommender):
+    def made(self, **settings: Any) -> MetaSGD:
+        return made(share="dim", **settings)
+
+    @pytest.mark.parametrize("share", BY_ROW)
+    def test_rates_of_rows_have_an_exact_gradient_too(self, share: str) -> None:
+        past, batch = past_and_batch()
+        strategy = made(share=share)
+        updater = Updater(Mixed(dtype=torch.float64), strategy, seed=7)
+        for one in past:
+            updater.learn(one)
+        situation, meta_loss = look_ahead_of(updater, batch)
+        found = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
+        assert set(found) == {f"{table}.alpha" for table in ("taste", "flavour", "fame", "mix", "shift")}
+        assert max(found.values()) < RELATIVE, found
+
+
+class TestState(State):
+    def made(self, **settings: Any) -> MetaSGD:
+        return made(**settings)
+
+
+class TestStateWithTables(State):
+    def made(self, **settings: Any) -> MetaSGD:
+        return made(share="table", **settings)
+
+
+class TestPretraining(Pretraining):
+    calm: ClassVar = {"alpha_init": 0.1}
+
+    def made(self, **settings: Any) -> MetaSGD:
+        return made(**settings)
+
+
+class TestPretrainingWithTables(Pretraining):
+    calm: ClassVar = {"alpha_init": 0.1, "share": "table"}
+
+    def made(self, **settings: Any) -> MetaSGD:
+        return made(**settings)

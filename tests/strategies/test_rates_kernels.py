@@ -1,0 +1,387 @@
+"""The compiled pair kernel against the reference: every output and gradient, whole steps, and the choice of kernel."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rate_scenes import look_ahead_of
+from torch import Tensor
+
+from melon.errors import SettingsError
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.recommenders.evidence import FactorGradient
+from melon.recommenders.ncf import NCF
+from melon.strategies.melon import MeLON
+from melon.strategies.rates.kernels import LineTerms, RateNetwork, RowTouches, choice, pair_kernel, warm_up
+from melon.strategies.rates.kernels.compiled import generator, layout, tiles
+from melon.strategies.rates.touches import SharedLines
+from melon.stream.batch import Batch
+from melon.stream.history import History
+
+pytest.importorskip("numba")
+
+REFERENCE = choice.ReferenceKernel()
+#: Of the largest number of each tensor: what float32 gives, with weights as drawn and with large ones.
+CLOSE, STRONG_CLOSE = 2e-6, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MELON_KERNEL", raising=False)
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Draws that are the same in both number types."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "generator", torch.Generator().manual_seed(self.seed))
+
+    def normal(self, *shape: int, size: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=self.generator) * size).double()  # type: ignore[attr-defined]
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, generator=self.generator).double()  # type: ignore[attr-defined]
+
+    def gradients(self, *shape: int) -> Tensor:
+        """Of every size and sign, exact zeros among them."""
+        drawn = self.normal(*shape) * 10 ** (2 - 9 * self.uniform(*shape))
+        return torch.where(self.uniform(*shape) < 0.1, 0.0, drawn).float().double()
+
+    def network(self, width: int, inputs: int = 3, *, strong: bool = False) -> list[Tensor]:
+        """Role weights: as drawn at the start, or as large and lopsided as training may leave them."""
+        size = 1.0 if strong else 0.3
+        shapes = [(width, inputs), (width, width), (width,), (2, width)]
+        return [self.normal(*shape, size=size) - (0.3 if strong else 0.0) for shape in shapes]
+
+
+def both_ways(make: Any, leaves: list[Tensor], slope: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """(result, gradient of each leaf) by the reference in float64 and by the compiled kernel."""
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        free = [leaf.to(dtype).requires_grad_() for leaf in leaves]
+        out = make(dtype, free)
+        found.append([out.detach(), *torch.autograd.grad(out, free, slope.to(dtype))])
+    return found[0], found[1]
+
+
+def kernel_for(network: RateNetwork, like: Tensor) -> choice.PairKernel:
+    if like.dtype == torch.float64:
+        return REFERENCE
+    kernel = pair_kernel(network, like)
+    assert not isinstance(kernel, choice.ReferenceKernel)
+    return kernel
+
+
+def assert_close(exact: list[Tensor], found: list[Tensor], most: float = CLOSE) -> None:
+    for place, (one, other) in enumerate(zip(exact, found, strict=True)):
+        apart = (other.double() - one).abs().max() / one.abs().max().clamp(min=1e-30)
+        assert float(apart) < most, (place, float(apart))
+
+
+def rows_both_ways(draw: Drawn, lines: int, entries: int, width: int = 20, inputs: int = 3, **more: Any) -> Any:
+    theta, gradient, feature = draw.normal(lines, entries, size=0.2), *([draw.gradients(lines, entries)] * 2)
+    scale, share = draw.uniform(lines), draw.uniform(lines) if more.pop("forgets", True) else None
+    leaves = [theta, draw.normal(lines, width, size=0.3), draw.normal(lines, 2), *draw.network(width, inputs, **more)]
+
+    def make(dtype: torch.dtype, free: list[Tensor]) -> Tensor:
+        old, hidden, logits, *weights = free
+        given = [part.to(dtype) for part in (theta, gradient, feature, scale)]
+        touches = RowTouches(given[0], old, *given[1:], None if share is None else share.to(dtype))
+        network = RateNetwork(0.7, *weights)
+        return kernel_for(network, old).row_moves(touches, LineTerms(hidden, logits), network) + 0 * old
+
+    return both_ways(make, leaves, draw.normal(lines, entries))
+
+
+def shared_both_ways(
+    draw: Drawn, units: int, branches: int, rows: int, dim: int, share: float = 0.0, width: int = 20, **more: Any
+) -> Any:
+    theta = draw.normal(rows * dim, size=0.2)
+    left = draw.normal(units, branches, rows, size=0.02) * (draw.uniform(units, branches, rows) < 0.6)
+    right = draw.gradients(units, branches, dim).clamp(-1, 1)
+    if more.pop("half_off", False):
+        right = right.relu()
+    leaves = [draw.normal(units, width, size=0.3), draw.normal(units, 2), *draw.network(width, **more)]
+
+    def make(dtype: torch.dtype, free: list[Tensor]) -> Tensor:
+        hidden, logits, *weights = free
+        gradient = FactorGradient("weights", left.to(dtype), right.to(dtype))
+        lines, network = SharedLines("weights", units, units, rows * dim, gradient, False), RateNetwork(0.7, *weights)
+        kernel = kernel_for(network, hidden)
+        return kernel.shared_move(theta.to(dtype), lines, LineTerms(hidden, logits), network, 0.3, share)
+
+    return both_ways(make, leaves, draw.normal(rows * dim))
+
+
+class TestRows:
+    @pytest.mark.parametrize(("lines", "entries"), [(40, 64), (300, 1), (50, 5), (3, 300), (1, 1), (700, 24)])
+    @pytest.mark.parametrize("strong", [False, True])
+    def test_moves_and_every_gradient(self, lines: int, entries: int, strong: bool) -> None:
+        assert_close(*rows_both_ways(Drawn(lines), lines, entries, strong=strong), STRONG_CLOSE if strong else CLOSE)
+
+    @pytest.mark.parametrize("pairs", [layout.TILE + more for more in (-9, -8, -1, 0, 1, 7, 8)])
+    def test_every_rest_of_a_tile(self, pairs: int) -> None:
+        assert_close(*rows_both_ways(Drawn(pairs), 1, pairs))
+
+    @pytest.mark.parametrize("width", [1, 5, 20, pytest.param(23, marks=pytest.mark.slow)])  # 23 is compiled apart
+    @pytest.mark.parametrize("inputs", [2, 3])
+    def test_other_widths_and_features(self, width: int, inputs: int) -> None:
+        assert_close(*rows_both_ways(Drawn(width), 30, 12, width, inputs))
+
+    def test_without_forgetting(self) -> None:
+        exact, found = rows_both_ways(Drawn(), 30, 12, forgets=False)
+        assert_close(exact, found)
+        assert not found[1].any()
+
+
+class TestSharedWeights:
+    @pytest.mark.parametrize("strong", [False, True])
+    @pytest.mark.parametrize("share", [0.0, 0.02])
+    @pytest.mark.parametrize(
+        ("units", "branches", "rows", "dim"), [(40, 2, 24, 40), (17, 1, 1, 64), (20, 4, 5, 13), (1, 1, 1, 1)]
+    )
+    def test_moves_and_every_gradient(
+        self, units: int, branches: int, rows: int, dim: int, share: float, strong: bool
+    ) -> None:
+        assert_close(
+            *shared_both_ways(Drawn(units), units, branches, rows, dim, share, strong=strong),
+            STRONG_CLOSE if strong else CLOSE,
+        )
+
+    @pytest.mark.parametrize("width", [3, 20, pytest.param(23, marks=pytest.mark.slow)])
+    def test_other_widths(self, width: int) -> None:
+        assert_close(*shared_both_ways(Drawn(width), 12, 2, 9, 11, width=width, half_off=True))
+
+    def test_a_gradient_of_zeros_moves_nothing(self) -> None:
+        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
+        nothing = FactorGradient("weights", torch.zeros(3, 2, 4), torch.ones(3, 2, 5))
+        lines, terms = SharedLines("weights", 3, 3, 20, nothing, False), LineTerms(torch.ones(3, 20), torch.ones(3, 2))
+        move = kernel_for(network, terms.logits).shared_move(torch.ones(20), lines, terms, network, 1.0, 0.0)
+        assert not move.any()
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["value", "gradient", "term", "weight"])
+def test_what_is_not_finite_shows(broken: float, where: str) -> None:
+    draw = Drawn()
+    network = RateNetwork(1.0, *[part.float() for part in draw.network(20)])
+    theta, gradient = draw.normal(4, 70).float(), draw.normal(4, 70).float()
+    hidden, logits = draw.normal(4, 20).float(), draw.normal(4, 2).float()
+    if where == "weight":
+        if broken == float("inf"):
+            pytest.skip("an infinite weight turns into a rate of 0 or 1, by PyTorch too")
+        network.second[3, 4] = broken  # type: ignore[index]
+        hidden[:, 4] = 5.0
+    elif where == "term":
+        hidden[2] = broken
+    else:
+        {"value": theta, "gradient": gradient}[where][2, 66] = broken
+    terms = LineTerms(hidden, logits)
+    touches = RowTouches(theta, theta, gradient, gradient, torch.ones(4), torch.ones(4))
+    moves = kernel_for(network, theta).row_moves(touches, terms, network)
+    exact = REFERENCE.row_moves(touches, terms, network)
+    assert torch.equal(torch.isfinite(moves), torch.isfinite(exact))
+    lines = SharedLines("weights", 4, 4, 70, FactorGradient("weights", torch.ones(4, 1, 1), gradient[:, None]), False)
+    move = kernel_for(network, theta).shared_move(theta[2], lines, terms, network, 1.0, 0.1)
+    wanted = REFERENCE.shared_move(theta[2], lines, terms, network, 1.0, 0.1)
+    assert torch.equal(torch.isfinite(move), torch.isfinite(wanted))
+
+
+def test_the_number_of_threads_changes_no_bit(threads: Any) -> None:
+    def everything() -> list[Tensor]:
+        rows = rows_both_ways(Drawn(1), 900, 40)[1]
+        return [*rows, *shared_both_ways(Drawn(2), 70, 2, 16, 24)[1]]
+
+    threads(1)
+    alone = everything()
+    for count in (2, 3):
+        threads(count)
+        assert all(torch.equal(one, other) for one, other in zip(alone, everything(), strict=True))
+
+
+class TestTheGenerator:
+    def test_kernels_mean_what_they_say_as_plain_python(self) -> None:
+        """The marked loops run as they stand; what is written out of them is the same function."""
+        sizes = generator.sizes(layout.WIDTH)
+        scratch = np.random.default_rng(0).normal(size=sizes["SCRATCH"]).astype(np.float32)
+        weights = np.random.default_rng(1).normal(size=sizes["WEIGHTS"]).astype(np.float32)
+        plain, written = scratch.copy(), scratch.copy()
+        tiles.first_layer(plain, weights)
+        names: dict[str, Any] = {"entry": lambda function: function, "part": lambda function: function}
+        text = generator.source(layout.WIDTH).replace(
+            "from melon.strategies.rates.kernels.compiled.seam import entry, part", ""
+        )
+        exec(compile(text, "<written out>", "exec"), names)
+        names["first_layer"](written, weights)
+        np.testing.assert_allclose(plain, written, rtol=1e-6)
+        assert "unrolled(" not in text
+        assert "registers(" not in text
+
+    def test_widths_are_rounded_up(self) -> None:
+        assert [generator.padded(width) for width in (1, 20, 21)] == [20, 20, 40]
+
+
+def updater_of(kind: str, settings: dict[str, Any]) -> tuple[Updater, Batch]:
+    """A recommender of ordinary size with a past, and the batch that comes next."""
+    rng = np.random.default_rng(0)
+    recommender = BPR({"dim": 32}) if kind == "bpr" else NCF({"dim": 16, "layers": (24, 16)})
+    recommender.grow(60, np.arange(60), 80, np.arange(80))
+    history = History()
+    history.append(rng.integers(0, 60, 400), rng.integers(0, 80, 400))
+    updater = Updater(recommender, MeLON(settings), history)
+    return updater, next_batch(history, rng)
+
+
+def next_batch(history: History, rng: np.random.Generator) -> Batch:
+    users, items = rng.integers(0, 60, 48), rng.integers(0, 80, 48)
+    return Batch(history.events, users, items, np.full(48, history.events), users, items)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"shared_forgetting": True, "norm": "none", "rate_bias": -4.5},
+    "pairwise": {"pairwise": True},
+    "without theta": {"theta_feature": False, "touch_feature": True},
+    "fading": {"fading": 50.0},
+}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("option", SETTINGS)
+@pytest.mark.parametrize("kind", ["bpr", "ncf"])
+def test_whole_steps_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 5: meta-gradients to 1e-5 of the largest, parameters to 2e-5."""
+    found = []
+    for asked in ("torch", "numba"):
+        monkeypatch.setenv("MELON_KERNEL", "torch")
+        updater, batch = updater_of(kind, {**SETTINGS[option], "meta_lr": 0.02})
+        rng = np.random.default_rng(5)
+        for _ in range(6 if trained else 0):
+            updater.learn(batch)
+            batch = next_batch(updater.history, rng)
+        monkeypatch.setenv("MELON_KERNEL", asked)
+        situation, meta_loss = look_ahead_of(updater, batch)
+        gradients, loss = updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
+        proposal = updater.strategy.propose(replace(situation, reach=None))
+        found.append((gradients, loss, proposal.values))
+    (exact, loss, values), (gradients, loss_too, values_too) = found
+    assert float(loss_too) == pytest.approx(float(loss), rel=1e-5)
+    for name, gradient in gradients.items():
+        apart = (gradient - exact[name]).abs().max() / max(float(exact[name].abs().max()), 1e-7)
+        assert float(apart) < 1e-5, (name, float(apart))
+    for name, table in values_too.items():
+        torch.testing.assert_close(table, values[name], rtol=2e-5, atol=2e-6, msg=name)
+
+
+class TestTheChoice:
+    def test_an_unknown_name_is_refused_with_the_known_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MELON_KERNEL", "fortran")
+        updater, batch = updater_of("bpr", {})
+        with pytest.raises(SettingsError, match=r"'fortran'.*auto, torch, numba"):
+            updater.learn(batch)
+
+    @pytest.mark.parametrize(("asked", "compiled"), [("torch", False), ("numba", True), ("auto", True), ("", True)])
+    def test_the_variable_decides(self, asked: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MELON_KERNEL", asked)
+        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
+        chosen = pair_kernel(network, torch.ones(1))
+        assert isinstance(chosen, choice.ReferenceKernel) is not compiled
+
+    def test_what_is_not_covered_goes_to_the_reference(self) -> None:
+        first, _, _, head = (part.float() for part in Drawn().network(20))
+        affine = RateNetwork(1.0, first, head=head)
+        for network, like in ((affine, torch.ones(1)), (RateNetwork(1.0), torch.ones(1))):
+            assert isinstance(pair_kernel(network, like), choice.ReferenceKernel)
+        wide = RateNetwork(1.0, *Drawn().network(20))
+        assert isinstance(pair_kernel(wide, torch.ones(1, dtype=torch.float64)), choice.ReferenceKernel)
+
+    def test_while_it_compiles_in_the_background_the_reference_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from melon.strategies.rates.kernels.compiled import seam
+
+        stock, build = choice._Stock(), seam.build
+        monkeypatch.setattr(choice, "_STOCK", stock)
+
+        def slowly(width: int) -> seam.Kernels:
+            time.sleep(0.3)
+            return build(width)
+
+        monkeypatch.setattr(seam, "build", slowly)
+        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
+        warm_up(in_background=True)
+        assert isinstance(pair_kernel(network, torch.ones(1)), choice.ReferenceKernel)
+        until = time.monotonic() + 120
+        while isinstance(pair_kernel(network, torch.ones(1)), choice.ReferenceKernel):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    def test_a_compiler_that_fails_leaves_the_reference(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from melon.strategies.rates.kernels.compiled import seam
+
+        def fails(width: int) -> seam.Kernels:
+            raise RuntimeError("no such processor")
+
+        monkeypatch.setattr(seam, "build", fails)
+        monkeypatch.setattr(choice, "_STOCK", choice._Stock())
+        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
+        with caplog.at_level(logging.WARNING, logger="melon"):
+            for _ in range(2):
+                assert isinstance(pair_kernel(network, torch.ones(1)), choice.ReferenceKernel)
+        assert [record.getMessage().count("no such processor") for record in caplog.records] == [1]
+
+    @pytest.mark.parametrize(("asked", "works"), [("auto", True), ("torch", True), ("numba", False)])
+    def test_without_numba(self, asked: str, works: bool) -> None:
+        """PyTorch serves, with one line on stderr where nobody asked for it; asked for by name, it is an error."""
+        code = """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "numba" else found(name, *more)
+import sys
+sys.modules["numba"] = None
+import torch
+from melon.strategies.rates.kernels import RateNetwork, pair_kernel
+network = RateNetwork(1.0, torch.ones(20, 3), torch.ones(20, 20), torch.ones(20), torch.ones(2, 20))
+for _ in range(2):
+    print(type(pair_kernel(network, torch.ones(1))).__name__)
+"""
+        environment = {**os.environ, "MELON_KERNEL": asked}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        if works:
+            assert done.stdout.split() == ["ReferenceKernel"] * 2, done.stderr
+            assert done.stderr.count("melon-recommender[fast]") == (asked == "auto")
+        else:
+            assert "melon-recommender[fast]" in done.stderr
+            assert done.returncode
+
+    def test_nowhere_to_keep_it_is_no_failure(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from melon.strategies.rates.kernels.compiled import seam
+
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        built: list[str] = []
+        monkeypatch.setattr(seam, "_built", lambda width, anchor: built.append(str(anchor)))
+        seam.build(20)
+        assert len(built) == 1
+        assert str(tmp_path) not in built[0]
