@@ -40,6 +40,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 SIZES = {"10 thousand": 10_000, "1 million": 1_000_000}
 #: Enough batches for a median, fewer where one takes long; the seconds a measurement may take.
 BATCHES, PATIENCE = 60, 45.0
+_MOST = "MELON_BENCH_BATCHES"
 
 
 def cost(recommender: str, name: str) -> dict[str, float]:
@@ -88,7 +89,8 @@ def throughput(recommender: str, name: str) -> dict[str, float]:
 def in_turns(one: Any, other: Any) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """CPU seconds of batches of two updaters that take turns, after a few to warm up."""
     first = [(one.learn(), other.learn()) for _ in range(3)]
-    batches = int(np.clip(PATIENCE / max(sum(first[-1]), 1e-9), 3, BATCHES))
+    most = int(os.environ.get(_MOST, BATCHES))
+    batches = int(np.clip(PATIENCE / max(sum(first[-1]), 1e-9), 3, most))
     return np.array([(one.learn(), other.learn()) for _ in range(batches)])
 
 
@@ -122,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recommenders", default="bpr,ncf")
     parser.add_argument("--strategies", default=",".join(every))
+    parser.add_argument("--batches", type=int, default=BATCHES, help="at most; fewer where one takes long")
     parser.add_argument("--record", action="store_true", help="keep the figures for later runs to be compared with")
     parser.add_argument("--one", nargs=3, metavar=("WHAT", "RECOMMENDER", "NAME"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -132,6 +135,7 @@ def main() -> None:
         what, recommender, name = asked.one
         print(json.dumps({"cost": cost, "growth": growth, "throughput": throughput}[what](recommender, name)))
         return
+    os.environ[_MOST] = str(asked.batches)
     recorded: dict[str, dict[str, float]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     print(
         "| recommender | strategy | ms | p95 | × Default | interactions/s | peak MB | growth | × Default before → now |"

@@ -276,7 +276,9 @@ def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
     assert set(axes["reduction"]) == {"sum", "mean"}
     rates = np.log(axes["lr"])
     assert np.ptp(rates) > np.log(1_000)
-    assert np.diff(rates) == pytest.approx(np.full(len(rates) - 1, np.log(10) / 2), rel=0.06)
+    steps = np.diff(rates)
+    assert (steps > 0).all()
+    assert steps.max() <= 1.06 * np.log(10) / 2
 
 
 @pytest.mark.parametrize(("clock", "unit"), [("interactions", 1.0), ("seconds", None)])

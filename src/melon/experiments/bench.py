@@ -123,12 +123,12 @@ class BenchFolder:
     def keep(self, outcome: Outcome) -> None:
         """Write what became of a cell; a failed one is told beside the records and tried again next time."""
         path, failed = self.path(outcome.task), self.path(outcome.task).with_suffix(".failed.txt")
+        if not outcome.task.lays_foundation:  # a failed cell starts afresh: it may be asked for with other settings
+            shutil.rmtree(self.work / outcome.task.key, ignore_errors=True)
         if outcome.problem is not None:
             write_text(failed, outcome.problem + "\n")
             return
         failed.unlink(missing_ok=True)
-        if not outcome.task.lays_foundation:
-            shutil.rmtree(self.work / outcome.task.key, ignore_errors=True)
         if outcome.record is None:
             about = {"dataset": {"path": outcome.task.stream}, "config": {"asked": outcome.task.config.plain()}}
             write_text(path, json.dumps({**about, "not_applicable": outcome.not_applicable}, indent=1) + "\n")

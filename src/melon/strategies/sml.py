@@ -147,12 +147,12 @@ class Transfer:
     """
 
     def __init__(self, table: str, dim: int, settings: SMLSettings, parameters: Parameters) -> None:
-        self._phi, self._table, self._dim = parameters, table, dim
+        self._phi, self._table = parameters, table
         first, second = _FILTERS
         sizes = ((first, 3), (second, first), (settings.width, second * dim), (dim, settings.width))
         for number, (outputs, inputs) in enumerate(sizes, start=1):
-            # As frameworks draw a layer. With the residual, T starts at 0, and without biases that would make it
-            # answer the same to every row.
+            # As frameworks draw a layer. With the residual, T starts at 0 and its biases too: drawn ones, larger than
+            # any entry of a row, would have it say the same of every row.
             spread = inputs**-0.5
             last = settings.residual and number == len(sizes)
             parameters.uniform(f"{table}.{number}.weight", outputs, inputs, 0.0 if last else spread)

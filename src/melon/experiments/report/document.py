@@ -48,7 +48,6 @@ class Figure:
     name: str
     drawing: Drawing
     caption: str
-    wide: bool = False
 
 
 @dataclass(frozen=True)

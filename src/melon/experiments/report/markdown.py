@@ -34,8 +34,7 @@ def escaped(text: str) -> str:
     """Plain text that Markdown leaves alone, on one line; what stands between backticks is code."""
     parts = " ".join(text.split()).split("`")
     if len(parts) % 2 == 0:  # a lonely backtick is no code
-        parts = ["\\`".join(parts)]
-        return _SPECIAL.sub(r"\\\1", parts[0].replace("\\`", "'"))
+        return _SPECIAL.sub(r"\\\1", "'".join(parts))
     return "".join(_SPECIAL.sub(r"\\\1", part) if at % 2 == 0 else _code(part) for at, part in enumerate(parts))
 
 
