@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -315,7 +315,7 @@ def _kinds(task: Task) -> list[tuple[str, ...]]:
     return [(task.stream, config.recommender, config.strategy), (config.recommender, config.strategy), ()]
 
 
-def standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: set[str] = frozenset()) -> RichTable:  # type: ignore[assignment]
+def standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Collection[str] = ()) -> RichTable:
     """HR@5 so far: streams and recommenders down, strategies across, the mean over finished seeds."""
     strategies = list(dict.fromkeys(task.config.strategy for task in tasks))
     table = RichTable("stream", "recommender", *strategies, box=None, pad_edge=False)
@@ -327,7 +327,7 @@ def standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: se
     return table
 
 
-def _standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: set[str]) -> str:
+def _standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Collection[str]) -> str:
     ended = [outcomes[task.key] for task in tasks if task.key in outcomes]
     if ended and all(outcome.not_applicable for outcome in ended):
         return "N/A"

@@ -7,18 +7,18 @@ published one the meta-gradient is lost (3.3, pitfall a).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.errors import CheckpointError
-from melon.strategies.base import Kept, LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
-from melon.strategies.optimizers import OptimizerSettings, Reduction, Stepper
+from melon.strategies.base import LearningRates, Proposal, Situation
+from melon.strategies.learned import LearnedSettings, MetaLoss, gammas_at
+from melon.strategies.optimizers import OptimizerSettings, Reduction
 from melon.strategies.rates.parameters import Parameters
+from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -41,17 +41,12 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     virtual_reduction: Reduction | None = None
 
 
-class MWNet(LearnedStrategy):
+class MWNet(SteppedStrategy):
     """W_{x,m} = η·a_x with a_x = most_weight · σ(V_φ(L_x)): row-constant."""
 
     name = "mwnet"
     settings_type = MWNetSettings
     settings: MWNetSettings
-
-    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self._stepper = Stepper(self.settings)
-        self.dense = self._stepper.dense
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         if hasattr(self, "_phi"):
@@ -70,9 +65,6 @@ class MWNet(LearnedStrategy):
 
     def parameters(self) -> dict[str, Tensor]:
         return self._phi.held
-
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
-        return self._stepper.row_state()
 
     def weights(self, situation: Situation) -> Tensor:
         """a_x of each interaction; differentiable in φ, while the loss is a constant."""
@@ -111,24 +103,6 @@ class MWNet(LearnedStrategy):
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
         return self._stepper.learning_rates(situation, self.weights(situation))
-
-    def keep(self, memory: Mapping[str, Tensor]) -> None:
-        self._stepper.steps = int(memory["steps"])
-
-    def memory(self) -> dict[str, Tensor]:
-        return {**super().memory(), "steps": torch.tensor(self._stepper.steps, device="cpu")}
-
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
-        if "steps" not in memory:
-            raise CheckpointError(
-                f"this is not the meta-model of strategy {self.name!r}: it does not say how many steps were made. "
-                "It was saved with another strategy; load it with the one it was saved with."
-            )
-        super().recall(memory)
-        self.keep(memory)
-
-    def start_afresh(self) -> None:
-        self._stepper.steps = 0
 
     def _virtual_step(self, situation: Situation, weights: Tensor) -> dict[str, Tensor]:
         values = {

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.errors import CheckpointError
 from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates, touched_rows
-from melon.strategies.base import Kept, LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedSettings, LearnedStrategy
-from melon.strategies.optimizers import OptimizerSettings, Stepper
+from melon.strategies.base import LearningRates, Proposal, Situation
+from melon.strategies.learned import LearnedSettings
+from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.rates.parameters import Parameters
+from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 
 #: Filters of the two convolutions, as published.
@@ -39,7 +39,7 @@ class SMLSettings(LearnedSettings):
     meta_lr: float = Field(1e-3, ge=0)
 
 
-class SML(LearnedStrategy):
+class SML(SteppedStrategy):
     """θ' = T(θ, ŵ) for the embeddings that the batch touches, ŵ being θ after a plain step; all else is that step.
 
     With the residual it is ŵ + T(θ, ŵ), or ŵ + (ŵ − θ) ⊙ tanh T(θ, ŵ) where that is bounded, and starts as ŵ. Every
@@ -51,10 +51,9 @@ class SML(LearnedStrategy):
     settings_type = SMLSettings
     settings: SMLSettings
 
-    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
+    def plain_step(self) -> OptimizerSettings:
         told = self.settings
-        self._stepper = Stepper(OptimizerSettings(optimizer=told.optimizer, lr=told.lr, weight_decay=told.weight_decay))
+        return OptimizerSettings(optimizer=told.optimizer, lr=told.lr, weight_decay=told.weight_decay)
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         if hasattr(self, "_phi"):
@@ -71,9 +70,6 @@ class SML(LearnedStrategy):
 
     def parameters(self) -> dict[str, Tensor]:
         return self._phi.held
-
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
-        return self._stepper.row_state()
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -95,24 +91,6 @@ class SML(LearnedStrategy):
             for table, total in totals.items()
         }
         return parameter_rates(situation, rates, "sum")
-
-    def keep(self, memory: Mapping[str, Tensor]) -> None:
-        self._stepper.steps = int(memory["steps"])
-
-    def memory(self) -> dict[str, Tensor]:
-        return {**super().memory(), "steps": torch.tensor(self._stepper.steps, device="cpu")}
-
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
-        if "steps" not in memory:
-            raise CheckpointError(
-                f"this is not the meta-model of strategy {self.name!r}: it does not say how many steps were made. "
-                "It was saved with another strategy; load it with the one it was saved with."
-            )
-        super().recall(memory)
-        self.keep(memory)
-
-    def start_afresh(self) -> None:
-        self._stepper.steps = 0
 
     def _tuned(self, situation: Situation) -> Proposal:
         """ŵ: the plain step, a constant to the meta-gradient."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from melon.recommenders.evidence import RowGradient
 from melon.settings import Settings
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedStrategy, fading_name
+from melon.strategies.learned import LearnedStrategy
 from melon.strategies.rates.interactions import InteractionModel
 from melon.strategies.rates.kernels import LineTerms, PairKernel, RowTouches, pair_kernel
 from melon.strategies.rates.kernels.reference import Rates, moves_at, shared_rates
@@ -44,10 +44,8 @@ class RateStrategy(LearnedStrategy):
         self._pairs = PairModel(
             self.settings, self._phi, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
-        if self.settings.fading is not None:
-            for name, spec in specs.items():
-                if spec.role == "item":
-                    self._phi.zeros_exactly(fading_name(name), 1)
+        for name in self.fading_names(specs):
+            self._phi.zeros_exactly(name, 1)
         self.prepare_optimizer()
 
     def parameters(self) -> dict[str, Tensor]:
