@@ -36,6 +36,8 @@ SETTINGS = {
     "eals": ({"optimizer": "sgd", "lr": 0.05},),
 }
 BATCH, WARM_UP = 256, 10
+#: Past partners of a row: more than a strategy looks at, so that it has to choose among them.
+PARTNERS = 12
 
 
 class Sized:
@@ -47,7 +49,8 @@ class Sized:
         made = RECOMMENDERS[recommender].load()()
         made.grow(users, np.arange(users), items, np.arange(items))
         history, past = History(), np.arange(self._events)
-        history.append(self._rng.permutation(past) % users, self._rng.permutation(past) % items)
+        for _ in range(PARTNERS):
+            history.append(self._rng.permutation(past) % users, self._rng.permutation(past) % items)
         self._updater = Updater(made, STRATEGIES[strategy].load()(settings), history)
         self.learn()  # makes the tables of the optimiser's state
 

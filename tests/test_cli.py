@@ -211,14 +211,14 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeyp
     from melon.experiments import demo
 
     made = demo.CellConfig
-    monkeypatch.setattr(demo, "CellConfig", lambda **given: made(**given, epochs=1, budget=1, batch_size=128))
+    monkeypatch.setattr(demo, "CellConfig", lambda **given: made(**{**given, "epochs": 1, "budget": 1, "batch_size": 128}))
     ended = run("demo", "--out", tmp_path / "d", "--events", "1200")
     assert ended.code == 0, ended.err
-    for name in ("frozen (no update)", "popularity", "recent popularity", "default (tuned)", "eals"):
+    for name in ("frozen (no update)", "popularity", "recent popularity", "default (tuned)", *demo.ALL_STRATEGIES[1:]):
         assert name in ended.out
     assert f"Open {tmp_path / 'd' / 'index.html'}" in ended.out
     assert "<svg" in (tmp_path / "d" / "index.html").read_text()
-    for strategy in demo.DEMO_STRATEGIES:
+    for strategy in demo.ALL_STRATEGIES:
         assert json.loads((tmp_path / "d" / f"{strategy}.json").read_text())["strategy"] == strategy
 
 

@@ -17,9 +17,11 @@ from melon.experiments.page import merged_rows, page, require_plots
 from melon.experiments.records import write_result, write_text
 from melon.experiments.show import show_table
 from melon.experiments.work import Work
+from melon.strategies.registry import ALL_STRATEGIES
 
-DEMO_STRATEGIES = ("default", "eals", "melon")
 _SPLIT = (0.7, 0.02, 0.28)
+#: Settings tried for each strategy: fewer than an evaluation takes, so that all of them fit into a short demo.
+_BUDGET = 4
 
 
 def write_synthetic(kind: str, out: Path, events: int | None, seed: int) -> Path:
@@ -46,8 +48,8 @@ def run_demo(out: Path, events: int, seed: int) -> None:
     )
     records, work = [], Work()
     with listener() as told:
-        for strategy in DEMO_STRATEGIES:
-            config = CellConfig(strategy=strategy, split=_SPLIT, seed=seed)
+        for strategy in ALL_STRATEGIES:
+            config = CellConfig(strategy=strategy, split=_SPLIT, seed=seed, budget=_BUDGET)
             result = Cell(log, config, told, work).run(str(stream))
             records.append(write_result(result.record, result.ranks, out / f"{strategy}.json"))
     show_table(console, "bpr on the demo stream", merged_rows(records))
