@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import polars as pl
 
-from melon.evaluate.compare import Comparison, compare, hits, holm
+from melon.evaluate.compare import Comparison, Sides, compare_mean, hits, holm
 from melon.experiments.bench import bench_streams
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[1] / "../shared/data"))
@@ -109,36 +109,36 @@ def levels(cells: Cells, names: list[str], strategies: list[str]) -> None:
 
 def verdicts(cells: Cells, names: list[str], strategies: list[str], against: str) -> None:
     """Each strategy against the reference, as METHODS.md 5.8 allows; and MeLON against its ablations."""
+    pairs: dict[str, tuple[str, str | None]] = {strategy: (strategy, None) for strategy in strategies}
+    if "melon" in strategies:
+        pairs |= {f"melon − {other}": ("melon", other) for other in ("melon_i", "melon_p") if other in strategies}
     family: dict[str, Comparison] = {}
-    for name in names:
-        for strategy in strategies:
-            family[f"{name} {strategy}"] = compared(cells, name, strategy, None, against)
-        if "melon" in strategies:
-            for ablation in ("melon_i", "melon_p"):
-                if ablation in strategies:
-                    family[f"{name} melon − {ablation}"] = compared(cells, name, "melon", ablation, against)
+    for label, (strategy, other) in pairs.items():
+        found = {name: sides(cells, name, strategy, other, against) for name in names}
+        family |= {f"{name} {label}": compare_mean([each]) for name, each in found.items()}
+        if len(names) > 1:
+            family[f"mean {label}"] = compare_mean(list(found.values()))
     better = holm(family)
     print(f"\n| HR@5 against {against}, unless said | difference | 95 % by user | by item | se over seeds | verdict |")
     print("|---|---|---|---|---|---|")
-    for key, found in family.items():
+    for key, each in family.items():
         margin = MARGINS.get(key.split()[0], 0.015)
-        verdict = "better" if better[key] else "not worse" if found.not_worse(margin) else "not shown"
-        error = "–" if found.seed_error is None else f"{found.seed_error:.4f}"
-        by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (found.by_user, found.by_item))
-        print(f"| {key} | {found.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
+        verdict = "better" if better[key] else "not worse" if each.not_worse(margin) else "not shown"
+        error = "–" if each.seed_error is None else f"{each.seed_error:.4f}"
+        by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (each.by_user, each.by_item))
+        print(f"| {key} | {each.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
 
 
-def compared(cells: Cells, name: str, strategy: str, other: str | None, against: str) -> Comparison:
+def sides(cells: Cells, name: str, strategy: str, other: str | None, against: str) -> Sides:
     """Hits per event of a strategy and of another, or of a baseline, on the same candidates."""
     ours = cells.ranks(name, strategy)
     theirs = cells.ranks(name, other or "default")
     column = "rank_frozen" if other is None and against == "frozen" else "rank"
-    users, items = ours[0]["user"].to_numpy(), ours[0]["item"].to_numpy()
-    return compare(
+    return Sides(
         [hits(frame["rank"].to_numpy()) for frame in ours],
         [hits(frame[column].to_numpy()) for frame in theirs],
-        users,
-        items,
+        ours[0]["user"].to_numpy(),
+        ours[0]["item"].to_numpy(),
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from melon.errors import StreamError
-from melon.evaluate.compare import Comparison, compare, gains, hits, holm
+from melon.evaluate.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm
 
 
 def test_hits_and_gains_by_hand() -> None:
@@ -72,3 +72,27 @@ def test_holm_stops_at_the_first_that_fails() -> None:
 def test_other_events_are_refused() -> None:
     with pytest.raises(StreamError, match="same events"):
         compare([np.zeros(3)], [np.zeros(4)], np.zeros(3, dtype=int), np.zeros(3, dtype=int))
+
+
+def test_on_the_mean_each_stream_counts_alike_and_intervals_narrow() -> None:
+    rng = np.random.default_rng(3)
+
+    def stream(events: int, lead: float) -> Sides:
+        theirs = [(rng.random(events) < 0.4).astype(float) for _ in range(2)]
+        ours = [np.maximum(each, rng.random(events) < lead) for each in theirs]
+        return Sides(ours, theirs, rng.integers(events // 5, size=events), rng.integers(50, size=events))
+
+    short, long = stream(400, 0.3), stream(4_000, 0.0)
+    found = compare_mean([short, long])
+    assert found.difference == pytest.approx((short.per_seed.mean() + long.per_seed.mean()) / 2)
+    alone = compare_mean([short])
+    assert alone == compare(short.ours, short.theirs, short.users, short.items)
+    assert found.by_user[1] - found.by_user[0] < alone.by_user[1] - alone.by_user[0]
+    assert found.by_user[0] > 0
+
+
+def test_a_mean_over_nothing_or_over_other_seeds_is_refused() -> None:
+    one, two = (Sides([np.ones(5)] * n, [np.zeros(5)] * n, np.arange(5), np.arange(5)) for n in (1, 2))
+    for streams in ([], [one, two]):
+        with pytest.raises(StreamError, match="over streams"):
+            compare_mean(streams)

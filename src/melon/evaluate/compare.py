@@ -41,18 +41,49 @@ def gains(rank: Floats, cut: int = 10) -> Floats:
     return np.where(rank <= cut, 1.0 / np.log2(rank + 1), 0.0)
 
 
+@dataclass(frozen=True)
+class Sides:
+    """Two sides on the events of one stream: values per event (hits or gains), one array for each seed."""
+
+    ours: Sequence[Floats]
+    theirs: Sequence[Floats]
+    users: Ints
+    items: Ints
+
+    def __post_init__(self) -> None:
+        sizes = {len(values) for values in (*self.ours, *self.theirs, self.users, self.items)}
+        if len(self.ours) != len(self.theirs) or not self.ours or len(sizes) != 1:
+            raise StreamError("a comparison needs the same events and the same seeds on both sides.")
+
+    @property
+    def per_seed(self) -> Floats:
+        """The mean difference under each seed."""
+        return np.array([np.mean(a - b) for a, b in zip(self.ours, self.theirs, strict=True)])
+
+    @property
+    def difference(self) -> Floats:
+        """The difference of each event, averaged over seeds."""
+        averaged: Floats = np.mean([a - b for a, b in zip(self.ours, self.theirs, strict=True)], axis=0)
+        return averaged
+
+
 def compare(ours: Sequence[Floats], theirs: Sequence[Floats], users: Ints, items: Ints, *, seed: int = 0) -> Comparison:
-    """Ours minus theirs: values per event (hits or gains), one array for each seed, on the same events."""
-    if len(ours) != len(theirs) or not ours or any(len(a) != len(users) for a in (*ours, *theirs)):
-        raise StreamError("a comparison needs the same events and the same seeds on both sides.")
-    per_seed = np.array([np.mean(a - b) for a, b in zip(ours, theirs, strict=True)])
-    difference = np.mean([a - b for a, b in zip(ours, theirs, strict=True)], axis=0)
+    """Ours minus theirs on one stream."""
+    return compare_mean([Sides(ours, theirs, users, items)], seed=seed)
+
+
+def compare_mean(streams: Sequence[Sides], *, seed: int = 0) -> Comparison:
+    """Ours minus theirs on the mean of streams, each counting alike and resampled by itself."""
+    if not streams or len({len(sides.ours) for sides in streams}) != 1:
+        raise StreamError("a comparison over streams needs at least one, and the same number of seeds on each.")
     rng = np.random.default_rng(seed)
-    by_user, by_item = (_resampled(difference, groups, rng) for groups in (users, items))
+    per_seed = np.mean([sides.per_seed for sides in streams], axis=0)
+    drawn = [[_resampled(sides.difference, groups, rng) for groups in (sides.users, sides.items)] for sides in streams]
+    by_user, by_item = np.mean(drawn, axis=0)
     beyond = 1 + min(int((by_user <= 0).sum()), int((by_user >= 0).sum()))
     error = float(per_seed.std(ddof=1) / np.sqrt(len(per_seed))) if len(per_seed) > 1 else None
     p_value = min(1.0, 2 * beyond / (len(by_user) + 1))
-    return Comparison(float(difference.mean()), _interval(by_user), _interval(by_item), error, p_value)
+    return Comparison(float(per_seed.mean()), _interval(by_user), _interval(by_item), error, p_value)
 
 
 def holm(comparisons: Mapping[str, Comparison], level: float = 1 - LEVEL) -> dict[str, bool]:
