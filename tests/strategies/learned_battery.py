@@ -237,6 +237,17 @@ class State(Battery):
         updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
         assert _same(before, state_of(updater))
 
+    def test_a_look_ahead_without_a_common_row_teaches_nothing(self) -> None:
+        updater = updater_of("bpr", self.made(), past_and_batch()[0])
+        updater.learn(toy_batch(96, np.arange(4), np.arange(4)))
+        before = updater.strategy.memory()
+        ahead = Offered(np.array([0, 1]), np.array([[0, 1], [1, 0]]))
+        behind = Offered(np.array([2, 3]), np.array([[2, 3], [3, 2]]))
+        updater.step(ahead, behind, toy_batch(100, np.array([0, 1]), np.array([0, 1])))
+        for name, moment in updater.strategy.memory().items():  # no slope: the first moments only shrink
+            if name.startswith("adam/1/"):
+                torch.testing.assert_close(moment, 0.9 * before[name], rtol=1e-12, atol=0)
+
     @EVERY_KIND
     def test_it_is_bound_once(self, kind: str) -> None:
         """A meta-model that was trained on one recommender goes on, as it is, on another of its kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.checks.pairings import state_of
+from melon.checks.pairings import situation_of, state_of
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, RecommenderSettings
@@ -177,6 +178,59 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
             return float(meta_loss(strategy.look_ahead(situation)))
 
     return (loss_at(h) - loss_at(-h)) / (2 * h)
+
+
+def require_exact_half_lives(
+    strategy: LearnedStrategy,
+    situation: Situation,
+    meta_loss: MetaLoss,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Half-lives get the gradient that differences give, and so does everything beside them."""
+    gradients, _ = strategy.meta_gradient(situation, meta_loss)
+    assert set(strategy.parameters()) <= set(gradients)
+    assert situation.around is not None
+    lively = 0
+    for table in situation.around.idle:
+        exact = float(gradients[f"fading.{table}"])
+        found = half_life_difference(strategy, situation, meta_loss, table)
+        assert found == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE), table
+        lively += abs(exact) > 1e-6
+    assert lively
+    rest = worst_error(strategy, situation, meta_loss, leave_out="fading.", tensors=tensors)
+    assert max(rest.values()) < RELATIVE, rest
+
+
+def require_exact_reach(strategy: LearnedStrategy, situation: Situation, meta_loss: MetaLoss) -> None:
+    """Rows that cannot reach the loss are dropped, which changes nothing but the time it takes."""
+    assert any(situation.reached(table) < len(values) for table, values in situation.values.items())
+    short, loss = strategy.meta_gradient(situation, meta_loss)
+    full, loss_too = strategy.meta_gradient(replace(situation, reach=None), meta_loss)
+    # Fewer lines may be multiplied in another order.
+    assert float(loss) == pytest.approx(float(loss_too), rel=1e-13)
+    for name, gradient in short.items():
+        reached, rest = full[name][: len(gradient)], full[name][len(gradient) :]
+        torch.testing.assert_close(gradient, reached, rtol=1e-9, atol=1e-14, msg=name)
+        assert not rest.any()
+
+
+def require_others_untouched(updater: Updater, batch: Batch) -> None:
+    """A batch is learned; rows of users and items that it does not touch keep their bytes, and their state too."""
+    compact, _ = situation_of(updater, batch)
+    tables = dict(updater.recommender.tables)
+    tables |= {f"{name}.{key}": each for name, kept in updater.row_state.items() for key, each in kept.items()}
+    before = {name: table.gather(torch.arange(table.rows)) for name, table in tables.items()}
+    updater.learn(batch)
+    moved = 0
+    for name, table in tables.items():
+        if table.spec.role == "shared":
+            continue
+        others = np.setdiff1d(np.arange(table.rows), compact.users if table.spec.role == "user" else compact.items)
+        now = table.gather(torch.arange(table.rows))
+        assert len(others)
+        assert torch.equal(now[others], before[name][others]), name
+        moved += int((now != before[name]).sum())
+    assert moved
 
 
 class Mixed(Recommender):

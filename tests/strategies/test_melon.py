@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learned_scenes import Mixed, finite
+from learned_scenes import Mixed, finite, require_others_untouched
 from rate_scenes import (
     FAMILY,
     KINDS,
@@ -224,16 +224,7 @@ class TestOnlyWhatIsTouched:
     def test_other_rows_keep_their_bytes(self, kind: str, name: str) -> None:
         past, batch = past_and_batch()
         updater = updater_of(kind, strategy_of(name), past, noise=0.5)
-        compact, _ = situation_of(updater, batch)
-        before = tables_of(updater)
-        updater.learn(batch)
-        for table, values in tables_of(updater).items():
-            role = updater.recommender.tables[table].spec.role
-            if role == "shared":
-                continue
-            others = np.setdiff1d(np.arange(len(values)), compact.users if role == "user" else compact.items)
-            assert len(others)
-            assert torch.equal(values[others], before[table][others])
+        require_others_untouched(updater, batch)
 
     @EVERY_NAME
     def test_the_provisional_rows_stay_if_asked(self, kind: str, name: str) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
 from learned_scenes import (
-    ABSOLUTE,
     RELATIVE,
     Mixed,
-    half_life_difference,
     look_ahead_of,
     past_and_batch,
     recommender_of,
+    require_exact_half_lives,
+    require_exact_reach,
     tables_of,
     updater_of,
     worst_error,
@@ -169,18 +169,7 @@ class TestMetaGradient:
     @EVERY_SHARE
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, share: str) -> None:
         strategy, situation, meta_loss, _ = scene(kind, {"share": share, "fading": 30.0, "fading_speed": 5.0})
-        gradients, _ = strategy.meta_gradient(situation, meta_loss)
-        assert set(strategy.parameters()) <= set(gradients)
-        assert situation.around is not None
-        found = 0
-        for table in situation.around.idle:
-            exact = float(gradients[f"fading.{table}"])
-            apart = half_life_difference(strategy, situation, meta_loss, table)
-            assert apart == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE)
-            found += abs(exact) > 1e-6
-        assert found > 1
-        rest = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
-        assert max(rest.values()) < RELATIVE, rest
+        require_exact_half_lives(strategy, situation, meta_loss, rates_in(strategy, situation))
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
     def test_with_another_loss_or_more_negatives(self, kind: str, recommender: dict[str, Any]) -> None:
@@ -192,13 +181,8 @@ class TestMetaGradient:
     @EVERY_SHARE
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, share: str, aggregation: str) -> None:
         strategy, situation, meta_loss, _ = scene(kind, {"share": share, "aggregation": aggregation})
-        assert any(situation.reached(table) < len(values) for table, values in situation.values.items())
         assert all(len(v) == situation.reached(t) for t, v in strategy.look_ahead(situation).items())
-        short, _ = strategy.meta_gradient(situation, meta_loss)
-        full, _ = strategy.meta_gradient(replace(situation, reach=None), meta_loss)
-        for name, gradient in short.items():
-            torch.testing.assert_close(gradient, full[name][: len(gradient)], rtol=1e-11, atol=1e-16, msg=name)
-            assert not full[name][len(gradient) :].any()
+        require_exact_reach(strategy, situation, meta_loss)
 
 
 def stored(updater: Updater, key: str = "alpha") -> dict[str, Tensor]:

@@ -1,11 +1,10 @@
 """The meta-gradient (METHODS.md 3.0.4, 4.11): against central differences, in chunks, and without unreachable rows."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from learned_scenes import ABSOLUTE, RELATIVE, half_life_difference, worst_error
+from learned_scenes import RELATIVE, require_exact_half_lives, require_exact_reach, worst_error
 from rate_scenes import FAMILY, KINDS, look_ahead_of, past_and_batch, strategy_of, updater_of
 from torch import Tensor
 
@@ -70,17 +69,7 @@ def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> No
 def test_half_lives_are_learned_by_the_same_gradient(kind: str, name: str) -> None:
     """METHODS.md 8.3: idle rows fade by 0.5^(idle / half-life); losses, gradients and features stay as they were."""
     strategy, situation, meta_loss = scene(kind, name, {"fading": 30.0, "fading_speed": 5.0, "norm": "none"})
-    gradients, _ = strategy.meta_gradient(situation, meta_loss)
-    assert situation.around is not None
-    found = 0
-    for table in situation.around.idle:
-        exact = float(gradients[f"fading.{table}"])
-        apart = half_life_difference(strategy, situation, meta_loss, table)
-        assert apart == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE)
-        found += abs(exact) > 1e-6
-    assert found > 1
-    rest = worst_error(strategy, situation, meta_loss, leave_out="fading.")
-    assert max(rest.values()) < RELATIVE, rest
+    require_exact_half_lives(strategy, situation, meta_loss)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,9 +116,4 @@ def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, mo
 def test_rows_out_of_reach_are_dropped_exactly(kind: str, name: str, option: str) -> None:
     strategy, situation, meta_loss = scene(kind, name, OPTIONS[option])
     assert situation.reach is not None
-    assert any(situation.reached(table) < len(values) for table, values in situation.values.items())
-    short, loss = strategy.meta_gradient(situation, meta_loss)
-    full, loss_too = strategy.meta_gradient(replace(situation, reach=None), meta_loss)
-    assert_same(short, full)
-    # Fewer lines may be multiplied in another order.
-    assert float(loss) == pytest.approx(float(loss_too), rel=1e-14)
+    require_exact_reach(strategy, situation, meta_loss)

@@ -13,10 +13,12 @@ from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, S
 from learned_scenes import (
     RELATIVE,
     finite,
-    half_life_difference,
     look_ahead_of,
     past_and_batch,
     recommender_of,
+    require_exact_half_lives,
+    require_exact_reach,
+    require_others_untouched,
     tables_of,
     updater_of,
     worst_error,
@@ -27,7 +29,6 @@ from melon.checks import SMALL_RECOMMENDERS, check_pairing
 from melon.checks.pairings import finite_after_many_batches, situation_of, state_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
-from melon.learning.gathering import Offered
 from melon.learning.updater import Updater
 from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
@@ -191,38 +192,12 @@ class TestMetaGradient:
     @EVERY_CELL
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, cell: str) -> None:
         strategy, situation, meta_loss = scene(kind, {**CELLS[cell], "fading": 30.0, "fading_speed": 5.0})
-        gradients, _ = strategy.meta_gradient(situation, meta_loss)
-        assert situation.around is not None
-        for table in situation.around.idle:
-            exact = float(gradients[f"fading.{table}"])
-            found = half_life_difference(strategy, situation, meta_loss, table)
-            assert found == pytest.approx(exact, rel=RELATIVE, abs=1e-9)
-        assert any(abs(float(gradients[f"fading.{table}"])) > 1e-6 for table in situation.around.idle)
-        if kind == "bpr":
-            rest = worst_error(strategy, situation, meta_loss, leave_out="fading.")
-            assert max(rest.values()) < RELATIVE, rest
+        require_exact_half_lives(strategy, situation, meta_loss)
 
     @EVERY_KIND
     @EVERY_CELL
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, cell: str) -> None:
-        strategy, situation, meta_loss = scene(kind, CELLS[cell])
-        assert any(situation.reached(table) < len(values) for table, values in situation.values.items())
-        short, loss = strategy.meta_gradient(situation, meta_loss)
-        full, loss_too = strategy.meta_gradient(replace(situation, reach=None), meta_loss)
-        assert float(loss) == float(loss_too)
-        for name, gradient in short.items():
-            torch.testing.assert_close(gradient, full[name], rtol=1e-9, atol=1e-14, msg=name)
-
-    def test_a_look_ahead_without_a_common_row_teaches_nothing(self) -> None:
-        updater = updater_of("bpr", made(), past_and_batch()[0])
-        updater.learn(toy_batch(96, np.arange(4), np.arange(4)))
-        before = updater.strategy.memory()
-        ahead = Offered(np.array([0, 1]), np.array([[0, 1], [1, 0]]))
-        behind = Offered(np.array([2, 3]), np.array([[2, 3], [3, 2]]))
-        updater.step(ahead, behind, toy_batch(100, np.array([0, 1]), np.array([0, 1])))
-        for name, moment in updater.strategy.memory().items():  # no slope: the first moments only shrink
-            if name.startswith("adam/1/"):
-                torch.testing.assert_close(moment, 0.9 * before[name], rtol=1e-12, atol=0)
+        require_exact_reach(*scene(kind, CELLS[cell]))
 
 
 @EVERY_KIND
@@ -327,22 +302,7 @@ class TestStep:
         """3.5 test 5; what rows keep of the cell included."""
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**CELLS[cell]), past, noise=0.5)
-        compact, _ = situation_of(updater, batch)
-        tables = dict(updater.recommender.tables)
-        tables |= {f"{name}.{key}": t for name, kept in updater.row_state.items() for key, t in kept.items()}
-        before = {name: table.gather(torch.arange(table.rows)) for name, table in tables.items()}
-        updater.learn(batch)
-        moved = 0
-        for name, table in tables.items():
-            if table.spec.role == "shared":
-                continue
-            touched = compact.users if table.spec.role == "user" else compact.items
-            others = np.setdiff1d(np.arange(table.rows), touched)
-            assert len(others)
-            now = table.gather(torch.arange(table.rows))
-            assert torch.equal(now[others], before[name][others]), name
-            moved += int((now != before[name]).sum())
-        assert moved
+        require_others_untouched(updater, batch)
 
     def test_the_provisional_rows_stay_if_asked(self, kind: str) -> None:
         past, batch = past_and_batch()

@@ -5,17 +5,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
 from learned_scenes import (
     RELATIVE,
     finite,
-    half_life_difference,
     look_ahead_of,
     past_and_batch,
     recommender_of,
+    require_exact_half_lives,
+    require_exact_reach,
+    require_others_untouched,
     tables_of,
     updater_of,
     worst_error,
@@ -24,9 +25,8 @@ from torch import Tensor
 
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
 from melon.checks.pairings import finite_after_many_batches, situation_of
-from melon.checks.toys import toy_batch, toy_batches
+from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
-from melon.learning.gathering import Offered
 from melon.learning.updater import Updater
 from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
@@ -182,27 +182,11 @@ class TestMetaGradient:
 
     @pytest.mark.parametrize("option", ["bounded", "added", "plain", "adam"])
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, option: str) -> None:
-        settings = {**OPTIONS[option], "fading": 30.0, "fading_speed": 5.0}
-        strategy, situation, meta_loss = scene(kind, settings)
-        gradients, _ = strategy.meta_gradient(situation, meta_loss)
-        assert situation.around is not None
-        for table in situation.around.idle:
-            exact = float(gradients[f"fading.{table}"])
-            found = half_life_difference(strategy, situation, meta_loss, table)
-            assert found == pytest.approx(exact, rel=RELATIVE, abs=1e-9), table
-        assert any(abs(float(gradients[f"fading.{table}"])) > 1e-6 for table in situation.around.idle)
-        rest = worst_error(strategy, situation, meta_loss, leave_out="fading.")
-        assert max(rest.values()) < RELATIVE, rest
+        require_exact_half_lives(*scene(kind, {**OPTIONS[option], "fading": 30.0, "fading_speed": 5.0}))
 
     @pytest.mark.parametrize("option", ["bounded", "plain", "adam"])
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, option: str) -> None:
-        strategy, situation, meta_loss = scene(kind, OPTIONS[option])
-        assert any(situation.reached(table) < len(values) for table, values in situation.values.items())
-        short, loss = strategy.meta_gradient(situation, meta_loss)
-        full, loss_too = strategy.meta_gradient(replace(situation, reach=None), meta_loss)
-        assert float(loss) == pytest.approx(float(loss_too), rel=1e-13)
-        for name, gradient in short.items():
-            torch.testing.assert_close(gradient, full[name], rtol=1e-9, atol=1e-14, msg=name)
+        require_exact_reach(*scene(kind, OPTIONS[option]))
 
     @pytest.mark.parametrize("option", ["bounded", "adam", "plain"])
     def test_rows_that_the_last_interactions_do_not_touch_stay(self, kind: str, option: str) -> None:
@@ -216,17 +200,6 @@ class TestMetaGradient:
             untouched += int(idle.sum())
             assert torch.equal(ahead[table][idle], situation.values[table][:reached][idle])
         assert untouched
-
-    def test_a_look_ahead_without_a_common_row_teaches_nothing(self, kind: str) -> None:
-        updater = updater_of(kind, made(), past_and_batch()[0])
-        updater.learn(toy_batch(96, np.arange(4), np.arange(4)))
-        before = updater.strategy.memory()
-        ahead = Offered(np.array([0, 1]), np.array([[0, 1], [1, 0]]))
-        behind = Offered(np.array([2, 3]), np.array([[2, 3], [3, 2]]))
-        updater.step(ahead, behind, toy_batch(100, np.array([0, 1]), np.array([0, 1])))
-        for name, moment in updater.strategy.memory().items():  # no slope: the first moments only shrink
-            if name.startswith("adam/1/"):
-                torch.testing.assert_close(moment, 0.9 * before[name], rtol=1e-12, atol=0)
 
 
 @EVERY_KIND
@@ -300,16 +273,7 @@ class TestStep:
         """3.6 test 5: T(θ, θ) is not θ, and a row that nobody touches must not go through it."""
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**FORMS[form]), past, noise=0.5, phi_noise=0.3)
-        compact, _ = situation_of(updater, batch)
-        before = tables_of(updater)
-        updater.learn(batch)
-        for table, values in tables_of(updater).items():
-            role = updater.recommender.tables[table].spec.role
-            if role == "shared":
-                continue
-            others = np.setdiff1d(np.arange(len(values)), compact.users if role == "user" else compact.items)
-            assert len(others)
-            assert torch.equal(values[others], before[table][others])
+        require_others_untouched(updater, batch)
 
     def test_a_bounded_merge_is_a_step_of_no_more_than_twice_the_rate(self, kind: str) -> None:
         past, batch = past_and_batch()
