@@ -17,6 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import argparse
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -46,23 +47,24 @@ PARTS = ("candidates", "score", "update", "history", "metrics")
 
 
 class Watch:
-    """CPU seconds by part; a part inside another counts for itself only."""
+    """CPU seconds by part; a part inside another counts for itself only, and each thread for itself."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
-        self._inner = 0.0
+        self._inside = threading.local()
 
     def on(self, owner: Any, method: str, part: str) -> None:
         """Count the time inside one method of one object."""
         inner: Callable[..., Any] = getattr(owner, method)
 
         def timed(*given: Any, **more: Any) -> Any:
-            outside, self._inner = self._inner, 0.0
-            began = time.process_time()
+            inside = self._inside
+            outside, inside.spent = getattr(inside, "spent", 0.0), 0.0
+            began = time.thread_time()
             found = inner(*given, **more)
-            whole = time.process_time() - began
-            self.spent[part] += whole - self._inner
-            self._inner = outside + whole
+            whole = time.thread_time() - began
+            self.spent[part] += whole - inside.spent
+            inside.spent = outside + whole
             return found
 
         setattr(owner, method, timed)

@@ -2,9 +2,11 @@
 
     python benchmarks/step_profile.py --recommender bpr --strategy melon
     python benchmarks/step_profile.py --recommender ncf --strategy default --set optimizer=adam_lazy --lines 20
+    python benchmarks/step_profile.py --parts
 
-The batches are those of benchmarks/step.py at 10 thousand rows, where each touches 256 users and 512 items. The
-profiler makes Python itself look slower than it is: compare shares, and take totals from step.py.
+The batches are those of benchmarks/step.py at 60 + 75 thousand rows, where each touches 256 users and 512 items. The
+profiler makes Python itself look slower than it is: compare shares, and take totals from step.py. `--parts` does
+without it: it times some functions of the step alone, one inside another, and shows the median of each.
 """
 
 from __future__ import annotations
@@ -13,13 +15,71 @@ import argparse
 import cProfile
 import pstats
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
+from melon.learning.gathering import Gatherer
+from melon.learning.updater import Updater
+from melon.recommenders.base import Recommender
+from melon.strategies.rates.interactions import InteractionModel
+from melon.strategies.rates.kernels import choice
+from melon.strategies.rates.kernels.compiled.generator import ENTRIES
+from melon.strategies.rates.strategy import RateStrategy
+from melon.stream.history import History
 from step import BATCH, WARM_UP, Sized
 
-ROWS = 10_000
+USERS, ITEMS = 60_000, 75_000
+
+
+def parts() -> list[tuple[Any, str]]:
+    """What `--parts` times: the pieces of a step, from the outside in."""
+    kernel = choice._STOCK.of(20)
+    found: list[tuple[Any, str]] = [
+        (Updater, "learn"), (Updater, "_offered"), (Updater, "_last_offered"), (Updater, "step"),
+        (Gatherer, "touched"), (Gatherer, "extended"), (Gatherer, "situation"), (Recommender, "losses_once"),
+        (RateStrategy, "meta_gradient"), (RateStrategy, "look_ahead"), (torch.autograd, "grad"),
+        (RateStrategy, "adapt"), (RateStrategy, "propose"), (InteractionModel, "targets"), (InteractionModel, "side"),
+        (RateStrategy, "_unit_terms"), (RateStrategy, "_updated"), (Updater, "_write"), (History, "append"),
+    ]  # fmt: skip
+    return found if kernel is None else found + [(kernel._kernels, name) for name in ENTRIES]
+
+
+def watch(owner: Any, name: str, spent: dict[str, list[float]]) -> None:
+    """Write down the CPU seconds of every call."""
+    inner: Callable[..., Any] = getattr(owner, name)
+
+    def timed(*given: Any, **more: Any) -> Any:
+        began = time.process_time()
+        try:
+            return inner(*given, **more)
+        finally:
+            spent[name].append(time.process_time() - began)
+
+    if isinstance(owner, type):
+        setattr(owner, name, timed)
+    else:
+        object.__setattr__(owner, name, timed)  # kernels are a frozen record
+
+
+def show_parts(sized: Sized, batches: int) -> None:
+    """The median milliseconds of each part, all of its calls in a batch together."""
+    spent: dict[str, list[float]] = defaultdict(list)
+    for owner, name in parts():
+        watch(owner, name, spent)
+    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for _ in range(batches):
+        spent.clear()
+        sized.learn()
+        for name, times in spent.items():
+            found[name].append((sum(times), len(times)))
+    print(f"{'ms':>8}{'calls':>8}  part")
+    for name, each in sorted(found.items(), key=lambda entry: -float(np.median([t for t, _ in entry[1]]))):
+        print(f"{1e3 * np.median([t for t, _ in each]):8.2f}{np.median([n for _, n in each]):8.0f}  {name}")
 
 
 def main() -> None:
@@ -30,12 +90,16 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the strategy")
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--lines", type=int, default=30)
+    parser.add_argument("--parts", action="store_true", help="time the pieces of a step instead of every function")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     settings: dict[str, object] = dict(one.split("=", 1) for one in asked.set)
-    sized = Sized(asked.recommender, asked.strategy, settings, users=ROWS // 2, items=ROWS // 2)
+    sized = Sized(asked.recommender, asked.strategy, settings, users=USERS, items=ITEMS)
     for _ in range(WARM_UP):
         sized.learn()
+    if asked.parts:
+        show_parts(sized, asked.batches)
+        return
     profile = cProfile.Profile(time.process_time)
     plain = sum(sized.learn() for _ in range(asked.batches)) / asked.batches
     profile.enable()

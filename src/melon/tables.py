@@ -83,6 +83,12 @@ class Table:
             return values
         return values * fade(self._touched[places], self._clock.now, self.half_life).to(values.dtype).unsqueeze(-1)
 
+    def storage(self) -> Tensor | None:
+        """The storage itself, for loops that read rows where they stand: a row from number `rows` on is absent, and
+        what stands at `rows` are zeros. None where rows fade as they are read.
+        """
+        return self._values if self.half_life is None else None
+
     def everything(self) -> Tensor:
         """All rows as they are now; a view of the storage where nothing fades, so read it and let go."""
         if self.half_life is None or not self.rows:
@@ -106,11 +112,11 @@ class Table:
 
     def scatter(self, rows: Tensor, values: Tensor) -> None:
         """Write distinct rows and mark them as touched now; every live snapshot keeps what it saw."""
-        if len(rows) and int(rows.max()) >= self.rows:
+        if rows.shape[0] and int(rows.max()) >= self.rows:
             raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
         self._preserve(rows)
-        self._values[rows] = values
-        self._touched[rows] = self._clock.now
+        self._values.index_copy_(0, rows, values)
+        self._touched.index_fill_(0, rows, self._clock.now)
 
     def add(self, rows: Tensor, steps: Tensor) -> None:
         """Add to rows, which may repeat: the summed plain step of pre-training, where nothing fades."""

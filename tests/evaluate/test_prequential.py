@@ -1,6 +1,7 @@
 """The prequential loop: predicted before learned, on the same candidates for all, blind to what comes later."""
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from melon.data.interactions import Interactions, Ints
 from melon.errors import LearningError, SettingsError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor
-from melon.evaluate.prequential import Point, Tally, UserPast, pairwise_loss, prequential
+from melon.evaluate.prequential import Point, Tally, UserPast, drawn_ahead, pairwise_loss, prequential
 from melon.evaluate.ranking import Scores
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
@@ -351,3 +352,23 @@ def test_frozen_learns_nothing() -> None:
         t.numpy().tobytes() for table in model.recommender.tables.values() for t in table.state().values()
     ] == before
     assert model.history.events == START
+
+
+class TestCandidatesDrawnAhead:
+    def test_each_batch_comes_with_its_own(self) -> None:
+        candidates, ranges = Candidates(changing_log(), count=COUNT), [(0, 16), (16, 40), (40, 41)]
+        for first, last, found in drawn_ahead(candidates, ranges):
+            wanted = candidates.draw(first, last)
+            assert (found.items == wanted.items).all()
+            assert (found.usable == wanted.usable).all()
+        assert list(drawn_ahead(candidates, [])) == []
+
+    def test_a_loop_that_stops_early_leaves_no_thread_behind(self) -> None:
+        coming = drawn_ahead(Candidates(changing_log(), count=COUNT), [(0, 16), (16, 32), (32, 48)])
+        next(coming)
+        coming.close()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("melon-candidates")]
+
+    def test_what_goes_wrong_there_is_told_here(self) -> None:
+        with pytest.raises(IndexError):
+            list(drawn_ahead(Candidates(changing_log(), count=COUNT), [(EVENTS + 5, EVENTS + 9)]))

@@ -65,7 +65,7 @@ class TestHeads:
         pairs, _, _ = pair_model(**RATE_PRESETS[preset])
         gradient = torch.tensor([[0.0, 1e6, -1e6, 1e-30, 1e-5, -0.5]], dtype=DTYPE).expand(4, -1)
         losses = torch.tensor([0.0, 1e-12, 0.7, 1e6], dtype=DTYPE)
-        terms = pairs.line_terms(losses, torch.rand((4, 20), dtype=DTYPE))
+        terms = pairs.unit_terms(losses, torch.rand((4, 20), dtype=DTYPE))
         for theta in (torch.zeros_like(gradient), torch.full_like(gradient, 30.0)):
             found = pairs.rates(theta, gradient, terms)
             for rates in (found.learning, found.forgetting):
@@ -90,7 +90,7 @@ class TestHeads:
             torch.rand(3, generator=generator, dtype=DTYPE),
             torch.rand(3, 20, generator=generator, dtype=DTYPE),
         )
-        found = pairs.rates(theta, gradient * 1e-3, pairs.line_terms(losses, h_x))
+        found = pairs.rates(theta, gradient * 1e-3, pairs.unit_terms(losses, h_x))
         for x in range(3):
             for m in range(7):
                 features = [*preprocess(losses[x]), *preprocess(gradient[x, m] * 1e-3)]
@@ -104,7 +104,7 @@ class TestHeads:
 
 
 def _terms(pairs: PairModel) -> Any:
-    return pairs.line_terms(torch.ones(1, dtype=DTYPE), torch.zeros(1, 20, dtype=DTYPE))
+    return pairs.unit_terms(torch.ones(1, dtype=DTYPE), torch.zeros(1, 20, dtype=DTYPE))
 
 
 def interaction_model(**settings: Any) -> tuple[InteractionModel, Parameters]:
@@ -169,7 +169,7 @@ class TestAttention:
         around = Surroundings(history, 0, torch.arange(3), torch.arange(30), recommender.tables)
         model, _ = interaction_model(neighbours=6)
         users = torch.tensor([0, 1])
-        one, other = (model.side("user", users, around) for _ in range(2))
+        one, other = (model.side("user", users.numpy(), around) for _ in range(2))
         assert one.there.sum(1).tolist() == [6, 0]
         assert torch.equal(one.partners, other.partners)
         rows = recommender.tables["item_factors"].everything()

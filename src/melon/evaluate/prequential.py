@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from melon.data.interactions import Flags, Interactions, Ints
 from melon.evaluate.predictors import Predictor
 from melon.evaluate.ranking import Floats, Ranks, Scores, rank_among_all, rank_first, require_finite
 from melon.stream.batch import batch_of
-from melon.stream.candidates import Candidates
+from melon.stream.candidates import Candidates, CandidateSet
 from melon.stream.split import BATCH_SIZE, batches
+
+#: From here on softplus(x) is x to the last bit.
+_LINEAR = 40.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,11 @@ def prequential(
 ) -> Iterator[Point]:
     """Predict, then learn, events start … stop-1 batch by batch. The predictor has seen everything before `start`."""
     past = UserPast(log) if full_ranking else None
-    for first, last in batches(start, stop, batch_size, log.times if align_ties else None):
+    for first, last, offered in drawn_ahead(
+        candidates, batches(start, stop, batch_size, log.times if align_ties else None)
+    ):
         batch = batch_of(log, first, last)
         place = f"the batch of events {first} to {last - 1}"
-        offered = candidates.draw(first, last)
         now = int(batch.times[0])
         began = time.perf_counter()
         scores = predictor.score(batch.users, offered.items, now)
@@ -82,10 +88,29 @@ def prequential(
         )
 
 
+def drawn_ahead(candidates: Candidates, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, CandidateSet]]:
+    """Batches with their candidates, which are drawn in another thread while the batch before is predicted and learned.
+
+    They are a function of the recorded stream and the seed alone, so nothing depends on when they are drawn.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="melon-candidates") as drawer:
+        waiting: tuple[int, int, Future[CandidateSet]] | None = None
+        for first, last in ranges:
+            coming = (first, last, drawer.submit(candidates.draw, first, last))
+            if waiting is not None:
+                yield waiting[0], waiting[1], waiting[2].result()
+            waiting = coming
+        if waiting is not None:
+            yield waiting[0], waiting[1], waiting[2].result()
+
+
 def pairwise_loss(scores: Scores) -> float:
     """Summed over events: softplus(s⁻ − s⁺) averaged over an event's candidates. Same candidates, same yardstick."""
-    margin = scores[:, 1:].astype(np.float64) - scores[:, :1]
-    return float(np.logaddexp(0, margin).mean(1).sum()) if len(margin) else 0.0
+    if not len(scores):
+        return 0.0
+    # PyTorch's softplus is vectorised, where numpy's logaddexp would take most of the time that metrics take.
+    losses = torch.nn.functional.softplus(torch.from_numpy(scores[:, 1:] - scores[:, :1]), threshold=_LINEAR)
+    return float(losses.mean(1, dtype=torch.float64).sum())
 
 
 class UserPast:

@@ -56,6 +56,9 @@ class Surroundings:
     items: Tensor
     tables: Mapping[str, Readable]
     idle: Mapping[str, Tensor] = field(default_factory=dict)
+    #: What was looked up around this moment, for the next situation of the same step: its compact rows are the same as
+    #: far as both go, and nothing is written in between.
+    notes: dict[object, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

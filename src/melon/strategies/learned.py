@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -146,21 +146,41 @@ class LearnedStrategy(Strategy):
 
 
 @dataclass(frozen=True)
+class _Moments:
+    """Both moments of all parameters end to end, and which parameters these are."""
+
+    shapes: dict[str, torch.Size]
+    first: Tensor
+    second: Tensor
+
+    def apart(self) -> dict[str, tuple[Tensor, Tensor]]:
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        both = zip(torch.split(self.first, sizes), torch.split(self.second, sizes), strict=True)
+        return {
+            name: (one.view(shape), two.view(shape))
+            for (name, shape), (one, two) in zip(self.shapes.items(), both, strict=True)
+        }
+
+
+@dataclass(frozen=True)
 class _Before:
     steps: int
-    moments: dict[str, tuple[Tensor, Tensor]]
-    values: dict[str, Tensor]
+    moments: _Moments | None
+    values: Tensor
 
 
 class MetaAdam:
-    """Adam over named tensors, with its state in plain tensors so that a checkpoint can hold it."""
+    """Adam over named tensors, with its state in plain tensors so that a checkpoint can hold it.
+
+    A meta-model is many small tensors: they are laid end to end, so that a step is a few long operations.
+    """
 
     _BETAS, _EPS = (0.9, 0.999), 1e-8
 
     def __init__(self, settings: LearnedSettings) -> None:
         self._settings = settings
         self._steps = 0
-        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._moments: _Moments | None = None
         self._before: _Before | None = None
 
     @torch.no_grad()
@@ -169,19 +189,16 @@ class MetaAdam:
         if not parameters:
             return
         settings, (beta_1, beta_2) = self._settings, self._BETAS
-        names, values = list(parameters), list(parameters.values())
-        self._before = _Before(self._steps, self._moments, {name: parameters[name].clone() for name in names})
-        slopes = self._slopes(parameters, gradients)
-        kept = [self._moments.get(name) or (torch.zeros_like(v), torch.zeros_like(v)) for name, v in parameters.items()]
+        values, slopes = _end_to_end(parameters.values()), _end_to_end(self._slopes(parameters, gradients))
+        self._before = _Before(self._steps, self._moments, values)
+        kept = self._moments_of(parameters)
         self._steps += 1
-        first = torch._foreach_lerp([one for one, _ in kept], slopes, 1 - beta_1)
-        second = torch._foreach_mul([two for _, two in kept], beta_2)
-        torch._foreach_addcmul_(second, slopes, slopes, value=1 - beta_2)
-        scale = torch._foreach_div(second, 1 - beta_2**self._steps)
-        torch._foreach_sqrt_(scale)
-        torch._foreach_add_(scale, self._EPS)
-        torch._foreach_addcdiv_(values, first, scale, value=-settings.meta_lr / (1 - beta_1**self._steps))
-        self._moments = dict(zip(names, zip(first, second, strict=True), strict=True))
+        first = torch.lerp(kept.first, slopes, 1 - beta_1)
+        second = torch.mul(kept.second, beta_2).addcmul_(slopes, slopes, value=1 - beta_2)
+        scale = torch.div(second, 1 - beta_2**self._steps).sqrt_().add_(self._EPS)
+        moved = torch.addcdiv(values, first, scale, value=-settings.meta_lr / (1 - beta_1**self._steps))
+        _put_back(moved, parameters)
+        self._moments = _Moments(kept.shapes, first, second)
 
     @torch.no_grad()
     def undo(self, parameters: Mapping[str, Tensor]) -> None:
@@ -189,9 +206,17 @@ class MetaAdam:
         if self._before is None:
             return
         self._steps, self._moments = self._before.steps, self._before.moments
-        for name, value in self._before.values.items():
-            parameters[name].copy_(value)
+        _put_back(self._before.values, parameters)
         self._before = None
+
+    def _moments_of(self, parameters: Mapping[str, Tensor]) -> _Moments:
+        """The moments in the order of the parameters; those of new ones are zeros."""
+        if self._moments is not None and list(self._moments.shapes) == list(parameters):
+            return self._moments
+        held = {} if self._moments is None else self._moments.apart()
+        both = [held.get(name) or (torch.zeros_like(v), torch.zeros_like(v)) for name, v in parameters.items()]
+        shapes = {name: value.shape for name, value in parameters.items()}
+        return _Moments(shapes, _end_to_end(one for one, _ in both), _end_to_end(two for _, two in both))
 
     def _slopes(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:
         """Gradients, clipped and with the decay of weights in them."""
@@ -204,9 +229,10 @@ class MetaAdam:
 
     def memory(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs."""
+        held = {} if self._moments is None else self._moments.apart()
         moments = {
             f"adam/{order}/{name}": moment.clone()
-            for name, both in self._moments.items()
+            for name, both in held.items()
             for order, moment in enumerate(both, start=1)
         }
         return {"adam/steps": torch.tensor(self._steps, device="cpu"), **moments}
@@ -215,7 +241,19 @@ class MetaAdam:
         """Become what `memory` described."""
         self._steps = int(memory["adam/steps"])
         names = [name.removeprefix("adam/1/") for name in memory if name.startswith("adam/1/")]
-        self._moments = {name: (memory[f"adam/1/{name}"].clone(), memory[f"adam/2/{name}"].clone()) for name in names}
+        first, second = ([memory[f"adam/{order}/{name}"] for name in names] for order in (1, 2))
+        shapes = {name: moment.shape for name, moment in zip(names, first, strict=True)}
+        self._moments = _Moments(shapes, _end_to_end(first), _end_to_end(second)) if names else None
+
+
+def _end_to_end(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _put_back(flat: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    parts = torch.split(flat, [value.numel() for value in parameters.values()])
+    shaped = [part.view(value.shape) for part, value in zip(parts, parameters.values(), strict=True)]
+    torch._foreach_copy_(list(parameters.values()), shaped)
 
 
 def clip_scale(gradients: Mapping[str, Tensor], most: float | None) -> Tensor | None:

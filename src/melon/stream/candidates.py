@@ -9,6 +9,7 @@ import numpy as np
 from melon.data.interactions import Flags, Interactions, Ints
 from melon.errors import StreamError, unknown_name
 from melon.stream.draws import Draws
+from melon.stream.kernels import stream_kernel
 from melon.stream.pairs import FirstSeen, pair_keys
 
 NEGATIVES = 99
@@ -76,6 +77,18 @@ class Candidates:
 
     def _offer(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """Fill lines by rejection; returns those that are still short."""
+        kernel = stream_kernel()
+        if kernel is None:
+            return self._by_rounds(events, pending, pool, negatives)
+        users, items = self._log.users[events], self._log.items[events]
+        slots, bits, since = self._first_seen.storage
+        ever, root, tries = self.mode == "full-log", self._draws.root, _OFFERS * _OFFERED
+        short = np.empty(len(pending), dtype=bool)
+        kernel.candidates(slots, bits, since, ever, root, pool, tries, pending, events, users, items, negatives, short)
+        return pending[short]
+
+    def _by_rounds(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
+        """The same, a block of offers at a time for all lines together."""
         offered = np.empty((len(pending), 0), dtype=np.int64)
         for attempt in range(_OFFERS):
             if not len(pending):

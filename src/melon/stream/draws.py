@@ -44,12 +44,13 @@ class Draws:
     purpose: str
 
     @property
-    def _root(self) -> np.uint64:
+    def root(self) -> np.uint64:
+        """Where the draws of this purpose begin."""
         return np.uint64(child_seed(self.seed, self.purpose))
 
     def words(self, keys: npt.NDArray[np.integer], count: int, start: int = 0) -> Words:
         """64 random bits for each key and each counter from `start`; shape keys × count."""
-        rooted = mix(keys.astype(np.uint64) * _GOLDEN + self._root)
+        rooted = mix(keys.astype(np.uint64) * _GOLDEN + self.root)
         counters = (np.arange(start, start + count, dtype=np.uint64) + np.uint64(1)) * _STRIDE
         return mix(rooted[:, None] + counters[None, :])
 

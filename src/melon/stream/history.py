@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from melon.data.interactions import Ints
 from melon.stream.draws import Draws
+from melon.stream.kernels import stream_kernel
 from melon.stream.pairs import PairSet, pair_keys
 
 _PLACE = np.uint64(63)
@@ -46,6 +47,11 @@ class PartnerRings:
         if not len(rows):
             return
         self._grow(int(rows.max()) + 1)
+        kernel = stream_kernel()
+        if kernel is not None:
+            met = kernel.remember(self._ring, self._met, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
+            self.most_met = max(self.most_met, int(met))
+            return
         order = np.argsort(rows, kind="stable")
         sorted_rows, sorted_partners = rows[order], partners[order]
         starts = np.flatnonzero(np.r_[True, sorted_rows[1:] != sorted_rows[:-1]])
@@ -84,19 +90,34 @@ class PartnerRings:
 
     def sample(self, rows: Ints, draws: Draws, moment: int, most: int = NEIGHBOURS) -> Neighbours:
         """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
+        partners = np.full((len(rows), most), NOBODY, dtype=np.int64)
+        kernel = stream_kernel()
+        if kernel is not None:
+            counts = np.empty(len(rows), dtype=np.int64)
+            kernel.sample(self._ring, self._met, self._rows, rows, draws.root, moment, partners, counts)
+            return Neighbours(partners, counts)
         kept = np.minimum(self.met(rows), RING)
         counts = np.minimum(kept, most)
-        if not self._rows or not len(rows):
-            return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
+        if not self._rows or not len(rows) or not most:
+            return Neighbours(partners, counts)
         rings = self._ring[np.where(kept > 0, rows, 0)]
-        # A lottery ticket for each place, which carries the place in its low bits: sorting is then enough.
-        lottery = draws.words(rows + (np.int64(moment) << 32), RING)
-        lottery = (lottery & ~_PLACE) | np.arange(RING, dtype=np.uint64)
-        lottery[np.arange(RING)[None, :] >= kept[:, None]] |= ~_PLACE
-        chosen = (np.sort(lottery, axis=1)[:, :most] & _PLACE).astype(np.int64)
-        partners = np.take_along_axis(rings, chosen, axis=1).astype(np.int64)
-        partners[np.arange(most)[None, :] >= counts[:, None]] = NOBODY
+        partners[:] = np.where(np.arange(most)[None, :] < counts[:, None], rings[:, :most], NOBODY)
+        crowded = np.flatnonzero(kept > most)
+        if len(crowded):
+            partners[crowded] = self._lottery(rows[crowded], rings[crowded], kept[crowded], draws, moment, most)
         return Neighbours(partners, counts)
+
+    @staticmethod
+    def _lottery(
+        rows: Ints, rings: npt.NDArray[np.int32], kept: Ints, draws: Draws, moment: int, most: int
+    ) -> npt.NDArray[np.int32]:
+        """`most` of each ring: a ticket for each place, which carries the place in its low bits; the lowest win."""
+        width = int(kept.max())
+        tickets = draws.words(rows + (np.int64(moment) << 32), width)
+        tickets = (tickets & ~_PLACE) | np.arange(width, dtype=np.uint64)
+        tickets[np.arange(width)[None, :] >= kept[:, None]] |= ~_PLACE
+        chosen = (np.sort(tickets, axis=1)[:, :most] & _PLACE).astype(np.int64)
+        return np.take_along_axis(rings, chosen, axis=1)
 
     def one_each(self, rows: Ints, draws: Draws, keys: Ints) -> Ints:
         """One remembered partner of each row, which must have some; each draw has a key of its own."""

@@ -10,6 +10,7 @@ from melon.data.interactions import Flags, Ints
 from melon.errors import StreamError
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
+from melon.stream.kernels import stream_kernel
 from melon.stream.pairs import PairSet, pair_keys
 
 _ROUND = 4
@@ -38,11 +39,26 @@ class Negatives:
         return np.stack(columns, axis=1)
 
     def _one_each(self, users: Ints, items: Ints, events: Ints, start: int) -> Ints:
+        kernel = stream_kernel() if self.popularity is None else None
+        if kernel is None:
+            chosen, pending = self._by_rounds(users, items, events, start)
+        else:
+            chosen = np.empty(len(users), dtype=np.int64)
+            slots, bits = self.seen.storage
+            tries, root = _ROUND * _ROUNDS, self.draws.root
+            missing = kernel.negatives(slots, bits, root, self.pool, tries, users, items, events, start, chosen)
+            pending = np.flatnonzero(chosen < 0) if missing else np.empty(0, dtype=np.int64)
+        for line in pending:
+            chosen[line] = self._exact(users[line], items[line], events[line])
+        return chosen
+
+    def _by_rounds(self, users: Ints, items: Ints, events: Ints, start: int) -> tuple[Ints, Ints]:
+        """The first good draw of each line, a few at a time, and the lines that found none."""
         chosen = np.empty(len(users), dtype=np.int64)
         pending = np.arange(len(users))
         for attempt in range(_ROUNDS if self.popularity is None else 4 * _ROUNDS):
             if not len(pending):
-                return chosen
+                break
             first = start + attempt * _ROUND
             offered = self.draws.integers(events[pending], _ROUND, self.pool, first)
             bad = offered == items[pending, None]
@@ -53,9 +69,7 @@ class Negatives:
             good = ~bad[lines, first_good]
             chosen[pending[good]] = offered[lines[good], first_good[good]]
             pending = pending[~good]
-        for line in pending:
-            chosen[line] = self._exact(users[line], items[line], events[line])
-        return chosen
+        return chosen, pending
 
     def _unpopular(self, offered: Ints, events: Ints, first: int) -> Flags | np.bool_:
         if self.popularity is None:

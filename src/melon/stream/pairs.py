@@ -6,11 +6,13 @@ import numpy as np
 
 from melon.data.interactions import Flags, Ints
 from melon.stream.draws import Words
+from melon.stream.kernels import StreamKernel, stream_kernel
 
 _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _FULLEST = 0.5
+_AT_ONCE = 1 << 12
 
 
 def pair_keys(users: Ints, items: Ints) -> Ints:
@@ -39,6 +41,10 @@ class PairSet:
 
     def add(self, keys: Ints) -> None:
         """Put the keys in; those already there are left alone."""
+        kernel = stream_kernel()
+        if kernel is not None:
+            self._add_by(kernel, np.ascontiguousarray(keys).reshape(-1))
+            return
         fresh = distinct(keys)
         fresh = fresh[~self.contains(fresh)]
         self._reserve(self._size + len(fresh))
@@ -52,6 +58,11 @@ class PairSet:
     def find(self, keys: Ints) -> Ints:
         """The slot that holds each key, or -1; slots stay put until something is added."""
         flat = keys.reshape(-1)
+        kernel = stream_kernel()
+        if kernel is not None:
+            found = np.empty(flat.shape, dtype=np.int64)
+            kernel.find(self._slots, self._bits, flat, found)
+            return found.reshape(keys.shape)
         slots = self._home(flat)
         held = self._slots[slots]
         places = np.where(held == flat, slots, _ABSENT)
@@ -67,6 +78,11 @@ class PairSet:
         return places.reshape(keys.shape)
 
     @property
+    def storage(self) -> tuple[Ints, int]:
+        """The slots themselves and how many bits number them, for loops that look pairs up on their way."""
+        return self._slots, self._bits
+
+    @property
     def slots(self) -> int:
         """How many slots there are, for arrays that run beside the set."""
         return len(self._slots)
@@ -80,6 +96,12 @@ class PairSet:
         hashed: Words = keys.view(np.uint64) * _FIBONACCI
         hashed >>= np.uint64(64 - self._bits)
         return hashed.view(np.int64)
+
+    def _add_by(self, kernel: StreamKernel, keys: Ints) -> None:
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            self._reserve(self._size + len(some))
+            self._size += kernel.place(self._slots, self._bits, some)
 
     def _place(self, keys: Ints) -> None:
         slots, mask = self._home(keys), len(self._slots) - 1
@@ -109,6 +131,11 @@ class FirstSeen:
         self._pairs = PairSet(keys)
         self._event: Ints = np.zeros(self._pairs.slots, dtype=np.int64)
         self._event[self._pairs.find(keys)] = first
+
+    @property
+    def storage(self) -> tuple[Ints, int, Ints]:
+        """Those of the set, and the event at which each slot's pair first occurred."""
+        return *self._pairs.storage, self._event
 
     def before(self, keys: Ints, events: Ints) -> Flags:
         """Whether each pair had occurred strictly before its event."""

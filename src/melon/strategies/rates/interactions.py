@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from melon.data.interactions import Ints
 from melon.strategies.base import Surroundings
+from melon.strategies.rates.kernels import InteractionKernel, interaction_kernel
+from melon.strategies.rates.kernels.forms import SideTargets, SideWeights, UnitLayer
 from melon.strategies.rates.parameters import Parameters
 from melon.strategies.rates.settings import RateSettings
 from melon.stream.draws import Draws
@@ -30,6 +32,47 @@ class Side:
     nodes: Tensor
     partners: Tensor
     there: Tensor
+
+    def joined(self, other: Side) -> Side:
+        """These targets, and then others."""
+        both = ((self.nodes, other.nodes), (self.partners, other.partners), (self.there, other.there))
+        return Side(*(torch.cat(pair) for pair in both))
+
+    def at(self, places: Tensor) -> Side:
+        """Some of the targets."""
+        return Side(*(part.index_select(0, places) for part in (self.nodes, self.partners, self.there)))
+
+
+class LookedUp:
+    """The targets of one side that were looked up at one moment, by their place in the compact copy.
+
+    The situations of a step start with the same compact rows, so what they share is read once.
+    """
+
+    def __init__(self) -> None:
+        self._held: Ints = np.empty(0, dtype=np.int64)  # where the target of each compact row stands, or -1
+        self._side: Side | None = None
+
+    def targets(self, positions: Ints, rows: int, look_up: Callable[[Ints], Side]) -> SideTargets:
+        """Units about these of the compact rows, which may repeat; those not known yet are looked up."""
+        wanted = np.zeros(rows, dtype=bool)
+        wanted[positions] = True
+        targets, order = np.flatnonzero(wanted), np.cumsum(wanted) - 1
+        if rows > len(self._held):
+            self._held = np.concatenate([self._held, np.full(rows - len(self._held), -1)])
+        places = self._held[targets]
+        if self._side is None or (places < 0).any():
+            missing = targets[places < 0]
+            self._add(missing, look_up(missing))
+            places = self._held[targets]
+        side = self._side
+        assert side is not None
+        return SideTargets(side.nodes, side.partners, side.there, places, order[positions])
+
+    def _add(self, rows: Ints, new: Side) -> None:
+        known = 0 if self._side is None else self._side.nodes.shape[0]
+        self._held[rows] = np.arange(known, known + len(rows))
+        self._side = new if self._side is None else self._side.joined(new)
 
 
 class InteractionModel:
@@ -65,13 +108,49 @@ class InteractionModel:
                 parameters.ones(f"interaction.{layer}.scale", outputs)
                 parameters.zeros_exactly(f"interaction.{layer}.shift", outputs)
 
-    def side(self, role: str, rows: Tensor, around: Surroundings) -> Side:
+    def targets(self, users: Ints, items: Ints, around: Surroundings) -> tuple[SideTargets, SideTargets]:
+        """Units, each a compact user with a compact item, and what is looked up around both."""
+        return self._targets("user", users, around), self._targets("item", items, around)
+
+    def units(self, users: SideTargets, items: SideTargets) -> Tensor:
+        """h for units."""
+        device = users.nodes.device
+        chosen = [
+            Side(each.nodes, each.partners, each.there).at(torch.from_numpy(each.places).to(device))
+            for each in (users, items)
+        ]
+        user_at, item_at = (torch.from_numpy(each.at).to(device) for each in (users, items))
+        return self.represent(chosen[0], chosen[1], user_at, item_at)
+
+    def kernel(self) -> InteractionKernel | None:
+        """The compiled form, which is there for the default shape; PyTorch has all others."""
+        settings = self._settings
+        if settings.extended != "joint" or settings.norm != "layer" or settings.interaction_layers != 1:
+            return None
+        return interaction_kernel(settings.role_width, self._phi["user.attention"])
+
+    @property
+    def weights(self) -> tuple[tuple[SideWeights, SideWeights], UnitLayer]:
+        """All weights of the default shape."""
+        user, item = (
+            SideWeights(*(self._phi[f"{role}.{part}"] for part in ("attention", "extend", "extend.bias")))
+            for role in ("user", "item")
+        )
+        layer = UnitLayer(*(self._phi[f"interaction.1{part}"] for part in ("", ".bias", ".scale", ".shift")))
+        return (user, item), layer
+
+    def _targets(self, role: str, positions: Ints, around: Surroundings) -> SideTargets:
+        """What was looked up goes with the surroundings, which are those of one step."""
+        stored = (around.users if role == "user" else around.items).cpu().numpy()
+        known: LookedUp = around.notes.setdefault((self, role), LookedUp())
+        return known.targets(positions, len(stored), lambda missing: self.side(role, stored[missing], around))
+
+    def side(self, role: str, targets: Ints, around: Surroundings) -> Side:
         """Targets (stored rows) with at most `neighbours` of their partners from strictly before the batch."""
         rings: PartnerRings = around.history.of_users if role == "user" else around.history.of_items
-        targets: Ints = rows.cpu().numpy()
-        found = rings.sample(targets, self._draws, around.history.events, self._settings.neighbours)
-        partners = torch.from_numpy(np.maximum(found.partners, 0)).to(rows.device)
-        there = torch.from_numpy(found.partners >= 0).to(rows.device)
+        found = rings.sample(targets, self._draws, around.history.events, self._settings.neighbours).partners
+        device = self._phi["user.attention"].device
+        rows, partners, there = (torch.from_numpy(a).to(device) for a in (targets, np.maximum(found, 0), found >= 0))
         return Side(self._features(role, rows, around), self._features(_OPPOSITE[role], partners, around), there)
 
     def represent(self, users: Side, items: Side, user_at: Tensor, item_at: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.strategies.rates.kernels.forms import LineTerms, RateNetwork
+from melon.strategies.rates.kernels.forms import RateNetwork, UnitHeads, UnitTerms
 from melon.strategies.rates.kernels.reference import Rates, rates
 from melon.strategies.rates.parameters import Parameters
 from melon.strategies.rates.preprocess import preprocess
@@ -40,16 +40,24 @@ class PairModel:
         centre = np.array([[settings.rate_bias], [settings.forget_bias]])
         parameters.uniform("head.bias", 2, 1, settings.spread, centre)
 
-    def line_terms(self, losses: Tensor, interaction: Tensor | None) -> LineTerms:
+    def unit_terms(self, losses: Tensor, interaction: Tensor | None) -> UnitTerms:
         """Terms of lines from each one's loss and its interaction's representation."""
-        logits = self._phi["head.bias"].T.expand(len(losses), 2)
-        if interaction is not None:
-            logits = logits + interaction @ self._phi["head.interaction"].T
+        bias = self._phi["head.bias"].T
+        if interaction is None:
+            logits = bias.expand(len(losses), 2)
+        else:
+            logits = torch.addmm(bias, interaction, self._phi["head.interaction"].T)
         if not self.sees_parameter:
-            return LineTerms(None, logits)
+            return UnitTerms(None, logits)
         first = self._phi["role.1"]
-        hidden = torch.stack(preprocess(losses), dim=1) @ first[:, :2].T + self._phi["role.1.bias"]
-        return LineTerms(hidden, logits)
+        hidden = torch.addmm(self._phi["role.1.bias"], torch.stack(preprocess(losses), dim=1), first[:, :2].T)
+        return UnitTerms(hidden, logits)
+
+    @property
+    def heads(self) -> UnitHeads:
+        """The weights that units meet."""
+        role = (self._phi["role.1"], self._phi["role.1.bias"]) if self.sees_parameter else (None, None)
+        return UnitHeads(self._phi["head.interaction"], self._phi["head.bias"], *role)
 
     @property
     def network(self) -> RateNetwork:
@@ -62,6 +70,6 @@ class PairModel:
             return RateNetwork(self._settings.most_rate, first, head=head)
         return RateNetwork(self._settings.most_rate, first, self._phi["role.2"], self._phi["role.2.bias"], head)
 
-    def rates(self, theta: Tensor, gradient: Tensor, terms: LineTerms) -> Rates:
+    def rates(self, theta: Tensor, gradient: Tensor, terms: UnitTerms) -> Rates:
         """w and f of every entry, spelled out: theta and gradient are lines × entries."""
         return rates(theta, gradient, terms, self.network)

@@ -6,20 +6,22 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from melon.recommenders.evidence import RowGradient
+from melon.data.interactions import Ints
 from melon.settings import Settings
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.rates.interactions import InteractionModel
-from melon.strategies.rates.kernels import LineTerms, PairKernel, RowTouches, pair_kernel
-from melon.strategies.rates.kernels.reference import Rates, moves_at, shared_rates
+from melon.strategies.rates.kernels import PairKernel, RateNetwork, RowTouches, UnitTerms, pair_kernel
+from melon.strategies.rates.kernels.forms import Doubles
+from melon.strategies.rates.kernels.reference import Rates, line_rates, moved_at, shared_rates
 from melon.strategies.rates.pairs import PairModel
 from melon.strategies.rates.parameters import Parameters
 from melon.strategies.rates.settings import Aggregation, RateSettings
-from melon.strategies.rates.touches import Lines, SharedLines, row_lines, shared_lines
+from melon.strategies.rates.touches import LineBook, Lines, SharedLines, TableLines, shared_lines
 from melon.tables import TableSpec
 
 
@@ -60,25 +62,26 @@ class RateStrategy(LearnedStrategy):
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
-        terms, n = self._unit_terms(situation), len(situation.examples)
+        terms, n, book = self._unit_terms(situation), len(situation.examples), self._book(situation)
         raw, realised, slots = [], [], []
         for gradient in situation.evidence.row_gradients:
-            lines = self._lines(situation, gradient)
-            rates = self._row_rates(situation, lines, terms)
+            here, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
+            old, positions = situation.values[here.table], gradient.positions.reshape(-1)
+            touched, own_terms = self._touched(situation, here, old, terms)
+            rates = line_rates(touched, own_terms, self._pairs.network).learning.expand(-1, dim)
             if self.settings.flat_rates:
-                rates = _flattened(rates, lines)
-            scale = self._scale(self.settings.aggregation, lines.touches.clamp(min=1), n, rates)[:, None]
-            per_row = torch.zeros_like(situation.values[lines.table])
+                rates = _flattened(rates, here.lines)
             if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
-                rates = per_row.index_copy(0, lines.row, rates)[gradient.positions.reshape(-1)]
+                row = torch.from_numpy(here.lines.row).to(old.device)
+                rates = torch.zeros_like(old).index_copy(0, row, rates)[positions]
+            scale = torch.from_numpy(touched.scale).to(old)[positions, None]
             raw.append(rates.reshape(n, -1))
-            realised.append((rates * scale[gradient.positions.reshape(-1)]).reshape(n, -1))
-            width, dim = gradient.gradient.shape[1:]
-            slots += [(lines.table, slot) for slot in range(width) for _ in range(dim)]
+            realised.append((rates * scale).reshape(n, -1))
+            slots += [(here.table, slot) for slot in range(width) for _ in range(dim)]
         shared, raw_shared = {}, {}
         for wide in self._shared_lines(situation):
-            found = self._shared_rates(situation, wide, terms)
-            per_unit = torch.cat([each.learning.expand_as(gradient) for gradient, each in found])
+            shown = self._shared_rates(situation, wide, terms)
+            per_unit = torch.cat([each.learning.expand_as(gradient) for gradient, each in shown])
             if self.settings.flat_rates:
                 per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
             per_unit = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
@@ -93,37 +96,34 @@ class RateStrategy(LearnedStrategy):
         """Without the interaction's side, per-interaction gradients would still make W two-dimensional (4.8)."""
         return not self.sees_interaction
 
-    def _lines(self, situation: Situation, gradient: RowGradient) -> Lines:
-        return row_lines(situation, gradient, pairwise=self.settings.pairwise, aggregated=self._aggregated)
+    def _book(self, situation: Situation) -> LineBook:
+        return LineBook(situation, pairwise=self.settings.pairwise, aggregated=self._aggregated)
 
     def _shared_lines(self, situation: Situation) -> Iterator[SharedLines]:
         for gradient in situation.evidence.shared_gradients:
             yield shared_lines(situation, gradient, pairwise=self.settings.pairwise, aggregated=self._aggregated)
 
-    def _unit_terms(self, situation: Situation) -> LineTerms:
+    def _unit_terms(self, situation: Situation) -> UnitTerms:
         """Terms of every unit: one for each interaction, or for each of its pairs, or one for the whole batch."""
         examples, losses = situation.examples, situation.evidence.losses
         if self._aggregated:
-            return self._pairs.line_terms(losses.mean()[None], None)
+            return self._pairs.unit_terms(losses.mean()[None], None)
         branches = examples.items.shape[1] if self.settings.pairwise else 1
         if self.settings.loss_feature == "batch":
             losses = losses.mean().expand_as(losses)
         assert situation.around is not None
-        # Distinct targets once each; the compact copy may hold more rows than this batch needs.
-        used_users, user_at = torch.unique(examples.users.repeat_interleave(branches), return_inverse=True)
-        used_items, item_at = torch.unique(examples.items[:, :branches].reshape(-1), return_inverse=True)
-        users = self._interactions.side("user", situation.around.users[used_users], situation.around)
-        items = self._interactions.side("item", situation.around.items[used_items], situation.around)
-        interaction = self._interactions.represent(users, items, user_at, item_at)
-        return self._pairs.line_terms(losses.repeat_interleave(branches), interaction)
+        users = examples.users.cpu().numpy().repeat(branches)
+        items = examples.items[:, :branches].reshape(-1).cpu().numpy()
+        losses = losses.repeat_interleave(branches) if branches > 1 else losses
+        targets, kernel = self._interactions.targets(users, items, situation.around), self._interactions.kernel()
+        if kernel is not None:
+            weights = (*self._interactions.weights, self._pairs.heads)
+            return kernel.unit_terms(losses, targets, self.settings.slope, *weights)
+        return self._pairs.unit_terms(losses, self._interactions.units(*targets))
 
-    def _updated(self, situation: Situation, terms: LineTerms, *, control: bool = False) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
+    def _updated(self, situation: Situation, terms: UnitTerms, *, control: bool = False) -> dict[str, Tensor]:
         kernel = None if control else pair_kernel(self._pairs.network, terms.logits)
-        for gradient in situation.evidence.row_gradients:
-            lines = self._lines(situation, gradient)
-            old = self.aged(situation, lines.table, situation.values[lines.table][: len(lines.touches)])
-            values[lines.table] = old.index_add(0, lines.row, self._row_moves(situation, lines, old, terms, kernel))
+        values = self._moved_rows(situation, terms, kernel)
         for wide in self._shared_lines(situation):
             values[wide.table] = self._updated_shared(situation, wide, terms, kernel)
         for table, old in situation.values.items():
@@ -131,28 +131,47 @@ class RateStrategy(LearnedStrategy):
                 values[table] = self.aged(situation, table, old[: situation.reached(table)])
         return values
 
-    def _row_moves(
-        self, situation: Situation, lines: Lines, old: Tensor, terms: LineTerms, kernel: PairKernel | None
-    ) -> Tensor:
-        """What each line adds to its row; without a kernel, at flat rates."""
-        touches, n = lines.touches[lines.row], len(situation.examples)
-        theta = situation.values[lines.table].index_select(0, lines.row)
+    def _moved_rows(self, situation: Situation, terms: UnitTerms, kernel: PairKernel | None) -> dict[str, Tensor]:
+        """New rows of users and items; without a kernel, at flat rates."""
+        network, book = self._pairs.network, self._book(situation)
+        tables = [book.of(gradient) for gradient in situation.evidence.row_gradients]
+        values = [situation.values[each.table][: len(each.lines.touches)] for each in tables]
+        olds = [self.aged(situation, each.table, old) for each, old in zip(tables, values, strict=True)]
+        found = [self._touched(situation, each, old, terms) for each, old in zip(tables, olds, strict=True)]
+        if kernel is None:
+            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, found, strict=True)}
+        if self._sees_touches(terms):  # each table has terms of its own
+            moved = tuple(kernel.moved_rows([touched], here, network)[0] for touched, here in found)
+        else:
+            moved = kernel.moved_rows([touched for touched, _ in found], terms, network)
+        return dict(zip([each.table for each in tables], moved, strict=True))
+
+    def _touched(
+        self, situation: Situation, table: TableLines, old: Tensor, terms: UnitTerms
+    ) -> tuple[RowTouches, UnitTerms]:
+        """Lines as a kernel takes them, and the terms that their units stand for."""
+        lines, here = table.lines, terms
+        unit = lines.unit
+        if self._sees_touches(terms):  # then lines of one unit have terms of their own
+            device = terms.logits.device
+            touches = torch.from_numpy(lines.touches[lines.row]).to(device)
+            here = self._with_touches(terms.at(torch.from_numpy(unit).to(device)), touches)
+            unit = np.arange(len(unit))
         touched = RowTouches(
-            theta=theta,
-            old=theta if old is situation.values[lines.table] else old.index_select(0, lines.row),
-            gradient=lines.gradient,
-            feature=lines.feature,
-            scale=self._scale(self.settings.aggregation, touches, n, old),
-            share=lines.share[:, 0] if self.settings.forgetting else None,
+            values=situation.values[table.table][: len(lines.touches)],
+            old=old,
+            row=lines.row,
+            unit=unit,
+            source=lines.source,
+            gradient=table.gradient,
+            feature=table.feature,
+            scale=self._scale(self.settings.aggregation, lines.touches, len(situation.examples)),
+            share=lines.share if self.settings.forgetting else None,
         )
-        here = self._with_touches(terms.at(lines.unit), touches)
-        if kernel is not None:
-            return kernel.row_moves(touched, here, self._pairs.network)
-        found = self._pairs.rates(theta, lines.feature, here)
-        return moves_at(Rates(_flattened(found.learning, lines), found.forgetting), touched)
+        return touched, here
 
     def _updated_shared(
-        self, situation: Situation, wide: SharedLines, terms: LineTerms, kernel: PairKernel | None
+        self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel | None
     ) -> Tensor:
         old = situation.values[wide.table]
         scale, share = self._shared_scale(wide), 0.0
@@ -164,7 +183,7 @@ class RateStrategy(LearnedStrategy):
         return old + kernel.shared_move(old.flatten(), wide, here, self._pairs.network, scale, share).view_as(old)
 
     def _flat_shared(
-        self, situation: Situation, wide: SharedLines, terms: LineTerms, scale: float, share: float
+        self, situation: Situation, wide: SharedLines, terms: UnitTerms, scale: float, share: float
     ) -> Tensor:
         theta, mean = situation.values[wide.table].flatten(), self._mean_shared_rate(situation, wide, terms)
         new = theta
@@ -174,29 +193,28 @@ class RateStrategy(LearnedStrategy):
         return new.view_as(situation.values[wide.table])
 
     def _shared_rates(
-        self, situation: Situation, wide: SharedLines, terms: LineTerms
+        self, situation: Situation, wide: SharedLines, terms: UnitTerms
     ) -> Iterator[tuple[Tensor, Rates]]:
         theta = situation.values[wide.table].flatten()
         return shared_rates(theta, wide, self._shared_terms(wide, terms), self._pairs.network)
 
-    def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: LineTerms) -> Tensor:
+    def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> Tensor:
         found = [each.learning for _, each in self._shared_rates(situation, wide, terms)]
         return torch.cat(found).mean()
 
-    def _shared_terms(self, wide: SharedLines, terms: LineTerms) -> LineTerms:
+    def _shared_terms(self, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
         return self._with_touches(terms, torch.full((wide.units,), wide.touches, device=terms.logits.device))
 
-    def _row_rates(self, situation: Situation, lines: Lines, terms: LineTerms) -> Tensor:
-        here = self._with_touches(terms.at(lines.unit), lines.touches[lines.row])
-        found = self._pairs.rates(situation.values[lines.table][lines.row], lines.feature, here)
-        return found.learning.expand_as(lines.gradient)
+    def _sees_touches(self, terms: UnitTerms) -> bool:
+        return self.settings.touch_feature and terms.hidden is not None
 
-    def _with_touches(self, terms: LineTerms, touches: Tensor) -> LineTerms:
+    def _with_touches(self, terms: UnitTerms, touches: Tensor) -> UnitTerms:
         """The optional feature of METHODS.md 8.2: log of how often the batch touches what a line is about."""
-        if not self.settings.touch_feature or terms.hidden is None:
+        if not self._sees_touches(terms):
             return terms
+        assert terms.hidden is not None
         touched = touches.to(terms.hidden.dtype).log()[:, None]
-        return LineTerms(terms.hidden + touched * self._phi["role.1"][:, -1], terms.logits)
+        return UnitTerms(terms.hidden + touched * self._phi["role.1"][:, -1], terms.logits)
 
     def _shared_scale(self, wide: SharedLines) -> float:
         scales = {
@@ -208,22 +226,24 @@ class RateStrategy(LearnedStrategy):
         return scales[self.settings.shared_aggregation] * self.settings.shared_scale
 
     @staticmethod
-    def _scale(aggregation: Aggregation, touches: Tensor, n: int, like: Tensor) -> Tensor:
+    def _scale(aggregation: Aggregation, touches: Ints, n: int) -> Doubles:
         """By what a row's summed step is multiplied."""
-        touched = touches.to(like.dtype)
-        scales = {
-            "sum": torch.ones_like(touched),
-            "row_mean": 1 / touched,
-            "sqrt": touched.rsqrt(),
-            "batch": torch.full_like(touched, 1 / n),
-        }
-        return scales[aggregation]
+        if aggregation == "sum":
+            return np.ones(len(touches))
+        if aggregation == "batch":
+            return np.full(len(touches), 1 / n)
+        return 1 / np.maximum(touches, 1) if aggregation == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
+
+
+def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:
+    found = line_rates(touched, terms, network)
+    return moved_at(Rates(_flattened(found.learning, lines), found.forgetting), touched)
 
 
 def _flattened(rates: Tensor, lines: Lines) -> Tensor:
     """Every rate replaced by its mean over the batch for the same slot (user, positive, negative)."""
     flat = torch.empty_like(rates)
-    for slot in torch.unique(lines.slot):
-        here = lines.slot == slot
+    for slot in np.unique(lines.slot):
+        here = torch.from_numpy(lines.slot == slot).to(rates.device)
         flat[here] = rates[here].mean()
     return flat

@@ -4,55 +4,86 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
+from melon.data.interactions import Ints
 from melon.errors import SettingsError
 from melon.recommenders.evidence import DenseGradient, FactorGradient, Gradient, RowGradient
 from melon.strategies.base import Situation
 
+Doubles = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Lines:
-    """Touches of rows: line t is unit[t] on compact row[t] of a table.
+    """Touches of rows: line t is unit[t] on compact row[t] of a table, with the gradient that stands at source[t].
 
-    `gradient` is what is applied and `feature` what the rates see of it; `touches` counts how often the batch touches
-    each compact row, and `share` is a line's part in the mean over its row's lines.
+    `touches` counts how often the batch touches each compact row, and `share` is the part of one line in the mean over
+    its row's lines; a source is one of `width` slots of an interaction.
     """
+
+    unit: Ints
+    row: Ints
+    source: Ints
+    touches: Ints
+    share: Doubles
+    width: int = 1
+
+    @property
+    def slot(self) -> Ints:
+        """Which row of its interaction each line is about."""
+        return self.source % self.width
+
+
+@dataclass(frozen=True)
+class TableLines:
+    """The lines of one table; `gradient` is what is applied and `feature` what the rates see of it, by source."""
 
     table: str
-    unit: Tensor
-    row: Tensor
+    lines: Lines
     gradient: Tensor
     feature: Tensor
-    slot: Tensor
-    touches: Tensor
-    share: Tensor
 
 
-def row_lines(situation: Situation, gradient: RowGradient, *, pairwise: bool, aggregated: bool) -> Lines:
-    """The lines of a row gradient that can reach the next loss; a unit is an interaction or one of its pairs.
+class LineBook:
+    """The lines of a batch; tables whose rows are touched alike (an item's factors and its bias) share the look-up.
 
-    `aggregated` has one line for each row instead, with the summed gradient to apply and the mean one to look at.
+    A unit is an interaction or, with `pairwise`, one of its pairs. `aggregated` has one line for each row instead, with
+    the summed gradient to apply and the mean one to look at.
     """
-    rows, reached = len(situation.values[gradient.table]), situation.reached(gradient.table)
-    touches = gradient.touches(rows)[:reached]
-    if aggregated:
-        row = torch.nonzero(touches).squeeze(1)
-        total = gradient.summed(rows)[row]
-        nothing = torch.zeros_like(row)
-        mean = total / touches[row, None]
-        return Lines(gradient.table, nothing, row, total, mean, nothing, touches, torch.ones_like(total[:, :1]))
-    n, width = gradient.positions.shape
-    row = gradient.positions.reshape(-1)
-    here = torch.arange(n * width, device=row.device)
-    flat = gradient.gradient.reshape(n * width, -1)
-    if reached < rows:
-        keep = torch.nonzero(row < reached).squeeze(1)
-        row, flat, here = row[keep], flat[keep], here[keep]
-    unit = here if pairwise else here // width
-    share = 1 / touches[row, None].to(flat.dtype)
-    return Lines(gradient.table, unit, row, flat, flat, here % width, touches, share)
+
+    def __init__(self, situation: Situation, *, pairwise: bool, aggregated: bool) -> None:
+        self._situation, self._pairwise, self._aggregated = situation, pairwise, aggregated
+        self._found: dict[tuple[int, int], Lines] = {}
+
+    def of(self, gradient: RowGradient) -> TableLines:
+        """The lines of a row gradient that can reach the next loss."""
+        rows, reached = self._situation.values[gradient.table].shape[0], self._situation.reached(gradient.table)
+        if self._aggregated:
+            return _aggregated(gradient, rows, reached)
+        here = (id(gradient.positions), reached)
+        if here not in self._found:
+            self._found[here] = self._lines(gradient.positions, rows, reached)
+        flat = gradient.gradient.flatten(0, 1)
+        return TableLines(gradient.table, self._found[here], flat, flat)
+
+    def _lines(self, positions: Tensor, rows: int, reached: int) -> Lines:
+        width, row = positions.shape[1], positions.reshape(-1).cpu().numpy()
+        touches = np.bincount(row, minlength=rows)[:reached]
+        source = np.flatnonzero(row < reached) if reached < rows else np.arange(len(row))
+        unit = source if self._pairwise or width == 1 else source // width
+        return Lines(unit, row[source], source, touches, 1 / np.maximum(touches, 1), width)
+
+
+def _aggregated(gradient: RowGradient, rows: int, reached: int) -> TableLines:
+    counted = gradient.touches(rows)[:reached]
+    total = gradient.summed(rows)[:reached]
+    touches = counted.cpu().numpy()
+    row = np.flatnonzero(touches)
+    lines = Lines(np.zeros_like(row), row, row, touches, np.ones(len(touches)))
+    return TableLines(gradient.table, lines, total, total / counted.clamp(min=1)[:, None])
 
 
 @dataclass(frozen=True)

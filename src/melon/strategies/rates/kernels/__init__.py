@@ -1,6 +1,21 @@
-"""The pair function's sums over all pairs: a reference in PyTorch, a compiled kernel, and the choice between them."""
+"""What a rate model computes most: a reference in PyTorch, compiled kernels, and the choice between them."""
 
-from melon.strategies.rates.kernels.choice import PairKernel, pair_kernel, warm_up
-from melon.strategies.rates.kernels.forms import LineTerms, RateNetwork, RowTouches
+from melon.strategies.rates.kernels.choice import (
+    InteractionKernel,
+    PairKernel,
+    interaction_kernel,
+    pair_kernel,
+    warm_up,
+)
+from melon.strategies.rates.kernels.forms import RateNetwork, RowTouches, UnitTerms
 
-__all__ = ["LineTerms", "PairKernel", "RateNetwork", "RowTouches", "pair_kernel", "warm_up"]
+__all__ = [
+    "InteractionKernel",
+    "PairKernel",
+    "RateNetwork",
+    "RowTouches",
+    "UnitTerms",
+    "interaction_kernel",
+    "pair_kernel",
+    "warm_up",
+]

@@ -6,24 +6,31 @@ implementation; a service calls `warm_up(in_background=True)` first, and PyTorch
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from melon.errors import MissingExtraError, SettingsError
+from melon.recommenders import factor_kernel
 from melon.strategies.rates.kernels import reference
-from melon.strategies.rates.kernels.forms import LineTerms, RateNetwork, RowTouches
+from melon.strategies.rates.kernels.forms import (
+    RateNetwork,
+    RowTouches,
+    SideTargets,
+    SideWeights,
+    UnitHeads,
+    UnitLayer,
+    UnitTerms,
+)
 from melon.strategies.rates.touches import SharedLines
+from melon.stream import kernels as stream_kernels
+from melon.stream.kernels import asked_kernel, numba_installed
 
 if TYPE_CHECKING:
     from melon.strategies.rates.kernels.compiled.functions import CompiledKernel
-
-VARIABLE, CHOICES = "MELON_KERNEL", ("auto", "torch", "numba")
 
 logger = logging.getLogger("melon")
 
@@ -31,36 +38,61 @@ logger = logging.getLogger("melon")
 class PairKernel(Protocol):
     """The two sums over all pairs; differentiable in terms and network, and rows in their old values too."""
 
-    def row_moves(self, touches: RowTouches, terms: LineTerms, network: RateNetwork) -> Tensor:
-        """−scale · w g − share · (1 − f) θ for every line and entry."""
+    def moved_rows(self, touches: Sequence[RowTouches], terms: UnitTerms, network: RateNetwork) -> tuple[Tensor, ...]:
+        """θ − scale · Σ w g − share · Σ (1 − f) θ over the lines of every row, for each table."""
 
     def shared_move(
-        self, theta: Tensor, lines: SharedLines, terms: LineTerms, network: RateNetwork, scale: float, share: float
+        self, theta: Tensor, lines: SharedLines, terms: UnitTerms, network: RateNetwork, scale: float, share: float
     ) -> Tensor:
         """−scale · Σ_x w g − share · Σ_x (1 − f) θ for every entry."""
+
+
+class InteractionKernel(Protocol):
+    """The interaction side and the heads in one function (METHODS.md 4.3–4.6), differentiable in all weights."""
+
+    def unit_terms(
+        self,
+        losses: Tensor,
+        targets: tuple[SideTargets, SideTargets],
+        slope: float,
+        sides: tuple[SideWeights, SideWeights],
+        layer: UnitLayer,
+        heads: UnitHeads,
+    ) -> UnitTerms:
+        """What the entries of each unit share; h is normalised within the unit."""
 
 
 class ReferenceKernel:
     """PyTorch."""
 
-    row_moves = staticmethod(reference.row_moves)
+    moved_rows = staticmethod(reference.moved_rows)
     shared_move = staticmethod(reference.shared_move)
 
 
 def pair_kernel(network: RateNetwork, like: Tensor) -> PairKernel:
     """The implementation for a network on numbers like these, the same for a whole update."""
-    asked = _asked()
-    covered = network.second is not None and like.dtype == torch.float32 and like.device.type == "cpu"
-    if asked == "torch" or not covered or not _available(asked):
+    if network.second is None:
+        asked_kernel()
         return _REFERENCE
-    assert network.second is not None
-    return _STOCK.of(len(network.second)) or _REFERENCE
+    return _compiled(len(network.second), like) or _REFERENCE
+
+
+def interaction_kernel(role_width: int, like: Tensor) -> InteractionKernel | None:
+    """The compiled interaction side, which comes with the pair kernel of a width; None where PyTorch computes it."""
+    return _compiled(role_width, like)
+
+
+def _compiled(width: int, like: Tensor) -> CompiledKernel | None:
+    asked = asked_kernel()
+    if asked == "torch" or like.dtype != torch.float32 or like.device.type != "cpu" or not _available():
+        return None
+    return _STOCK.of(width)
 
 
 def warm_up(width: int = 20, *, in_background: bool = False) -> None:
     """Have the compiled kernel of a width ready: now, or as soon as a thread is through with it, PyTorch until then."""
-    asked = _asked()
-    if asked != "torch" and _available(asked):
+    asked = asked_kernel()
+    if asked != "torch" and _available():
         _STOCK.prepare(width, in_background=in_background)
 
 
@@ -85,9 +117,19 @@ class _Stock:
             return
         if in_background:
             self._coming.add(size)
-            threading.Thread(target=self._make, args=(size,), name="melon-kernel-warm-up", daemon=True).start()
+            stream_kernels.compiles_in_background()
+            threading.Thread(target=self._make_all, args=(size,), name="melon-kernel-warm-up", daemon=True).start()
         else:
+            self._make_all(size)
+
+    def _make_all(self, size: int) -> None:
+        """The kernels of a width, and the loops of streams and recommenders before them."""
+        try:
+            stream_kernels.warm_up()
+            factor_kernel.warm_up()
+        finally:
             self._make(size)
+            stream_kernels.compiled()
 
     def _make(self, size: int) -> None:
         with self._lock:
@@ -115,18 +157,9 @@ def _padded(width: int) -> int:
     return padded(width)
 
 
-def _asked() -> str:
-    asked = os.environ.get(VARIABLE, "") or "auto"
-    if asked not in CHOICES:
-        raise SettingsError(f"{VARIABLE}={asked!r} is unknown; choose one of {', '.join(CHOICES)}.")
-    return asked
-
-
-def _available(asked: str) -> bool:
-    if importlib.util.find_spec("numba") is not None:
+def _available() -> bool:
+    if numba_installed():
         return True
-    if asked == "numba":
-        raise MissingExtraError(f"{VARIABLE}=numba", "fast")
     if "numba" not in _told:
         _told.add("numba")
         logger.warning(

@@ -5,7 +5,7 @@ Nothing of the size pairs × width is ever stored: backward passes compute hidde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from melon.strategies.rates.kernels.forms import LineTerms, RateNetwork, RowTouches
+from melon.data.interactions import Ints
+from melon.strategies.rates.kernels.forms import Doubles, RateNetwork, RowTouches, UnitTerms
 from melon.strategies.rates.preprocess import preprocess
 from melon.strategies.rates.touches import SharedLines
 
@@ -33,7 +34,7 @@ class Rates:
     forgetting: Tensor
 
 
-def rates(theta: Tensor, gradient: Tensor, terms: LineTerms, network: RateNetwork) -> Rates:
+def rates(theta: Tensor, gradient: Tensor, terms: UnitTerms, network: RateNetwork) -> Rates:
     """w and f of every entry: theta and gradient are lines × entries."""
     if terms.hidden is None:
         logits = terms.logits.T.unsqueeze(2)
@@ -42,21 +43,39 @@ def rates(theta: Tensor, gradient: Tensor, terms: LineTerms, network: RateNetwor
     return Rates(network.most_rate * torch.sigmoid(logits[RATE]), torch.sigmoid(logits[FORGET]))
 
 
-def row_moves(touches: RowTouches, terms: LineTerms, network: RateNetwork) -> Tensor:
-    """−scale · w g − share · (1 − f) θ for every line and entry."""
-    return moves_at(rates(touches.theta, touches.feature, terms, network), touches)
+def moved_rows(touches: Sequence[RowTouches], terms: UnitTerms, network: RateNetwork) -> tuple[Tensor, ...]:
+    """θ − scale · Σ w g − share · Σ (1 − f) θ over the lines of every row, for each table."""
+    return tuple(moved_at(line_rates(each, terms, network), each) for each in touches)
 
 
-def moves_at(found: Rates, touches: RowTouches) -> Tensor:
-    """What lines contribute to their rows at given rates."""
-    moves = -(found.learning * touches.gradient * touches.scale[:, None])
-    if touches.share is None:
-        return moves
-    return moves - (1 - found.forgetting) * touches.old * touches.share[:, None]
+def line_rates(touches: RowTouches, terms: UnitTerms, network: RateNetwork) -> Rates:
+    """w and f of every line and entry."""
+    row, unit, source = (_places(each, touches.values) for each in (touches.row, touches.unit, touches.source))
+    theta, feature = touches.values.index_select(0, row), touches.feature.index_select(0, source)
+    return rates(theta, feature, terms.at(unit), network)
+
+
+def moved_at(found: Rates, touches: RowTouches) -> Tensor:
+    """The rows at given rates of their lines."""
+    row, source = (_places(each, touches.values) for each in (touches.row, touches.source))
+    gradient, scale = touches.gradient.index_select(0, source), touches.scale[touches.row]
+    moves = -(found.learning * gradient * _column(scale, gradient))
+    if touches.share is not None:
+        old, share = touches.old.index_select(0, row), touches.share[touches.row]
+        moves = moves - (1 - found.forgetting) * old * _column(share, old)
+    return touches.old.index_add(0, row, moves)
+
+
+def _places(places: Ints, like: Tensor) -> Tensor:
+    return torch.from_numpy(places).to(like.device)
+
+
+def _column(numbers: Doubles, like: Tensor) -> Tensor:
+    return torch.from_numpy(numbers).to(like.device, like.dtype)[:, None]
 
 
 def shared_move(
-    theta: Tensor, lines: SharedLines, terms: LineTerms, network: RateNetwork, scale: float, share: float
+    theta: Tensor, lines: SharedLines, terms: UnitTerms, network: RateNetwork, scale: float, share: float
 ) -> Tensor:
     """−scale · Σ_x w g − share · Σ_x (1 − f) θ for every entry of a weight that all units touch; theta is flat."""
     weights = (network.first, network.second, network.second_bias, network.head)
@@ -67,7 +86,7 @@ def shared_move(
 
 
 def shared_rates(
-    theta: Tensor, lines: SharedLines, terms: LineTerms, network: RateNetwork
+    theta: Tensor, lines: SharedLines, terms: UnitTerms, network: RateNetwork
 ) -> Iterator[tuple[Tensor, Rates]]:
     """(gradient, rates) of a few units at a time: units × entries."""
     for some in _some_units(lines):
@@ -118,7 +137,7 @@ def _move_of(
     hidden, logits, *weights = free
     assert logits is not None
     gradient, feature = lines.expand(some.start, some.stop)
-    terms = LineTerms(hidden, logits).at(some)
+    terms = UnitTerms(hidden, logits).at(some)
     found = rates(theta.expand_as(feature), feature, terms, RateNetwork(most_rate, *weights))
     move = (found.learning * gradient).sum(0) * -scale
     if share:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,22 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 from melon.recommenders.evidence import FactorGradient
 from melon.strategies.rates.kernels import reference
+from melon.strategies.rates.kernels.compiled.interactions import unit_terms
 from melon.strategies.rates.kernels.compiled.seam import Kernels
 from melon.strategies.rates.kernels.compiled.threads import spread
-from melon.strategies.rates.kernels.compiled.types import Floats
-from melon.strategies.rates.kernels.forms import LineTerms, RateNetwork, RowTouches
+from melon.strategies.rates.kernels.compiled.types import Doubles, Floats
+from melon.strategies.rates.kernels.forms import (
+    RateNetwork,
+    RowTouches,
+    SideTargets,
+    SideWeights,
+    UnitHeads,
+    UnitLayer,
+    UnitTerms,
+)
 from melon.strategies.rates.touches import SharedLines
 
 #: Pairs in a block of rows, and units in a block of shared weights: what one thread works on at a time.
@@ -29,17 +38,31 @@ class CompiledKernel:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def row_moves(self, touches: RowTouches, terms: LineTerms, network: RateNetwork) -> Tensor:
-        """−scale · w g − share · (1 − f) θ for every line and entry."""
-        share = torch.zeros_like(touches.scale) if touches.share is None else touches.share
-        shares = torch.stack([touches.scale * -network.most_rate, share], dim=1)
-        constants = (touches.theta, touches.gradient, touches.feature, shares)
+    def moved_rows(self, touches: Sequence[RowTouches], terms: UnitTerms, network: RateNetwork) -> tuple[Tensor, ...]:
+        """θ − scale · Σ w g − share · Σ (1 − f) θ over the lines of every row, for each table."""
+        if not touches:
+            return ()
         weights = (network.first, network.second, network.second_bias, network.head)
-        moves: Tensor = _RowMoves.apply(self._kernels, constants, touches.old, terms.hidden, terms.logits, *weights)  # type: ignore[no-untyped-call]
-        return moves
+        old = (each.old for each in touches)
+        rows: tuple[Tensor, ...] = _MovedRows.apply(  # type: ignore[no-untyped-call]
+            self._kernels, touches, network.most_rate, terms.hidden, terms.logits, *weights, *old
+        )
+        return rows
+
+    def unit_terms(
+        self,
+        losses: Tensor,
+        targets: tuple[SideTargets, SideTargets],
+        slope: float,
+        sides: tuple[SideWeights, SideWeights],
+        layer: UnitLayer,
+        heads: UnitHeads,
+    ) -> UnitTerms:
+        """What the entries of each unit share; h is normalised within the unit."""
+        return unit_terms(self._kernels, losses, targets, slope, sides, layer, heads)
 
     def shared_move(
-        self, theta: Tensor, lines: SharedLines, terms: LineTerms, network: RateNetwork, scale: float, share: float
+        self, theta: Tensor, lines: SharedLines, terms: UnitTerms, network: RateNetwork, scale: float, share: float
     ) -> Tensor:
         """−scale · Σ_x w g − share · Σ_x (1 − f) θ for every entry."""
         gradient = lines.gradient
@@ -52,40 +75,83 @@ class CompiledKernel:
         return move
 
 
-class _RowMoves(Function):
+class _MovedRows(Function):
     @staticmethod
     def forward(
         ctx: Any,
         kernels: Kernels,
-        constants: tuple[Tensor, ...],
-        old: Tensor,
+        touches: Sequence[RowTouches],
+        most_rate: float,
         hidden: Tensor,
         logits: Tensor,
-        *w: Tensor,
-    ) -> Tensor:
-        theta, gradient, feature, shares = constants
-        lines, entries = theta.shape
-        per_block = max(PAIRS // max(entries, 1), 1)
-        pairs = (_flat(theta), _flat(old), _flat(gradient), _flat(feature))
-        terms = (_padded(hidden, kernels.width), _array(logits), _array(shares))
-        ctx.inputs = (per_block, entries, *pairs, *terms, _packed(kernels.width, *w))
-        ctx.kernels, ctx.blocks, ctx.shapes = kernels, -(-lines // per_block), (theta.shape, hidden.shape, w[0].shape)
-        out = np.empty(theta.numel(), np.float32)
-        spread(ctx.blocks, lambda blocks: kernels.rows_forward(blocks, *ctx.inputs, out))
-        return torch.from_numpy(out).view_as(theta)
+        *free: Tensor,
+    ) -> tuple[Tensor, ...]:
+        w = free[:4]
+        ctx.kernels, ctx.shapes = kernels, (hidden.shape, w[0].shape)
+        terms, packed = (_padded(hidden, kernels.width), _array(logits)), _packed(kernels.width, *w)
+        ctx.tables = [_table(each, most_rate, terms, packed) for each in touches]
+        return tuple(
+            torch.from_numpy(_moved(kernels, blocks, inputs, _array(old)))
+            for (blocks, inputs), old in zip(ctx.tables, free[4:], strict=True)
+        )
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gamma: Tensor) -> tuple[Any, ...]:
-        kernels, (shape, hidden, first) = ctx.kernels, ctx.shapes
-        to_weights = np.zeros((ctx.blocks, len(ctx.inputs[-1])))
-        to_hidden = np.zeros((shape[0], kernels.width), np.float32)
-        to_logits, to_old = np.zeros((shape[0], 2), np.float32), np.empty(shape.numel(), np.float32)
-        slopes = (_flat(gamma), to_weights, to_hidden, to_logits, to_old)
-        spread(ctx.blocks, lambda blocks: kernels.rows_backward(blocks, *ctx.inputs, *slopes))
-        of_old = torch.from_numpy(to_old).view(shape) if ctx.needs_input_grad[2] else None
-        of_lines = (torch.from_numpy(to_hidden)[:, : hidden[1]], torch.from_numpy(to_logits))
-        return None, None, of_old, *of_lines, *_unpacked(to_weights.sum(0), kernels.width, first)
+    def backward(ctx: Any, *gammas: Tensor) -> tuple[Any, ...]:
+        kernels, (hidden, first) = ctx.kernels, ctx.shapes
+        to_hidden, to_logits = np.zeros((hidden[0], kernels.width), np.float32), np.zeros((hidden[0], 2), np.float32)
+        to_weights, to_old = np.zeros(len(ctx.tables[0][1][-1])), []
+        for (blocks, inputs), gamma, wanted in zip(ctx.tables, gammas, ctx.needs_input_grad[9:], strict=True):
+            of_weights, of_old = _moved_back(kernels, blocks, inputs, gamma, wanted, to_hidden, to_logits)
+            to_weights += of_weights
+            to_old.append(of_old)
+        of_units = (torch.from_numpy(to_hidden)[:, : hidden[1]], torch.from_numpy(to_logits))
+        return None, None, None, *of_units, *_unpacked(to_weights, kernels.width, first), *to_old
+
+
+def _table(
+    touches: RowTouches, most_rate: float, terms: tuple[Floats, Floats], packed: Floats
+) -> tuple[int, tuple[Any, ...]]:
+    """How many blocks the lines of a table make, and what a kernel is given of them."""
+    per_block = max(PAIRS // max(touches.values.shape[1], 1), 1)
+    places = (touches.row, touches.unit, touches.source)
+    applied = _array(touches.gradient)
+    seen = applied if touches.feature is touches.gradient else _array(touches.feature)
+    inputs = (per_block, *places, _array(touches.values), applied, seen, *terms, _shares(touches, most_rate), packed)
+    return -(-len(touches.row) // per_block), inputs
+
+
+def _moved(kernels: Kernels, blocks: int, inputs: tuple[Any, ...], old: Floats) -> Floats:
+    row, out, rows = inputs[1], np.empty((len(inputs[1]), old.shape[1]), np.float32), old.copy()
+    spread(blocks, lambda some: kernels.rows_forward(some, *inputs, out.reshape(-1)))
+    kernels.fold(out, row, rows)
+    return rows
+
+
+def _moved_back(
+    kernels: Kernels,
+    blocks: int,
+    inputs: tuple[Any, ...],
+    gamma: Tensor,
+    wanted: bool,
+    to_hidden: Floats,
+    to_logits: Floats,
+) -> tuple[Doubles, Tensor | None]:
+    """Gradients of the weights and, where wanted, of the old rows; those of the units' terms are added to."""
+    _, row, unit, *_, packed = inputs
+    slopes, to_weights = _array(gamma), np.zeros((blocks, len(packed)))
+    of_hidden, of_logits = np.zeros((len(row), kernels.width), np.float32), np.zeros((len(row), 2), np.float32)
+    of_old = np.empty((len(row) if wanted else 0, slopes.shape[1]), np.float32)
+    out = (to_weights, of_hidden, of_logits, of_old.reshape(-1))
+    spread(blocks, lambda some: kernels.rows_backward(some, *inputs, slopes, *out))
+    kernels.fold(of_hidden, unit, to_hidden)
+    kernels.fold(of_logits, unit, to_logits)
+    total: Doubles = to_weights.sum(0)
+    if not wanted:
+        return total, None
+    to_old = slopes.copy()
+    kernels.fold(of_old, row, to_old)
+    return total, torch.from_numpy(to_old)
 
 
 class _SharedMove(Function):
@@ -121,12 +187,21 @@ class _SharedMove(Function):
 
 
 def _array(tensor: Tensor) -> Floats:
-    array: Floats = tensor.detach().contiguous().numpy()
-    return array
+    array: Floats = tensor.detach().numpy()
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _flat(tensor: Tensor) -> Floats:
     return _array(tensor).reshape(-1)
+
+
+def _shares(touches: RowTouches, most_rate: float) -> Floats:
+    """Rows × 2: what a line's gradient is multiplied by, and what it forgets from."""
+    shares = np.zeros((len(touches.scale), 2), np.float32)
+    np.multiply(touches.scale, -most_rate, out=shares[:, 0], casting="same_kind")
+    if touches.share is not None:
+        shares[:, 1] = touches.share
+    return shares
 
 
 def _padded(lines: Tensor, width: int) -> Floats:
@@ -140,16 +215,13 @@ def _padded(lines: Tensor, width: int) -> Floats:
 
 def _packed(width: int, first: Tensor, second: Tensor, bias: Tensor, head: Tensor) -> Floats:
     """All weights in the order of `layout`; a network that does not see θ has zeros for it."""
-    more, columns = width - len(first), 3 - first.shape[1]
-    parts = (first.T, second, bias, head)
-    if more or columns:
-        parts = (
-            pad(parts[0], (0, more, 0, columns)),
-            pad(second, (0, more, 0, more)),
-            pad(bias, (0, more)),
-            pad(head, (0, more)),
-        )
-    return _array(torch.cat([part.reshape(-1) for part in parts]))
+    units, inputs = first.shape
+    whole = np.zeros((6 + width, width), np.float32)
+    whole[:inputs, :units] = first.detach().numpy().T
+    whole[3 : 3 + units, :units] = second.detach().numpy()
+    whole[3 + width, :units] = bias.detach().numpy()
+    whole[4 + width :, :units] = head.detach().numpy()
+    return whole.reshape(-1)
 
 
 def _unpacked(total: np.ndarray[Any, np.dtype[np.float64]], width: int, first: torch.Size) -> tuple[Tensor, ...]:

@@ -14,14 +14,24 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-from melon.strategies.rates.kernels.compiled import arithmetic, layout, rows, shared, tiles
+from melon.strategies.rates.kernels.compiled import arithmetic, attention, layout, rows, shared, tiles
 
 #: Widths are rounded up to multiples of this, so that most settings meet the same compiled kernel.
 STEP = 20
 #: Kernels that are called from Python.
-ENTRIES = ("rows_forward", "rows_backward", "shared_forward", "shared_backward")
+ENTRIES = (
+    "rows_forward",
+    "rows_backward",
+    "fold",
+    "shared_forward",
+    "shared_backward",
+    "attend",
+    "attend_back",
+    "unit_terms",
+    "unit_terms_back",
+)
 #: In the order in which they build on each other.
-KERNELS: tuple[ModuleType, ...] = (arithmetic, tiles, rows, shared)
+KERNELS: tuple[ModuleType, ...] = (arithmetic, tiles, rows, shared, attention)
 
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {

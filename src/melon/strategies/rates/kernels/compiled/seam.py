@@ -40,8 +40,13 @@ class Kernels:
     width: int
     rows_forward: Compiled
     rows_backward: Compiled
+    fold: Compiled
     shared_forward: Compiled
     shared_backward: Compiled
+    attend: Compiled
+    attend_back: Compiled
+    unit_terms: Compiled
+    unit_terms_back: Compiled
 
 
 def part(function: Compiled) -> Compiled:
@@ -95,13 +100,19 @@ def _signatures() -> dict[str, tuple[Any, ...]]:
     )
     whole, number = numba.int64, numba.float32
     blocks = numba.types.UniTuple(whole, 2)  # type: ignore[no-untyped-call]  # numba is typed in parts
-    rows = (blocks, whole, whole, flat, flat, flat, flat, table, table, table, flat)
+    places, flags, doubles = numba.int64[::1], numba.boolean[:, ::1], numba.float64[::1]
+    rows = (blocks, whole, places, places, places, *[table] * 6, flat)
     shared = (blocks, whole, table, cube, cube, table, table, flat, number, number)
     return {
         "rows_forward": (*rows, flat),
-        "rows_backward": (*rows, flat, sums, table, table, flat),
+        "rows_backward": (*rows, table, sums, table, table, flat),
+        "fold": (table, places, table),
         "shared_forward": (*shared, table),
         "shared_backward": (*shared, table, sums, table, table),
+        "attend": (flat, number, table, cube, flags, places, table, table, table),
+        "attend_back": (table, cube, flags, places, table, table, table, doubles),
+        "unit_terms": (flat, table, table, places, places, *[table] * 4, flat, table, table, table),
+        "unit_terms_back": (flat, places, places, *[table] * 3, flat, *[table] * 5, sums, sums, sums),
     }
 
 

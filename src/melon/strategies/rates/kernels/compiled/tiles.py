@@ -44,14 +44,17 @@ from melon.strategies.rates.kernels.compiled.types import Doubles, Floats
 from melon.strategies.rates.kernels.compiled.unrolling import registers, unrolled
 
 
+def preprocessed(g: np.float32) -> tuple[np.float32, np.float32]:
+    """Scale and sign of a gradient or a loss (METHODS.md 4.5)."""
+    size = abs(g)
+    large = size >= SMALL
+    return log(size + EPSILON) * TENTH if large else -F1, (F1 if g > F0 else -F1) if large else g * E_TO_10
+
+
 def features(s: Floats) -> None:
-    """Scale and sign (METHODS.md 4.5) of the gradients, which lie in row SCALE."""
+    """Scale and sign of the gradients, which lie in row SCALE."""
     for t in range(TILE):
-        g = s[SCALE + t]
-        size = abs(g)
-        large = size >= SMALL
-        s[SCALE + t] = log(size + EPSILON) * TENTH if large else -F1
-        s[SIGN + t] = (F1 if g > F0 else -F1) if large else g * E_TO_10
+        s[SCALE + t], s[SIGN + t] = preprocessed(s[SCALE + t])
 
 
 def first_layer(s: Floats, w: Floats) -> None:

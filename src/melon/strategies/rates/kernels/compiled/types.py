@@ -9,3 +9,4 @@ Floats = npt.NDArray[np.float32]
 FloatTables = npt.NDArray[np.float32]  # two or three axes
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+FlagTables = npt.NDArray[np.bool_]  # two axes
