@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from melon.experiments.config import CellConfig
-from melon.experiments.report.reading import Bench, Contest, read_bench
+from melon.experiments.report.contests import Bench, Contest
+from melon.experiments.report.reading import read_bench
 
 Ranks = Sequence[float]
 BASELINES = ("frozen", "popularity", "recent_popularity", "default")

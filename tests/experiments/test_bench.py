@@ -17,11 +17,12 @@ import pytest
 from commands import Run
 from melon.data.files import load_stream
 from melon.errors import LearningError
+from melon.evaluate.rivals import RIVALS
 from melon.experiments.bench import standing
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.experiments.executors import LocalExecutor, environment
-from melon.experiments.grid import Outcome, Task, Watcher, run_grid, run_task, tasks_of
+from melon.experiments.grid import Outcome, Task, Watcher, run_grid, tasks_of
 from melon.experiments.work import Work
 
 SPLIT = (0.8, 0.05, 0.15)
@@ -82,7 +83,8 @@ def test_every_cell_has_a_record_and_the_foundation_is_there_unasked(bench: Path
             assert "plain matrix factorisation" in records[name]["not_applicable"]
         else:
             assert records[name]["metrics"]["HR@5"] >= 0
-            assert {"frozen", "popularity", "recent_popularity", "default"} == records[name]["baselines"].keys()
+            always = {"frozen", "popularity", "recent_popularity", *RIVALS, "default"}
+            assert records[name]["baselines"].keys() == always
 
 
 def test_cells_share_pre_training_default_and_candidates(bench: Path) -> None:
@@ -212,7 +214,7 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
             self.queue.append(task)
 
         def outcome(self, patience: float) -> Outcome:
-            return run_task(self.queue.pop(), log, Work())
+            return self.queue.pop().run(log, Work())
 
         def stop(self) -> None: ...
 
@@ -280,6 +282,85 @@ def test_splits_of_one_stream_and_settings_of_one_strategy(folder: Path, tmp_pat
         assert task.config.split == ((0.7, 0.1, 0.2) if task.stream == "news" else (0.8, 0.1, 0.1))
         speaks = task.config.strategy == "eals" and task.config.recommender == "bpr"
         assert task.config.settings == ({"lr": 0.2} if speaks else {})
+
+
+def test_a_stream_on_which_nothing_can_be_ranked_is_told(tmp_path: Path, run: Run) -> None:
+    n = 800
+    frame = pl.DataFrame(
+        {"user": [k % 2 for k in range(n)], "item": [k // 2 % 20 for k in range(n)], "ts": list(range(n))}
+    )
+    frame.write_parquet(tmp_path / "full.parquet")
+    words = ["bench", tmp_path / "full.parquet", "--strategies", "default", "--seeds", "1", *OPTIONS]
+    ended = run(*words, "--out", tmp_path / "runs")
+    assert ended.code == 0
+    assert "no event could be ranked" in ended.err
+
+
+class TestAFolderOfConfigs:
+    @pytest.fixture
+    def configs(self, tmp_path: Path) -> Path:
+        """Two strategies on flip, one on news, and one about a stream that is not asked for."""
+        made = tmp_path / "configs"
+        made.mkdir()
+        for name, lr, l2 in (("flip-bpr-eals", 0.2, 0.1), ("flip-bpr-default", 0.5, 0.1), ("news-bpr-eals", 0.7, 0.3)):
+            strategy = name.rpartition("-")[2]
+            head = f'recommender = "bpr"\nstrategy = "{strategy}"\nsplit = [0.7, 0.1, 0.2]\nbudget = 30\n'
+            tables = f"[settings]\nlr = {lr}\n[pretrain_settings]\nl2 = {l2}\n"
+            (made / f"{name}.toml").write_text(head + tables, encoding="utf-8")
+        (made / "other-bpr-eals.toml").write_text("this is about a stream of no concern here", encoding="utf-8")
+        return made
+
+    def test_each_cell_takes_its_own_and_a_group_pre_trains_alike(self, folder: Path, configs: Path) -> None:
+        from melon.experiments.bench import _plan
+
+        streams = [folder / "flip.parquet", folder / "news.parquet"]
+        plan = _plan(streams, {"budget": 2, "settings": {}}, "bpr,ncf", "eals,als", 1, ["news=0.8,0.1,0.1"], [configs])
+        tasks = {task.key: task.config for task in plan.tasks()}
+        assert {key: c.settings.get("lr") for key, c in tasks.items() if c.recommender == "bpr"} == {
+            "flip-bpr-0-default": 0.5,
+            "flip-bpr-0-eals": 0.2,
+            "flip-bpr-0-als": None,
+            "news-bpr-0-default": None,
+            "news-bpr-0-eals": 0.7,
+            "news-bpr-0-als": None,
+        }
+        for config in tasks.values():
+            assert config.budget == 2
+        for key, l2 in (("flip-bpr", 0.1), ("news-bpr", 0.3)):
+            assert {tasks[f"{key}-0-{s}"].pretrain_settings["l2"] for s in ("default", "eals", "als")} == {l2}
+        assert tasks["flip-bpr-0-als"].split == (0.7, 0.1, 0.2)
+        assert tasks["news-bpr-0-als"].split == (0.8, 0.1, 0.1), "the command line wins"
+        assert tasks["flip-ncf-0-eals"].pretrain_settings == {}
+
+    def test_files_of_a_group_that_pre_train_otherwise(self, folder: Path, configs: Path, run: Run) -> None:
+        text = (configs / "flip-bpr-eals.toml").read_text(encoding="utf-8")
+        (configs / "flip-bpr-eals.toml").write_text(text.replace("l2 = 0.1", "l2 = 0.3"), encoding="utf-8")
+        words = ["bench", folder / "flip.parquet", "--strategies", "eals", "--out", configs / "runs"]
+        ended = run(*words, "--config", configs)
+        assert ended.code == 2
+        assert "differ in pretrain_settings" in ended.said
+
+    def test_a_name_that_belies_its_file(self, folder: Path, configs: Path, run: Run) -> None:
+        (configs / "flip-bpr-eals.toml").rename(configs / "flip-bpr-als.toml")
+        ended = run("bench", folder / "flip.parquet", "--out", configs / "runs", "--config", configs)
+        assert ended.code == 2
+        assert "is about flip-bpr-eals" in ended.said
+
+    def test_a_folder_about_other_streams(self, folder: Path, tmp_path: Path, run: Run) -> None:
+        ended = run("bench", folder / "flip.parquet", "--out", tmp_path / "runs", "--config", tmp_path)
+        assert ended.code == 2
+        assert "has no config for any of: flip" in ended.said
+
+    def test_one_record_says_what_it_was_told(self, folder: Path, configs: Path, run: Run) -> None:
+        (configs / "flip-bpr-default.toml").unlink()
+        words = ["bench", folder / "flip.parquet", "--strategies", "eals", "--seeds", "1", *OPTIONS]
+        ended = run(*words, "--config", configs, "--out", configs / "runs")
+        assert ended.code == 0, ended.err
+        records = records_of(configs / "runs")
+        default, eals = records["flip-bpr-0-default"], records["flip-bpr-0-eals"]
+        assert eals["config"]["chosen"]["eals"]["settings"]["lr"] == 0.2
+        assert default["config"]["chosen"]["pretrain"]["settings"]["l2"] == 0.1
+        assert eals["config"]["asked"]["split"] == list(SPLIT)
 
 
 def test_processes_are_told_how_many_threads_to_use(folder: Path, tmp_path: Path) -> None:

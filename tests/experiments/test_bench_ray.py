@@ -1,4 +1,4 @@
-"""`melon bench --ray` on a real cluster of several nodes on this machine, one of which is killed on the way."""
+"""`--ray` on a real cluster of several nodes on this machine, one of which is killed on the way."""
 
 import subprocess
 import sys
@@ -60,6 +60,29 @@ def test_a_cluster_that_loses_a_node_gives_the_records_of_local_processes(
     assert subprocess.run(command(stream, local), capture_output=True, check=False).returncode == 0
     assert records_of(out) == records_of(local)
     assert len(records_of(out)) == 3 * 3 + 1
+
+
+def test_a_tuning_on_a_cluster_that_loses_a_node_writes_the_file_of_one_process(
+    cluster: Any, stream: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna", reason="needs melon-recommender[tune]")
+    whole, nodes = cluster
+    few = ["--trials", "6", "--round", "3", "--epochs", "2", "--negatives", "15", "--batch-size", "16"]
+    words = [sys.executable, "-m", "melon.cli", "tune", str(stream), "--strategy", "eals", *few]
+    there, here = tmp_path / "there" / "x.toml", tmp_path / "here" / "x.toml"
+    on_ray = subprocess.Popen(
+        [*words, "--out", str(there), "--ray", whole.address], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert on_ray.stderr is not None
+    for line in on_ray.stderr:
+        if line.startswith("trial "):
+            break
+    assert on_ray.poll() is None, "the tuning was over before a node could be killed"
+    whole.remove_node(nodes[0], allow_graceful=False)
+    _, told = on_ray.communicate(timeout=600)
+    assert on_ray.returncode == 0, told
+    assert subprocess.run([*words, "--out", str(here)], capture_output=True, check=False).returncode == 0
+    assert there.read_text(encoding="utf-8") == here.read_text(encoding="utf-8")
 
 
 def test_no_cluster_is_a_clear_error(stream: Path, tmp_path: Path, run: Run) -> None:

@@ -11,6 +11,7 @@ import pytest
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluate.ranking import CUTS, metrics
+from melon.evaluate.rivals import RIVALS
 from melon.evaluate.selection import Selection
 from melon.experiments import cell as module
 from melon.experiments.cell import Cell, CellResult, Listener
@@ -37,7 +38,7 @@ SHAPE: dict[str, Any] = {
     "full_ranking": None,
     "set_aside": int,
     "cumulative_loss": float,
-    "baselines": ["frozen", "popularity", "recent_popularity", "default"],
+    "baselines": ["frozen", "popularity", "recent_popularity", *RIVALS, "default"],
     "tie_rate": float,
     "interactions_evaluated": int,
     "cold": ["users"],
@@ -157,7 +158,7 @@ def test_all_strategies_face_the_same_candidates(eals: CellResult, flips: Intera
 def test_default_beside_itself_is_the_tuned_baseline(flips: Interactions, small: MakeConfig) -> None:
     result = Cell(flips, small()).run()
     assert result.ranks["rank"].tobytes() == result.ranks["rank_default"].tobytes()
-    assert result.record["config"]["chosen"].keys() == {"pretrain", "default", "recent_popularity"}
+    assert result.record["config"]["chosen"].keys() == {"pretrain", "default", "recent_popularity", *RIVALS}
 
 
 def test_every_strategy_and_rival_got_the_same_number_of_trials(eals: CellResult) -> None:
@@ -517,7 +518,7 @@ def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeCon
 
     Cell(flips, small(), Quiet(), Work(tmp_path)).run()
     assert done[-1] == stages[0] == "streaming recent_popularity"
-    assert stages == ["streaming recent_popularity", "streaming default"]
+    assert stages == [f"streaming {name}" for name in ("recent_popularity", *RIVALS, "default")]
 
 
 def test_cells_of_one_stream_share_their_work(flips: Interactions, small: MakeConfig, timeless: Timeless) -> None:
@@ -534,3 +535,29 @@ def test_cells_of_one_stream_share_their_work(flips: Interactions, small: MakeCo
     assert stages == ["choosing settings of eals", "streaming eals"]
     alone = Cell(flips, small(strategy="eals")).run("here")
     assert timeless(shared.record) == timeless(alone.record)
+
+
+def test_a_blend_runs_from_the_window_to_the_record(flips: Interactions, small: MakeConfig) -> None:
+    config = small(
+        recommender="blend",
+        strategy="eals",
+        budget=1,
+        full_ranking=True,
+        retrain_every=120,
+        recommender_settings={"dim": 6, "slots": 16, "head_negatives": 5},
+    )
+    record = Cell(flips, config).run().record
+    baselines = record["baselines"]
+    assert baselines.keys() == {"frozen", "popularity", "recent_popularity", *RIVALS, "retrained", "default"}
+    assert baselines["default"]["HR@5"] != baselines["frozen"]["HR@5"]
+    assert record["full_ranking"].keys() == set(METRICS)
+    assert record["config"]["asked"]["retrain_every"] == 120
+
+
+def test_practice_of_a_head_is_kept_with_the_work(flips: Interactions, small: MakeConfig, tmp_path: Path) -> None:
+    config = small(recommender="blend", budget=1, recommender_settings={"dim": 6, "slots": 16, "head_negatives": 5})
+    whole = Cell(flips, config, work=Work(tmp_path)).run().record
+    again = Cell(flips, config, work=Work(tmp_path)).run().record
+    assert (tmp_path / "practice-default.safetensors").exists()
+    assert whole["metrics"] == again["metrics"]
+    assert whole["metrics"] == Cell(flips, config).run().record["metrics"]

@@ -14,7 +14,7 @@ from melon.experiments.config import CellConfig, parse_assignments, read_config
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"recommender": "bqr"}, "unknown recommender 'bqr'. Did you mean 'bpr'. Choose one of: bpr, ncf"),
+        ({"recommender": "bqr"}, "unknown recommender 'bqr'. Did you mean 'bpr'. Choose one of: blend, bpr, ncf"),
         (
             {"strategy": "defualt"},
             "unknown strategy 'defualt'. Did you mean 'default'. Choose one of: als, default, eals",
@@ -119,5 +119,6 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 def test_a_config_can_be_written_down() -> None:
     plain = CellConfig().plain()
-    assert plain.keys() == {each.name for each in fields(CellConfig)}
+    assert plain.keys() == {each.name for each in fields(CellConfig)} - {"retrain_every"}
+    assert CellConfig(retrain_every=500).plain().keys() == plain.keys() | {"retrain_every"}
     assert json.loads(json.dumps(plain)) == plain

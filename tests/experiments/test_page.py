@@ -113,7 +113,8 @@ def test_the_terminal_shows_the_same(
 
 def test_rows_of_a_result(record: Record) -> None:
     names = [name for name, _ in result_rows(record)]
-    assert names == ["frozen (no update)", "popularity", "recent popularity", "default (tuned)", "eals"]
+    mixed = [f"{what} + popularity" for what in ("transitions", "item-kNN", "frozen")]
+    assert names == ["frozen (no update)", "popularity", "recent popularity", *mixed, "default (tuned)", "eals"]
     assert dict(result_rows(record, "full_ranking"))["eals"] == record["full_ranking"]
     tuned = {**record, "strategy": "default"}
     assert [name for name, _ in result_rows(tuned)] == names[:-1]

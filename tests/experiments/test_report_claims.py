@@ -15,7 +15,7 @@ from melon.experiments.report.claims import (
     verdicts,
 )
 from melon.experiments.report.comparing import Comparisons
-from melon.experiments.report.reading import Contest
+from melon.experiments.report.contests import Contest
 
 N = 400
 

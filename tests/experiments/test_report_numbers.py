@@ -194,6 +194,17 @@ class TestComparisons:
         low, high = found["melon"].difference.by_user
         assert found["melon"].visible == pytest.approx((high - low) / 2)
 
+    def test_ndcg_has_an_interval_of_its_own(self, tmp_path: Path) -> None:
+        """From rank 3 to rank 1 nothing changes for HR@5; NDCG@10 gains 1/log2(2) − 1/log2(4) on each such event."""
+        n = 400
+        write_run(tmp_path, "melon", [1.0] * n, baselines={"default": [3.0] * 200 + [1.0] * 200})
+        contest, comparisons = contest_of(tmp_path), Comparisons()
+        assert comparisons.family(contest, ["melon"])["melon"].difference.difference == 0.0
+        second = comparisons.second(contest, "melon")
+        assert second.difference == pytest.approx(0.25)
+        low, high = second.by_user
+        assert 0.2 < low < 0.25 < high < 0.3
+
     def test_one_user_is_one_fact(self, tmp_path: Path) -> None:
         """A gain that a single user makes is not decided, however many events it has."""
         n = 60

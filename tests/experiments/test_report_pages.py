@@ -122,6 +122,13 @@ def test_the_reference_is_named_before_any_number(html: str) -> None:
     assert main.index("the reference is Default (tuned)") < main.index('class="card')
 
 
+def test_both_metrics_stand_in_the_comparison(html: str) -> None:
+    at = html.index("verdicts are about HR@5")
+    table = html[html.rindex("<table", 0, at) : html.index("</table>", at)]
+    assert table.count("95 % by user") == 2
+    assert "NDCG@10" in table
+
+
 def test_best_and_second_are_marked(html: str) -> None:
     at = html.index("<h3>yelp · BPR</h3>")
     table = html[at : html.index("</table>", at)]

@@ -20,10 +20,11 @@ from rich.table import Table as RichTable
 
 from melon.data.files import load_stream
 from melon.errors import SettingsError, StoppedError, unknown_name
-from melon.experiments.config import CellConfig, Plain, read_config
-from melon.experiments.executors import LocalExecutor, RayExecutor
-from melon.experiments.grid import Executor, Outcome, Task, Watcher, run_grid, tasks_of
+from melon.experiments.config import CellConfig, Plain
+from melon.experiments.executors import executor_for
+from melon.experiments.grid import Outcome, Task, Watcher, run_grid, tasks_of
 from melon.experiments.records import require_writable, write_result, write_text
+from melon.experiments.tuned import Tuned, read_tuned
 from melon.experiments.watching import RATES_SUFFIX, RatesKeeper
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
@@ -42,24 +43,19 @@ class BenchPlan:
     seeds: int
     base: CellConfig
     splits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    tuned: Sequence[Plain] = ()
+    tuned: Tuned = field(default_factory=Tuned)
+    given: Collection[str] = ()
     rates: bool = False
 
     def tasks(self) -> list[Task]:
         """Every cell, with the settings of the config files that speak of it."""
         splits = {name: self.splits.get(name, self.base.split) for name in self.streams}
         tasks = tasks_of(splits, self.recommenders, self.strategies, self.seeds, self.base)
-        return [replace(task, config=self._tuned(task.config), rates=self.rates) for task in tasks]
+        return [replace(task, config=self._tuned(task), rates=self.rates) for task in tasks]
 
-    def _tuned(self, config: CellConfig) -> CellConfig:
-        for found in self.tuned:
-            if all(
-                found.get(name, getattr(config, name)) == getattr(config, name) for name in ("strategy", "recommender")
-            ):
-                config = replace(
-                    config, **{k: v for k, v in found.items() if k not in ("strategy", "recommender", "seed")}
-                )
-        return config
+    def _tuned(self, task: Task) -> CellConfig:
+        given = (*self.given, "split") if task.stream in self.splits else self.given
+        return self.tuned.apply(task.stream, task.config, given)
 
     def told(self) -> Plain:
         """What has to be the same for records to stand in one table."""
@@ -158,7 +154,11 @@ def bench_streams(
     folder.claim(plan)
     tasks = plan.tasks()
     done = folder.done(tasks)
-    executor = _executor(plan, folder, jobs, ray) if len(done) < len(tasks) else None
+    executor = (
+        executor_for(plan.streams, folder.work, jobs=jobs, ray=ray, threads=plan.base.threads)
+        if len(done) < len(tasks)
+        else None
+    )
     try:
         with BenchWatcher(executor.workers if executor else 1) as watcher:
             outcomes = list(run_grid(tasks, done, executor, folder.keep, watcher)) if executor else []
@@ -196,13 +196,9 @@ def _plan(
             f"--set {settings} would speak of one strategy where there are many; put it into a file with `strategy` "
             "and `settings`, and give that with --config."
         )
-    found = [read_config(path) for path in configs]
-    general = [one for one in found if "strategy" not in one]
+    general, tuned = read_tuned(configs, named)
     common, per_stream = _splits(splits, named)
-    told: Plain = {}
-    for one in general:
-        told |= one
-    told |= asked
+    told: Plain = {**general, **asked}
     if common is not None:
         told["split"] = common
     wanted = ALL_STRATEGIES if strategies == "all" else tuple(strategies.split(","))
@@ -212,7 +208,8 @@ def _plan(
     told.pop("recommender", None)
     chosen = tuple(recommenders.split(","))
     base = CellConfig(**{**told, "recommender": chosen[0]})
-    return BenchPlan(named, chosen, wanted, seeds, base, per_stream, [one for one in found if "strategy" in one])
+    given = [name for name, value in told.items() if value != {}]  # an empty table of settings says nothing
+    return BenchPlan(named, chosen, wanted, seeds, base, per_stream, tuned, given)
 
 
 def _splits(
@@ -229,14 +226,6 @@ def _splits(
         else:
             raise unknown_name("stream in --split", name, streams)
     return common, per_stream
-
-
-def _executor(plan: BenchPlan, folder: BenchFolder, jobs: int, ray: str | None) -> Executor:
-    if jobs < 1:
-        raise SettingsError(f"jobs = {jobs} will not do: it must be at least 1.")
-    if ray is not None:
-        return RayExecutor(plan.streams, folder.work, address=ray, threads=plan.base.threads)
-    return LocalExecutor(plan.streams, folder.work, jobs=jobs, threads=plan.base.threads)
 
 
 class BenchWatcher(Watcher):
@@ -331,13 +320,19 @@ def _standing(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: C
     ended = [outcomes[task.key] for task in tasks if task.key in outcomes]
     if ended and all(outcome.not_applicable for outcome in ended):
         return "N/A"
-    found = [outcome.record["metrics"]["HR@5"] for outcome in ended if outcome.record is not None]
+    found = [
+        outcome.record["metrics"]["HR@5"]
+        for outcome in ended
+        if outcome.record is not None and outcome.record["metrics"]
+    ]
     text = f"{np.mean(found):.3f}" if found else "–"
     marks = "✗" * sum(outcome.problem is not None for outcome in ended) + "…" * sum(t.key in running for t in tasks)
     return f"{text} {len(found)}/{len(tasks)}{marks}" if len(found) < len(tasks) else f"{text}{marks}"
 
 
 def _words(outcome: Outcome) -> str:
+    if outcome.record is not None and not outcome.record["metrics"]:
+        return "no event could be ranked: there are too few items beside what users have taken (--negatives)"
     if outcome.record is not None:
         return f"HR@5 {outcome.record['metrics']['HR@5']:.4f} in {outcome.seconds:.0f} s"
     if outcome.not_applicable is not None:

@@ -15,9 +15,10 @@ import torch
 import melon
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
-from melon.evaluate.predictors import Frozen, Popularity, Predictor
+from melon.evaluate.predictors import Frozen, Popularity, Predictor, Retrained
 from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import metrics
+from melon.evaluate.rivals import RIVALS, UNCHOSEN, make_rival
 from melon.evaluate.selection import Practice, PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
 from melon.experiments.explain import Explained
@@ -26,6 +27,7 @@ from melon.experiments.watching import RatesKeeper, Watched
 from melon.experiments.work import PlainKeeper, PracticeKeeper, StateKeeper, TallyKeeper, Work
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
+from melon.recommenders.heads import HeadedRecommender
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.registry import STRATEGIES
@@ -86,7 +88,7 @@ class Cell:
         self._plan = RecommenderPlan(
             config.recommender, config.recommender_settings, config.pretrain_settings, config.epochs, config.device
         )
-        self._selection = Selection(self._sealed.before_test, self.parts, self._protocol, self.listener.note)
+        self.selection = Selection(self._sealed.before_test, self.parts, self._protocol, self.listener.note)
         self._states = StateKeeper(partial(PretrainedState, self._plan, config.seed))
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.
@@ -102,11 +104,14 @@ class Cell:
         began = time.perf_counter()
         state = self._work.once("refitted", self._states, lambda: self._refit(choices["pretrain"]["settings"]))
         pretrain_s = time.perf_counter() - began
-        practice = self._work.once(
-            f"practice/{self.config.strategy}",
-            PracticeKeeper(),
-            lambda: self._practise(choices[self.config.strategy]["settings"]),
-        )
+        practice = {
+            name: self._work.once(
+                f"practice/{name}",
+                PracticeKeeper(),
+                lambda name=name: self._practise(name, choices[name]["settings"]),  # type: ignore[misc]
+            )
+            for name in dict.fromkeys(("default", self.config.strategy))
+        }
         log = self._sealed.open(choices)
         candidates = Candidates(log, mode=self.config.candidates, seed=self.config.seed, count=self.config.negatives)
         tallies = {
@@ -122,19 +127,11 @@ class Cell:
     def choose(self) -> Plain:
         """Everything that is chosen, from data before the test part alone."""
         config, plain = self.config, PlainKeeper()
-        selection = self._selection
+        selection = self.selection
         if not selection.possible:
             return self._defaults()
-        start: list[PretrainedState] = []
-
-        def pretraining() -> Plain:
-            self.listener.stage("choosing pre-training settings on the selection window")
-            choice, state = selection.pretraining(self._plan, config.budget)
-            start.append(self._work.once("window", self._states, lambda: state))
-            return choice.plain()
-
-        choices: Plain = {"pretrain": self._work.once("choice/pretrain", plain, pretraining)}
-        before_window = start[0] if start else self._work.once("window", self._states, _never)
+        chosen, before_window = self.window()
+        choices: Plain = {"pretrain": chosen}
         for name, fixed in {"default": config.fixed_fading("default"), config.strategy: config.fixed}.items():
 
             def settings(name: str = name, fixed: Plain = fixed) -> Plain:
@@ -148,16 +145,35 @@ class Cell:
             return selection.popularity(config.budget).plain()
 
         choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
-        return choices
 
-    def _practise(self, settings: Plain) -> Practice:
-        """What a learned strategy takes along from the whole selection window; nothing for the others."""
-        strategy = self._strategy(self.config.strategy, settings)
-        if not (isinstance(strategy, LearnedStrategy) and self._selection.possible):
+        def mixtures() -> Plain:
+            self.listener.stage("choosing half-lives and weights of simple rivals")
+            return {name: choice.plain() for name, choice in selection.rivals(before_window).items()}
+
+        return choices | self._work.once("choice/rivals", plain, mixtures)
+
+    def window(self) -> tuple[Plain, PretrainedState]:
+        """How to pre-train, as chosen on the selection window, and the recommender it gave on what precedes that."""
+        start: list[PretrainedState] = []
+
+        def pretraining() -> Plain:
+            self.listener.stage("choosing pre-training settings on the selection window")
+            choice, state = self.selection.pretraining(self._plan, self.config.budget)
+            start.append(self._work.once("window", self._states, lambda: state))
+            return choice.plain()
+
+        choice = self._work.once("choice/pretrain", PlainKeeper(), pretraining)
+        return choice, start[0] if start else self._work.once("window", self._states, _never)
+
+    def _practise(self, name: str, settings: Plain) -> Practice:
+        """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
+        strategy = self._strategy(name, settings)
+        headed = isinstance(self._plan.build(self.config.seed), HeadedRecommender)
+        if not (self.selection.possible and (headed or isinstance(strategy, LearnedStrategy))):
             return {}
-        self.listener.stage(f"{self.config.strategy} practises on the selection window")
+        self.listener.stage(f"{name} practises on the selection window")
         start = self._work.once("window", self._states, _never)
-        return self._selection.train_meta_model(strategy, start, self.parts.train_stop)
+        return self.selection.train_meta_model(strategy, start, self.parts.train_stop)
 
     def _refit(self, settings: Plain) -> PretrainedState:
         training = self._sealed.training
@@ -175,25 +191,44 @@ class Cell:
         epochs = min(self.config.epochs or MOST_EPOCHS, most_epochs(len(self._sealed.training)))
         settings: Plain = {"pretrain": {"epochs": epochs, **self.config.pretrain_settings}, "default": {}}
         settings |= {self.config.strategy: self.config.fixed, "recent_popularity": {"half_life": 3_000}}
+        settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in RIVALS.items()}
         return {name: {"settings": chosen, "score": None, "trials": []} for name, chosen in settings.items()}
 
     def _predictors(
-        self, choices: Plain, state: PretrainedState, practice: Practice, log: Interactions
+        self, choices: Plain, state: PretrainedState, practice: dict[str, Practice], log: Interactions
     ) -> dict[str, Callable[[], Predictor]]:
         """The baselines and the strategy, each made when its turn comes."""
-        config, past_items = self.config, self._sealed.training.items
+        config, training, past_items = self.config, self._sealed.training, self._sealed.training.items
         half_life = choices["recent_popularity"]["settings"]["half_life"]
         settings = choices[config.strategy]["settings"]
         made: dict[str, Callable[[], Predictor]] = {
             "frozen": lambda: Frozen(self._updater("default", {}, state, log)),
             "popularity": lambda: Popularity(float("inf"), past_items),
             "recent_popularity": lambda: Popularity(half_life, past_items),
-            "default": lambda: self._updater("default", choices["default"]["settings"], state, log),
-            "strategy": lambda: self._updater(config.strategy, settings, state, log, practice),
+            **{
+                name: lambda name=name: make_rival(  # type: ignore[misc]
+                    name, choices[name]["settings"], training, Frozen(self._updater("default", {}, state, log))
+                )
+                for name in RIVALS
+            },
+            "default": lambda: self._updater(
+                "default", choices["default"]["settings"], state, log, practice["default"]
+            ),
+            "strategy": lambda: self._updater(config.strategy, settings, state, log, practice[config.strategy]),
         }
+        every = config.retrain_every
+        if every is not None:
+            retrained = partial(self._from_scratch, choices, practice["default"], log)
+            made["retrained"] = lambda: Retrained(retrained, self.parts.train_stop, every)
         if config.pretrain == "own":
             made["strategy"] = lambda: self._trained_by_itself(settings, log)
         return made
+
+    def _from_scratch(self, choices: Plain, practice: Practice, log: Interactions, stop: int) -> Updater:
+        """A model trained on the first events of the log as the deployed one was on the training part."""
+        past = log.head(stop)
+        state = refit(self._plan, past, choices["pretrain"]["settings"], self.config.seed, self.listener.tick)
+        return deploy(self._strategy("default", {}), state, past, self.config.seed, practice)
 
     def _updater(
         self, name: str, settings: Plain, state: PretrainedState, log: Interactions, practice: Practice | None = None
@@ -274,7 +309,8 @@ class Cell:
             for name, tally in tallies.items()
             if name != "strategy"
         }
-        baselines["recent_popularity"]["half_life"] = choices["recent_popularity"]["settings"]["half_life"]
+        for name in ("recent_popularity", *RIVALS):
+            baselines[name] |= choices[name]["settings"]
         record: Plain = {
             "dataset": {
                 "path": path,

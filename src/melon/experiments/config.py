@@ -16,6 +16,9 @@ Plain = dict[str, Any]
 PretrainMode = Literal["shared", "own"]
 DEFAULT_BUDGET = 8
 SECTIONS = ("strategy", "recommender", "pretrain")
+_TABLES = ("settings", "recommender_settings", "pretrain_settings")
+#: How a TOML file says that a setting has no value; JSON has a word for it.
+NO_VALUE = "null"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class CellConfig:
     negatives: int = NEGATIVES
     align_ties: bool = False
     full_ranking: bool = False
+    retrain_every: int | None = None
     fading: str | float = "off"
     threads: int = 1
     device: str = "cpu"
@@ -50,6 +54,8 @@ class CellConfig:
                 raise SettingsError(f"{name} = {getattr(self, name)} will not do: it must be at least {least}.")
         if self.epochs is not None and self.epochs < 1:
             raise SettingsError(f"epochs = {self.epochs} will not do: it must be at least 1.")
+        if self.retrain_every is not None and self.retrain_every < 1:
+            raise SettingsError(f"retrain_every = {self.retrain_every} will not do: it must be at least 1.")
         if self.pretrain not in get_args(PretrainMode):
             raise unknown_name("way to pre-train", self.pretrain, get_args(PretrainMode))
         if isinstance(self.fading, str) and self.fading not in ("off", "auto"):
@@ -70,7 +76,9 @@ class CellConfig:
 
     def plain(self) -> Plain:
         """JSON-ready, for records."""
-        return {**self.__dict__, "split": list(self.split)}
+        told = {**self.__dict__, "split": list(self.split)}
+        # A reference that was not asked for leaves no trace, so that records with and without it stand together.
+        return told if self.retrain_every else {key: value for key, value in told.items() if key != "retrain_every"}
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
@@ -124,6 +132,8 @@ def read_config(path: Path) -> Plain:
         if key not in known:
             raise unknown_name(f"key in {path}", key, known)
         found[key] = _typed(key, found[key], path)
+        if key in _TABLES:
+            found[key] = {name: None if value == NO_VALUE else value for name, value in found[key].items()}
     return found
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from melon.data.files import PreparedStream, load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
 from melon.errors import SettingsError, unknown_name
+from melon.evaluate.auto import AUTO, settle_auto
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.experiments.listeners import listener
@@ -52,7 +53,10 @@ def run_demo(out: Path, events: int, seed: int) -> None:
             config = CellConfig(strategy=strategy, split=_SPLIT, seed=seed, budget=_BUDGET)
             result = Cell(log, config, told, work).run(str(stream))
             records.append(write_result(result.record, result.ranks, out / f"{strategy}.json"))
-    show_table(console, "bpr on the demo stream", merged_rows(records))
+        config = CellConfig(**settle_auto({"split": _SPLIT, "seed": seed, "budget": _BUDGET}))
+        result = Cell(log, config, told).run(str(stream))
+        records.append(write_result(result.record, result.ranks, out / f"{AUTO}.json"))
+    show_table(console, "strategies on bpr, and last what you get if you name nothing", merged_rows(records))
     lead = (
         "A synthetic news stream. Every batch was predicted first, then learned from; settings were chosen beforehand."
     )

@@ -1,4 +1,4 @@
-"""Where cells run: in processes of this machine, or on a Ray cluster. Both run the same function on the same inputs."""
+"""Where jobs run: in processes of this machine, or on a Ray cluster. Both run the same code on the same inputs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import socket
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import MissingExtraError, SettingsError
-from melon.experiments.grid import Outcome, Task, run_task, work_of
-from melon.experiments.work import Work
+from melon.experiments.jobs import Ended, Job, work_of
 
 _GONE = 0.5  # seconds that a process may take to end by itself
 _RETRIES = 3
@@ -35,38 +34,38 @@ def environment(threads: int) -> dict[str, str]:
 
 
 @dataclass
-class _Worker:
+class _Worker(Generic[Ended]):
     process: Any
     pipe: Connection
-    task: Task | None = None
+    job: Job[Ended] | None = None
 
 
-class LocalExecutor:
-    """Processes on this machine. One that dies takes its own cell down and is replaced."""
+class LocalExecutor(Generic[Ended]):
+    """Processes on this machine. One that dies takes its own job down and is replaced."""
 
     def __init__(self, streams: Mapping[str, Path], folder: Path, *, jobs: int, threads: int) -> None:
         self.workers, self._streams, self._folder, self._threads = jobs, streams, folder, threads
         self._context = mp.get_context("spawn")
-        self._pool: list[_Worker] = []
+        self._pool: list[_Worker[Ended]] = []
 
-    def submit(self, task: Task) -> None:
-        free = next((worker for worker in self._pool if worker.task is None), None) or self._hire()
-        free.task = task
-        free.pipe.send(task)
+    def submit(self, job: Job[Ended]) -> None:
+        free = next((worker for worker in self._pool if worker.job is None), None) or self._hire()
+        free.job = job
+        free.pipe.send(job)
 
-    def outcome(self, patience: float) -> Outcome | None:
-        busy = {worker.pipe: worker for worker in self._pool if worker.task is not None}
+    def outcome(self, patience: float) -> Ended | None:
+        busy = {worker.pipe: worker for worker in self._pool if worker.job is not None}
         for pipe in wait(list(busy), patience):
             worker = busy[pipe]  # type: ignore[index]
-            task = worker.task
-            assert task is not None
+            job = worker.job
+            assert job is not None
             try:
-                ended: Outcome = worker.pipe.recv()
+                ended: Ended = worker.pipe.recv()
             except (EOFError, OSError):
                 self._pool.remove(worker)
                 worker.process.join(_GONE)
-                ended = Outcome(task, problem=f"its process ended early ({_manner(worker.process.exitcode)}).")
-            worker.task = None
+                ended = job.lost(f"its process ended early ({_manner(worker.process.exitcode)}).")
+            worker.job = None
             return ended
         return None
 
@@ -79,10 +78,10 @@ class LocalExecutor:
                 worker.process.kill()
         self._pool.clear()
 
-    def _hire(self) -> _Worker:
+    def _hire(self) -> _Worker[Ended]:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_serve, args=(theirs, dict(self._streams), self._folder), daemon=True, name="melon cell"
+            target=_serve, args=(theirs, dict(self._streams), self._folder), daemon=True, name="melon job"
         )
         with _told(environment(self._threads)):
             process.start()
@@ -92,24 +91,24 @@ class LocalExecutor:
 
 
 def _serve(pipe: Connection, streams: Mapping[str, Path], folder: Path) -> None:
-    """The life of a worker: a task in, an outcome out, until nobody asks any more."""
+    """The life of a worker: a job in, an outcome out, until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the process that started us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     load = cache(load_stream)
     while True:
         try:
-            task: Task = pipe.recv()
+            job: Job[Any] = pipe.recv()
         except (EOFError, OSError):
             return
-        pipe.send(_safely(task, lambda task=task: load(streams[task.stream]), work_of(folder, task)))
+        pipe.send(_safely(job, lambda job=job: load(streams[job.stream]), folder))  # type: ignore[misc]
 
 
-def _safely(task: Task, log: Any, work: Work) -> Outcome:
+def _safely(job: Job[Ended], log: Callable[[], Interactions], folder: Path) -> Ended:
     """An outcome whatever happens, our own mistakes included."""
     try:
-        return run_task(task, log(), work)
+        return job.run(log(), work_of(folder, job))
     except Exception:
-        return Outcome(task, problem=traceback.format_exc())
+        return job.lost(traceback.format_exc())
 
 
 def _end_with_parent() -> None:
@@ -141,11 +140,11 @@ def _manner(code: int | None) -> str:
     return f"exit code {code}"
 
 
-class RayExecutor:
-    """Tasks on a Ray cluster. Streams travel once, through the object store; a lost worker's cell is run again.
+class RayExecutor(Generic[Ended]):
+    """Tasks on a Ray cluster. Streams travel once, through the object store; a lost worker's job is run again.
 
-    Nodes need no common disk: the work of a foundation travels as bytes, and comes back here so that a bench that is
-    started again has it.
+    Nodes need no common disk: the work of a foundation travels as bytes, and comes back here so that a command that
+    is started again has it.
     """
 
     def __init__(self, streams: Mapping[str, Path], folder: Path, *, address: str, threads: int) -> None:
@@ -164,28 +163,28 @@ class RayExecutor:
         self.workers = max(int(ray.cluster_resources().get("CPU", 1)) // threads, 1)
         self._logs = {name: ray.put(load_stream(path)) for name, path in streams.items()}
         self._bases: dict[str, Any] = {}
-        self._running: dict[Any, tuple[Task, Any]] = {}
+        self._running: dict[Any, tuple[Job[Ended], Any]] = {}
         self._remote = ray.remote(num_cpus=threads, num_returns=2, max_retries=_RETRIES)(_run_remotely)
 
-    def submit(self, task: Task) -> None:
-        if task.group not in self._bases:
-            self._bases[task.group] = self._ray.put(_files(self._folder / task.group))
-        outcome, made = self._remote.remote(task, self._logs[task.stream], self._bases[task.group])
-        self._running[outcome] = (task, made)
+    def submit(self, job: Job[Ended]) -> None:
+        if job.group not in self._bases:
+            self._bases[job.group] = self._ray.put(_files(self._folder / job.group))
+        outcome, made = self._remote.remote(job, self._logs[job.stream], self._bases[job.group])
+        self._running[outcome] = (job, made)
 
-    def outcome(self, patience: float) -> Outcome | None:
+    def outcome(self, patience: float) -> Ended | None:
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=patience)
         if not ready:
             return None
-        task, made = self._running.pop(ready[0])
+        job, made = self._running.pop(ready[0])
         try:
-            ended: Outcome = self._ray.get(ready[0])
-            if task.lays_foundation:
+            ended: Ended = self._ray.get(ready[0])
+            if job.lays_foundation:
                 files: dict[str, bytes] = self._ray.get(made)
-                self._bases[task.group] = made
-                _write(files, self._folder / task.group)
+                self._bases[job.group] = made
+                _write(files, self._folder / job.group)
         except self._ray.exceptions.RayError as problem:
-            return Outcome(task, problem=f"its worker was lost {_RETRIES} times: {problem}")
+            return job.lost(f"its worker was lost {_RETRIES} times: {problem}")
         return ended
 
     def stop(self) -> None:
@@ -194,12 +193,12 @@ class RayExecutor:
         self._ray.shutdown()
 
 
-def _run_remotely(task: Task, log: Interactions, base: Mapping[str, bytes]) -> tuple[Outcome, dict[str, bytes]]:
-    folder = Path(tempfile.mkdtemp(prefix="melon-cell-"))
+def _run_remotely(job: Job[Ended], log: Interactions, base: Mapping[str, bytes]) -> tuple[Ended, dict[str, bytes]]:
+    folder = Path(tempfile.mkdtemp(prefix="melon-job-"))
     try:
-        _write(base, folder / task.group)
-        ended = _safely(task, lambda: log, work_of(folder, task))
-        return ended, _files(folder / task.group) if task.lays_foundation else {}
+        _write(base, folder / job.group)
+        ended = _safely(job, lambda: log, folder)
+        return ended, _files(folder / job.group) if job.lays_foundation else {}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -236,3 +235,14 @@ def _import_ray() -> Any:
     except ImportError:
         raise MissingExtraError("--ray", "ray") from None
     return ray
+
+
+def executor_for(
+    streams: Mapping[str, Path], folder: Path, *, jobs: int, ray: str | None, threads: int
+) -> LocalExecutor[Any] | RayExecutor[Any]:
+    """What `--jobs` and `--ray` ask for; the folder keeps the work that jobs share."""
+    if jobs < 1:
+        raise SettingsError(f"jobs = {jobs} will not do: it must be at least 1.")
+    if ray is not None:
+        return RayExecutor(streams, folder, address=ray, threads=threads)
+    return LocalExecutor(streams, folder, jobs=jobs, threads=threads)

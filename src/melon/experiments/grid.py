@@ -1,8 +1,7 @@
-"""A grid of cells: which there are, what each waits for, and the loop that hands them to an executor.
+"""A grid of cells: which there are, what each waits for, and what becomes of them.
 
 The cells of one stream, recommender and seed share their pre-training, the tuned Default and the baselines. These are
-what the cell of `default` makes, so it runs first and the others start from its work. Nothing here knows where cells
-run: on this machine's processes or on a cluster is the executor's business.
+what the cell of `default` makes, so it runs first and the others start from its work.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from melon.data.interactions import Interactions
 from melon.errors import MelonError, SettingsError
 from melon.experiments.cell import Cell, CellResult
 from melon.experiments.config import CellConfig, Plain
 from melon.experiments.explain import Explained
+from melon.experiments.jobs import Executor, drive
 from melon.experiments.work import Work
 
 FOUNDATION = "default"
@@ -47,6 +47,30 @@ class Task:
         """Whether the others of its group wait for it."""
         return self.config.strategy == FOUNDATION
 
+    @property
+    def keeps_work(self) -> bool:
+        """A cell that was stopped goes on from its choices and from what it has streamed."""
+        return True
+
+    def run(self, log: Interactions, work: Work) -> Outcome:
+        """Run the cell where the caller is; a problem becomes an outcome and sinks nothing else."""
+        began = time.perf_counter()
+        try:
+            cell = Cell(log, self.config, work=work, rates=self.rates)
+        except SettingsError as reason:  # the pairing does not exist
+            return Outcome(self, not_applicable=str(reason))
+        except MelonError as problem:
+            return Outcome(self, problem=str(problem))
+        try:
+            result: CellResult = cell.run(self.stream)
+        except MelonError as problem:
+            return Outcome(self, time.perf_counter() - began, problem=str(problem))
+        return Outcome(self, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
+
+    def lost(self, problem: str) -> Outcome:
+        """What is told of a cell whose worker came to grief."""
+        return Outcome(self, problem=problem)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -59,21 +83,6 @@ class Outcome:
     not_applicable: str | None = None
     problem: str | None = None
     rates: Explained | None = None
-
-
-class Executor(Protocol):
-    """Runs cells somewhere. What a foundation made stays with the executor and is given to the cells that follow."""
-
-    workers: int
-
-    def submit(self, task: Task) -> None:
-        """Start a cell, or queue it."""
-
-    def outcome(self, patience: float) -> Outcome | None:
-        """The next cell that has ended, or nothing after so many seconds."""
-
-    def stop(self) -> None:
-        """End what is running."""
 
 
 class Watcher:
@@ -90,6 +99,10 @@ class Watcher:
 
     def waiting(self) -> None:
         """Time passes."""
+
+    def enough(self) -> bool:
+        """Whether to end here, with what has ended; a grid goes on to its end."""
+        return False
 
 
 def tasks_of(
@@ -122,26 +135,10 @@ def _preset(base: CellConfig, strategy: str) -> str:
     return base.preset if base.preset in STRATEGIES[strategy].presets else "default"
 
 
-def run_task(task: Task, log: Any, work: Work) -> Outcome:
-    """Run one cell where the caller is; a problem becomes an outcome and sinks nothing else."""
-    began = time.perf_counter()
-    try:
-        cell = Cell(log, task.config, work=work, rates=task.rates)
-    except SettingsError as reason:  # the pairing does not exist
-        return Outcome(task, not_applicable=str(reason))
-    except MelonError as problem:
-        return Outcome(task, problem=str(problem))
-    try:
-        result: CellResult = cell.run(task.stream)
-    except MelonError as problem:
-        return Outcome(task, time.perf_counter() - began, problem=str(problem))
-    return Outcome(task, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
-
-
 def run_grid(
     tasks: Sequence[Task],
     done: Mapping[str, Outcome],
-    executor: Executor,
+    executor: Executor[Outcome],
     keep: Callable[[Outcome], None],
     watcher: Watcher,
 ) -> Iterator[Outcome]:
@@ -151,18 +148,14 @@ def run_grid(
     open_tasks = [task for task in tasks if task.key not in done]
     ready = [task for task in open_tasks if task.lays_foundation or task.group in laid]
     waiting = [task for task in open_tasks if task not in ready]
-    running: dict[str, Task] = {}
-    while ready or running:
-        while ready and len(running) < executor.workers:
-            task = ready.pop(0)
-            running[task.key] = task
-            executor.submit(task)
-            watcher.started(task)
-        ended = executor.outcome(patience=1.0)
-        if ended is None:
-            watcher.waiting()
-            continue
-        del running[ended.task.key]
+
+    def supply() -> Task | None:
+        if not ready:
+            return None
+        watcher.started(ready[0])
+        return ready.pop(0)
+
+    for ended in drive(executor, supply, watcher.waiting, watcher.enough):
         keep(ended)
         watcher.ended(ended)
         yield ended
@@ -171,7 +164,7 @@ def run_grid(
         of_group = [task for task in waiting if task.group == ended.task.group]
         waiting = [task for task in waiting if task.group != ended.task.group]
         if _stands(ended):
-            ready = of_group + ready
+            ready[:0] = of_group
             continue
         for task in of_group:
             fallen = Outcome(task, problem=f"its pre-training failed: {ended.problem or ended.not_applicable}")
@@ -182,9 +175,3 @@ def run_grid(
 
 def _stands(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.record is not None
-
-
-def work_of(folder: Path, task: Task) -> Work:
-    """Where a cell keeps its unfinished work; the foundation's is what the others of its group start from."""
-    shared = folder / task.group
-    return Work(shared) if task.lays_foundation else Work(folder / task.key, base=shared)

@@ -39,9 +39,13 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 
 def page(title: str, lead: str, records: Sequence[Mapping[str, Any]]) -> str:
     """HTML of one or several results on the same stream; baselines are taken from the first."""
-    rows = merged_rows(records)
-    first = records[0]
-    chosen = {name: choice for record in records for name, choice in record["config"]["chosen"].items()}
+    rows, first = merged_rows(records), records[0]
+    chosen = {
+        f"{record['recommender']}: {name}" if _other(record, first) else name: choice
+        for record in records
+        for name, choice in record["config"]["chosen"].items()
+        if not _other(record, first) or name in ("pretrain", record["strategy"])
+    }
     lines = "".join(
         f"<tr><td>{html.escape(name)}</td><td class=left><code>{html.escape(_settings(choice))}</code></td></tr>"
         for name, choice in chosen.items()
@@ -64,11 +68,21 @@ melon {first["version"]}, data {dataset["sha256"][:12]}.
 
 
 def merged_rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, float]]]:
-    """Baselines once, then each strategy."""
+    """Each method once, in the order in which results came; another recommender than the first is named with it."""
     rows = dict(result_rows(records[0]))
     for record in records[1:]:
-        rows |= dict(result_rows(record))
+        rows |= {_label(record, records[0]): record["metrics"]} if _other(record, records[0]) else result_rows(record)
     return list(rows.items())
+
+
+def _other(record: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
+    return bool(record["recommender"] != first["recommender"])
+
+
+def _label(record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """A result's own row, where the baselines are those of the first."""
+    name: str = record["strategy"]
+    return f"{record['recommender']} with {name}" if _other(record, first) else name
 
 
 def require_plots() -> None:
@@ -87,8 +101,8 @@ def curve(records: Sequence[Mapping[str, Any]]) -> str:
 
     lines = {LABELS.get(name, name): values for name, values in records[0]["baseline_batches"].items()}
     for record in records:
-        if record["strategy"] != "default" or record["pretrain"] == "own":
-            lines[record["strategy"]] = [batch["HR@5"] for batch in record["batches"]]
+        if _other(record, records[0]) or record["strategy"] != "default" or record["pretrain"] == "own":
+            lines[_label(record, records[0])] = [batch["HR@5"] for batch in record["batches"]]
     figure = Figure(figsize=(9, 4))
     axes = figure.subplots()
     for name, values in lines.items():

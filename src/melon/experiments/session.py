@@ -8,6 +8,7 @@ from typing import Any
 
 from melon.data.files import load_stream
 from melon.errors import SettingsError, StoppedError
+from melon.evaluate.auto import settle_auto, why_auto
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.experiments.listeners import listener
@@ -21,7 +22,7 @@ Plain = dict[str, Any]
 
 def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path | None, resume: bool) -> None:
     """`melon evaluate`."""
-    config = CellConfig(**asked)
+    config = CellConfig(**settle_auto(asked))
     if json is not None and json.suffix != ".json":
         raise SettingsError(f"--json {json} must end in .json; the ranks go beside it.")
     if html is not None:
@@ -46,6 +47,7 @@ def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path
         write_text(html, page(f"{config.strategy} on {stream.stem}", _lead(record), [record]))
     work.forget()
     show_result(record)
+    _say_why(asked, record["config"]["chosen"][config.strategy]["settings"])
     for written in (json, html):
         if written is not None:
             _say(f"wrote {written}")
@@ -55,7 +57,7 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
     """`melon pretrain`."""
     from melon.estimator import Melon
 
-    config = CellConfig(**asked)
+    config = CellConfig(**settle_auto(asked))
     if config.device != "cpu":
         raise SettingsError(f"device = {config.device!r} will not do: a saved model is trained on the cpu.")
     log = load_stream(stream)
@@ -82,6 +84,7 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
         model.save(out)
     for name, chosen in model.choices.items():
         _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in chosen.items()) or 'defaults'}")
+    _say_why(asked, {})
     _say(f'wrote {out}: use it with melon.load("{out}")')
 
 
@@ -102,6 +105,12 @@ def _lead(record: Plain) -> str:
         f"{record['recommender']} updated by {record['strategy']} on {dataset['interactions']:,} interactions: "
         "every batch was predicted first, then learned from."
     )
+
+
+def _say_why(asked: Plain, chosen: Plain) -> None:
+    line = why_auto(asked, chosen)
+    if line is not None:
+        _say(line)
 
 
 def _say(text: str) -> None:

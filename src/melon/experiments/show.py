@@ -21,6 +21,10 @@ LABELS = {
     "frozen": "frozen (no update)",
     "popularity": "popularity",
     "recent_popularity": "recent popularity",
+    "transitions_popularity": "transitions + popularity",
+    "knn_popularity": "item-kNN + popularity",
+    "frozen_popularity": "frozen + popularity",
+    "retrained": "retrained from scratch",
     "default": "default (tuned)",
 }
 

@@ -145,10 +145,10 @@ class Work:
 
     def known(self, name: str, keeper: Keeper[Made]) -> Made | None:
         """What was made under a name before, if anything was."""
-        if name not in self._made and self._folder is not None:
+        if name not in self._made:
             file = name.replace("/", "-") + keeper.suffix
-            for there in (self._folder, *([self._base] if self._base else [])):
-                if (there / file).exists():
+            for there in (self._folder, self._base):
+                if there is not None and (there / file).exists():
                     self._made[name] = keeper.read(there / file)
                     break
         return self._made.get(name)

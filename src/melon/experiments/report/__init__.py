@@ -10,11 +10,12 @@ from melon.experiments.page import require_plots
 from melon.experiments.records import require_writable, whole, write_text
 from melon.experiments.report.behaviour import ablation, cold_users, costs, learning_rates, over_time
 from melon.experiments.report.comparing import Comparisons
+from melon.experiments.report.contests import Bench
 from melon.experiments.report.context import beside_the_paper, choices, made_of
 from melon.experiments.report.document import Document
 from melon.experiments.report.html import html_page
 from melon.experiments.report.markdown import markdown_page
-from melon.experiments.report.reading import Bench, read_bench
+from melon.experiments.report.reading import read_bench
 from melon.experiments.report.results import results, short
 
 

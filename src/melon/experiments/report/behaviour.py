@@ -9,6 +9,7 @@ import numpy as np
 from melon.evaluate.rates import RateFacts
 from melon.experiments.report.claims import META_OPTIMISATION, REWEIGHTING
 from melon.experiments.report.comparing import REFERENCE
+from melon.experiments.report.contests import Bench, Contest
 from melon.experiments.report.document import (
     Block,
     Bullets,
@@ -41,7 +42,6 @@ from melon.experiments.report.numbers import (
     trailing_width,
 )
 from melon.experiments.report.paper import ABLATION, ELAPSED_MS, paper_table
-from melon.experiments.report.reading import Bench, Contest
 from melon.experiments.report.results import estimate_cell, slug, where
 from melon.experiments.watching import RATES_SUFFIX, RatesKeeper
 

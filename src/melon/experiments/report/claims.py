@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from melon.experiments.report.comparing import REFERENCE, Compared, Comparisons
+from melon.experiments.report.contests import Bench, Contest
 from melon.experiments.report.numbers import batch_sizes, curve, milliseconds, on_top, slope
-from melon.experiments.report.reading import Bench, Contest
 
 Outcome = Literal["held", "not held", "not decided"]
 OURS = "melon"

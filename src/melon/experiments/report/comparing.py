@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from melon.evaluate.compare import Comparison, compare, hits, holm
+from melon.evaluate.compare import Comparison, compare, gains, hits, holm
 from melon.evaluate.ranking import Floats
-from melon.experiments.report.reading import Contest
+from melon.experiments.report.contests import Contest
 
 #: Named before anything is compared: what somebody would otherwise do.
 REFERENCE = "default"
 METRIC = "HR@5"
+#: Shown beside it with its own interval; verdicts are about the first alone.
+SECOND_METRIC = "NDCG@10"
+_VALUES: Mapping[str, Callable[[Floats], Floats]] = {METRIC: hits, SECOND_METRIC: gains}
 Standing = Literal["better", "not worse", "worse", "not decided"]
 
 
@@ -43,7 +46,7 @@ class Comparisons:
     """Compares once, remembers, and judges each table as the family that it declares."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Contest, tuple[str, ...], tuple[str, ...]], Comparison] = {}
+        self._made: dict[tuple[Contest, tuple[str, ...], tuple[str, ...], str], Comparison] = {}
 
     def family(self, contest: Contest, ours: Sequence[str], rival: str = REFERENCE) -> dict[str, Compared]:
         """Each of ours against one rival; the family are all of them."""
@@ -58,6 +61,10 @@ class Comparisons:
     def groups(self, contest: Contest, ours: Sequence[str], theirs: Sequence[str]) -> Compared:
         """The mean of some methods against the mean of others: a family of one."""
         return self._judged(contest, {"": (tuple(ours), tuple(theirs))})[""]
+
+    def second(self, contest: Contest, ours: str, rival: str = REFERENCE) -> Comparison:
+        """The same two methods by the second metric."""
+        return self._compare(contest, (ours,), (rival,), SECOND_METRIC)
 
     def _judged(
         self, contest: Contest, pairs: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -77,11 +84,15 @@ class Comparisons:
             found[name] = Compared(each, standing, contest.margin, len(made))
         return found
 
-    def _compare(self, contest: Contest, ours: tuple[str, ...], theirs: tuple[str, ...]) -> Comparison:
-        key = (contest, ours, theirs)
+    def _compare(
+        self, contest: Contest, ours: tuple[str, ...], theirs: tuple[str, ...], metric: str = METRIC
+    ) -> Comparison:
+        key = (contest, ours, theirs, metric)
         if key not in self._made:
             judged = contest.judged
-            sides = [{seed: self._hits(contest, side, seed) for seed in contest.seeds} for side in (ours, theirs)]
+            sides = [
+                {seed: self._values(contest, side, seed, metric) for seed in contest.seeds} for side in (ours, theirs)
+            ]
             common = [seed for seed in contest.seeds if all(side[seed] is not None for side in sides)]
             one, other = ([values for seed in common if (values := side[seed]) is not None] for side in sides)
             users, items = contest.column("user")[judged], contest.column("item")[judged]
@@ -89,12 +100,12 @@ class Comparisons:
         return self._made[key]
 
     @staticmethod
-    def _hits(contest: Contest, methods: tuple[str, ...], seed: int) -> Floats | None:
-        """Hits of each event, the mean over methods; nothing where one of them lacks the seed."""
+    def _values(contest: Contest, methods: tuple[str, ...], seed: int, metric: str) -> Floats | None:
+        """The part of each event in the metric, the mean over methods; nothing where one of them lacks the seed."""
         ranks = [contest.ranks(method).get(seed) for method in methods]
         if any(rank is None for rank in ranks):
             return None
-        found: Floats = np.mean([hits(rank[contest.judged]) for rank in ranks if rank is not None], axis=0)
+        found: Floats = np.mean([_VALUES[metric](rank[contest.judged]) for rank in ranks if rank is not None], axis=0)
         return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import melon
+from melon.experiments.report.contests import Bench, Contest, Plain, Run
 from melon.experiments.report.document import Block, Bullets, Cell, Code, Fold, Part, Prose, Section, Table, number
 from melon.experiments.report.naming import NAMES, base, label, recommender_label
 from melon.experiments.report.numbers import Estimate, estimates
@@ -22,7 +23,6 @@ from melon.experiments.report.paper import (
     paper_dataset,
     paper_table,
 )
-from melon.experiments.report.reading import Bench, Contest, Plain, Run
 from melon.experiments.report.results import estimate_cell
 
 _NOT_OPTIONS = ("recommender", "strategy", "seed", "settings", "preset", "split")

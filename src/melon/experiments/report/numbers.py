@@ -10,7 +10,7 @@ import numpy as np
 from melon.data.interactions import Flags, Ints
 from melon.evaluate.compare import gains
 from melon.evaluate.ranking import Floats, Metrics, metrics
-from melon.experiments.report.reading import Contest, View
+from melon.experiments.report.contests import Contest, View
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from melon.evaluate.compare import Comparison
 from melon.experiments.report.claims import verdicts
-from melon.experiments.report.comparing import METRIC, REFERENCE, Compared, Comparisons
+from melon.experiments.report.comparing import METRIC, REFERENCE, SECOND_METRIC, Compared, Comparisons
+from melon.experiments.report.contests import Bench, Contest, View
 from melon.experiments.report.document import (
     Block,
     Card,
@@ -27,7 +29,6 @@ from melon.experiments.report.document import (
 from melon.experiments.report.drawing import forest
 from melon.experiments.report.naming import label, recommender_label
 from melon.experiments.report.numbers import Estimate, podium, table_of
-from melon.experiments.report.reading import BASELINES, Bench, Contest, View
 from melon.experiments.show import COLUMNS
 
 VIEWS: Mapping[View, str] = {
@@ -141,20 +142,24 @@ def against_reference(contest: Contest, comparisons: Comparisons) -> Block:
     if not contest.strategies:
         return Prose("No strategy beside the baselines has a record yet.", soft=True)
     family, beside = _compared(contest, comparisons)
-    rows = [_compared_row(contest, method, each, judged=True) for method, each in family.items()]
-    rows += [_compared_row(contest, method, each, judged=False) for method, each in beside.items()]
-    head = ["", "difference", "95 % by user", "by item", "± over seeds", "p", "smallest visible", "verdict"]
+    rows = [
+        _compared_row(contest, method, each, comparisons.second(contest, method), judged=method in family)
+        for method, each in (family | beside).items()
+    ]
+    head = ["", METRIC, "95 % by user", "by item", "± over seeds", "p", "smallest visible", "verdict"]
+    head += [SECOND_METRIC, "95 % by user"]
     count = f"{len(family)} comparisons" if len(family) > 1 else "one comparison"
     caption = (
-        f"{METRIC} minus that of {label(REFERENCE)}, {VIEWS[contest.headline]}. Family: {count} of strategies; the "
-        f"baselines stand outside it. Margin for “not worse”: {number(contest.margin)}. p is not yet corrected."
+        f"Minus {label(REFERENCE)}, {VIEWS[contest.headline]}; verdicts are about {METRIC}. Family: {count} of "
+        "strategies; the baselines stand outside it. Margin for “not worse”: "
+        f"{number(contest.margin)}. p is not yet corrected."
     )
     return Table(head, rows, caption)
 
 
 def _compared(contest: Contest, comparisons: Comparisons) -> tuple[dict[str, Compared], dict[str, Compared]]:
     """The declared family, and the baselines beside it."""
-    beside = {name: comparisons.family(contest, [name])[name] for name in BASELINES if name != REFERENCE}
+    beside = {name: comparisons.family(contest, [name])[name] for name in contest.baselines if name != REFERENCE}
     return comparisons.family(contest, contest.strategies), beside
 
 
@@ -164,7 +169,7 @@ def _near(each: Compared, family: Mapping[str, Compared]) -> bool:
     return each.difference.difference >= -2 * max(reach, each.margin)
 
 
-def _compared_row(contest: Contest, method: str, found: Compared, *, judged: bool) -> list[Cell]:
+def _compared_row(contest: Contest, method: str, found: Compared, second: Comparison, *, judged: bool) -> list[Cell]:
     each = found.difference
     verdict = Cell(found.standing, _STANDING[found.standing]) if judged else Cell("baseline", "soft")
     return [
@@ -176,6 +181,8 @@ def _compared_row(contest: Contest, method: str, found: Compared, *, judged: boo
         Cell("<.001" if each.p_value < 0.001 else number(each.p_value), "soft"),
         Cell(number(found.visible), "soft"),
         verdict,
+        Cell(signed(second.difference)),
+        Cell(interval(second.by_user)),
     ]
 
 
