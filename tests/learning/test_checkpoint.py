@@ -24,16 +24,22 @@ from melon.errors import CheckpointError
 from melon.learning import checkpoint
 from melon.learning.tensorfiles import FolderWriter, read_tensors
 from melon.learning.updater import Updater
+from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.losses import BPRLoss
 from melon.recommenders.ncf import NCF
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream.batch import batch_of
+from melon.stream.history import History
 from melon.stream.split import batches
 
 SIZE, BATCHES = 32, 6
-RECOMMENDERS = {"bpr": (BPR, {"dim": 4}), "ncf": (NCF, {"dim": 3, "layers": (4, 4)})}
+RECOMMENDERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "bpr": (BPR, {"dim": 4}),
+    "ncf": (NCF, {"dim": 3, "layers": (4, 4)}),
+    "blend": (Blend, {"dim": 4, "head_units": 3, "slots": 5}),
+}
 STRATEGIES = {
     "sgd": (Default, {"optimizer": "sgd", "lr": 0.3}),
     "adam_lazy": (Default, {"optimizer": "adam_lazy", "lr": 0.01}),
@@ -167,7 +173,7 @@ class Counting(BPR):
     name = "counting"
     seen = 0
 
-    def observe(self, users: Ints, items: Ints, times: Ints) -> None:
+    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         self.seen += len(users)
 
     def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -505,7 +511,7 @@ class TestRefusals:
         edit(saved, {"state": {}})
         with pytest.raises(CheckpointError, match="contradict each other"):
             checkpoint.load(saved)
-        (saved / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 1}')
+        (saved / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 2}')
         with pytest.raises(CheckpointError, match="is missing from it"):
             checkpoint.load(saved)
 

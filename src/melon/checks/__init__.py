@@ -22,6 +22,7 @@ from melon.checks.pairings import PAIRING_CHECKS, Family, MakeStrategy, Pairing
 from melon.checks.recommenders import RECOMMENDER_CHECKS, MakeRecommender
 from melon.errors import ConformanceError, SettingsError, unknown_name
 from melon.learning.updater import Updater
+from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 
@@ -41,6 +42,7 @@ __all__ = [
 SMALL_RECOMMENDERS: Mapping[str, MakeRecommender] = {
     "bpr": partial(BPR, {"dim": 6}),
     "ncf": partial(NCF, {"dim": 4, "layers": (6, 5)}),
+    "blend": partial(Blend, {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 16, "negatives": 2}),
 }
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from melon.checks.toys import close, expect, same, toy_batches
-from melon.recommenders.base import Recommender
+from melon.recommenders.base import Context, Recommender
 from melon.recommenders.evidence import Examples, evidence_by_autograd
+from melon.stream.history import History
 
 
 class MakeRecommender(Protocol):
@@ -85,8 +86,10 @@ def large_scores_stay_finite(make: MakeRecommender) -> str | None:
 def streaming_state_round_trips(make: MakeRecommender) -> str | None:
     """What `observe` gathers is in `streaming_state`, and a copy scores as the original does."""
     original, copy = _small_model(make), _small_model(make)
+    past = History()
     for batch in toy_batches()[:3]:
-        original.observe(batch.users, batch.items, batch.times)
+        original.observe(batch.users, batch.items, batch.times, past)
+        past.append(batch.users, batch.items)
     copy.restore_streaming_state(original.streaming_state())
     same(
         dict(original.streaming_state()),
@@ -94,7 +97,8 @@ def streaming_state_round_trips(make: MakeRecommender) -> str | None:
         "the restored streaming state is not the saved one",
     )
     users, items = torch.tensor([0, 1]), torch.tensor([[0, 1], [2, 3]])
-    close(copy.score(users, items), original.score(users, items), "scores of the copy", 1e-12)
+    now = Context(time=10**6, history=past)
+    close(copy.score(users, items, now), original.score(users, items, now), "scores of the copy", 1e-12)
     return None
 
 

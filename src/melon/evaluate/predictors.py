@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +47,46 @@ class Frozen:
 
     def learn(self, batch: Batch) -> None:
         """Nothing is learned."""
+
+
+class Retrained:
+    """A model that is trained from scratch every so many interactions and frozen in between: what freshness costs.
+
+    `train` makes it from the first events of the stream, as many as it is told.
+    """
+
+    moved = 0.0
+
+    def __init__(self, train: Callable[[int], Updater], start: int, every: int) -> None:
+        self._train, self._every = train, every
+        self._seen = self._trained = start
+        self._updater = train(start)
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        return self._updater.score(users, items, time)
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        return self._updater.score_catalogue(users, n_items, time)
+
+    def learn(self, batch: Batch) -> None:
+        self._seen += len(batch)
+        if self._seen - self._trained >= self._every:
+            self._updater, self._trained = self._train(self._seen), self._seen
+
+
+class RowsAlone:
+    """A model whose head rests, if it has one: what its rows are worth by themselves."""
+
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+        self.score, self.score_catalogue = updater.score, updater.score_catalogue
+
+    @property
+    def moved(self) -> float:
+        return self._updater.moved
+
+    def learn(self, batch: Batch) -> float:
+        return self._updater.learn(batch, teach_head=False)
 
 
 class Popularity:

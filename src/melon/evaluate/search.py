@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,14 @@ def search(space: Space, budget: int, judge: Callable[[Plain], Trial], fixed: Pl
         tried.append(point)
         trials.append(judge({**point, **fixed}))
     best = _best(trials)
-    edges = tuple(
-        name for name, values in axes.items() if _is_ordered(values) and best.settings[name] in (values[0], values[-1])
+    return Choice(best.settings, best.score, tuple(trials), edges(axes, best.settings))
+
+
+def edges(axes: Mapping[str, tuple[Any, ...]], settings: Plain) -> tuple[str, ...]:
+    """Axes of numbers on whose edge a point lies: a wider grid might do better there."""
+    return tuple(
+        name for name, values in axes.items() if _is_ordered(values) and settings[name] in (values[0], values[-1])
     )
-    return Choice(best.settings, best.score, tuple(trials), edges)
 
 
 def _points(space: Space, axes: dict[str, tuple[Any, ...]], tried: list[Plain], trials: list[Trial]) -> Iterator[Plain]:
@@ -61,14 +65,14 @@ def _points(space: Space, axes: dict[str, tuple[Any, ...]], tried: list[Plain], 
             yield point
     while True:
         ranked = sorted(trials, key=lambda trial: -_worth(trial))
-        around = (point for trial in ranked for point in _neighbours(trial.settings, axes))
+        around = (point for trial in ranked for point in neighbours(trial.settings, axes))
         fresh = next((point for point in around if point not in tried), None)
         if fresh is None:
             return
         yield fresh
 
 
-def _neighbours(settings: Plain, axes: dict[str, tuple[Any, ...]]) -> Iterator[Plain]:
+def neighbours(settings: Plain, axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Plain]:
     """One step up and down each axis, in the order the axes were declared."""
     centre = {name: settings[name] for name in axes}
     for name, values in axes.items():

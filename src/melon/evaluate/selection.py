@@ -6,24 +6,28 @@ window and the validation part. The functions here are given the log up to the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
-from melon.evaluate.predictors import Popularity, Predictor
+from melon.evaluate.predictors import Frozen, Popularity, Predictor, RowsAlone
 from melon.evaluate.prequential import Point, Tally, prequential
 from melon.evaluate.ranking import selection_score
+from melon.evaluate.rivals import RIVALS, RivalColumns, RivalTrials
 from melon.evaluate.search import Choice, Plain, Trial, search
+from melon.learning.past import live_through
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
+from melon.recommenders.heads import HeadedRecommender
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.base import Strategy
@@ -48,6 +52,8 @@ _JUDGE_STEPS = (0.1, 0.3)
 Report = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.practice`).
 Practice = dict[str, Tensor]
+#: Streaming state of a recommender after a log, by recommender and length.
+Observed = dict[str, dict[str, np.ndarray[Any, Any]]]
 
 
 def _silent(_: str) -> None:
@@ -89,13 +95,27 @@ class RecommenderPlan:
 class PretrainedState:
     """A trained recommender that can be had again and again, each time as a fresh copy."""
 
-    def __init__(self, plan: RecommenderPlan, seed: int, tables: Mapping[str, dict[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        plan: RecommenderPlan,
+        seed: int,
+        tables: Mapping[str, dict[str, Tensor]],
+        observed: Observed | None = None,
+    ) -> None:
         self._plan, self._seed, self.tables = plan, seed, tables
+        self._observed: Observed = {} if observed is None else observed
 
     @classmethod
-    def of(cls, plan: RecommenderPlan, seed: int, recommender: Recommender) -> PretrainedState:
-        """What a recommender has learned by now."""
-        return cls(plan, seed, {name: table.state() for name, table in recommender.tables.items()})
+    def of(
+        cls, plan: RecommenderPlan, seed: int, recommender: Recommender, observed: Observed | None = None
+    ) -> PretrainedState:
+        """What a recommender has learned by now. States of one stream may share what is `observed` on it."""
+        return cls(plan, seed, {name: table.state() for name, table in recommender.tables.items()}, observed)
+
+    @property
+    def headed(self) -> bool:
+        """Whether the recommender has a head, which practises on the window."""
+        return isinstance(self.fresh(), HeadedRecommender)
 
     def fresh(self) -> Recommender:
         """The same recommender before it learned anything."""
@@ -107,6 +127,22 @@ class PretrainedState:
         for name, state in self.tables.items():
             recommender.tables[name].restore(state)
         return recommender
+
+    def after(self, log: Interactions) -> tuple[Recommender, History]:
+        """A recommender with the trained rows that has observed a log, and the history of it.
+
+        Streaming state is gathered once: all copies are about one stream, and a log is known by its length.
+        """
+        recommender, history = self.copy(), History()
+        key = f"{self._plan.name} {sorted(self._plan.settings.items())} {len(log)}"
+        if key not in self._observed:
+            live_through(recommender, history, log)
+            self._observed.clear()  # one is enough, and may be large
+            self._observed[key] = recommender.streaming_state()
+        else:
+            history.append(log.users, log.items)
+            recommender.restore_streaming_state(self._observed[key])
+        return recommender, history
 
 
 class Selection:
@@ -124,6 +160,7 @@ class Selection:
         pool = int(log.items_born[parts.judged_from]) if protocol.candidates == "born" else log.n_items
         self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > protocol.negatives
         self._candidates: Candidates | None = None
+        self._observed: Observed = {}
 
     def pretraining(self, plan: RecommenderPlan, budget: int) -> tuple[Choice, PretrainedState]:
         """Settings and epochs for pre-training, and the recommender that they gave on what precedes the window."""
@@ -151,18 +188,22 @@ class Selection:
 
         def judge(point: Plain) -> Trial:
             try:
-                strategy: Strategy = STRATEGIES[name].load()(point, seed=seed)
-                practice = self.train_meta_model(strategy, start, stop=self.parts.judged_from)
-                score = self.judged(deploy(strategy, start, self.before_window, seed, practice))
+                score = self.judged(self.at_window(name, point, start, seed))
             except LearningError as problem:
                 self._report(f"{name} {_words(point)}: {problem}")
                 return Trial(point, None, str(problem))
             self._report(f"{name} {_words(point)}: {score:.4f}")
             return Trial(point, score)
 
-        return search(self._space(name, fixed), budget, judge, fixed)
+        return search(self.space(name, fixed), budget, judge, fixed)
 
-    def _space(self, name: str, fixed: Plain) -> Space:
+    def at_window(self, name: str, settings: Plain, start: PretrainedState, seed: int) -> Updater:
+        """A strategy that has practised on what is not judged, and stands where the window begins."""
+        strategy: Strategy = STRATEGIES[name].load()(settings, seed=seed)
+        practice = self.train_meta_model(strategy, start, stop=self.parts.judged_from)
+        return deploy(strategy, start, self.before_window, seed, practice)
+
+    def space(self, name: str, fixed: Plain) -> Space:
         """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
         space = STRATEGIES[name].space
         if "fading" not in space.axes or "fading" in fixed:
@@ -181,17 +222,33 @@ class Selection:
         recommender and a history that know nothing of the window (METHODS.md 8.2). Others have nothing to practise.
         """
         practice: Practice = {}
-        if not isinstance(strategy, LearnedStrategy):
-            return practice
-        parts, history = self.parts, self._history()
-        for number in range(strategy.settings.passes):
-            updater = Updater(start.copy(), strategy, deepcopy(history), seed=self.protocol.seed)
-            updater.take_over(practice)
-            stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
-            for first, last in batches(parts.window_start, stop, self.protocol.batch_size):
-                updater.learn(batch_of(self.log, first, last).in_epoch(number))
+        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
+        for number in range(passes):
+            updater = self._before_window(strategy, start, practice)
+            for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
+                updater.learn(batch_of(self.log, first, last).in_epoch(number), teach_head=False)
             practice = updater.practice()
-        return practice
+        return practice | self._practise_head(strategy, start, stop, practice)
+
+    def _practise_head(self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice) -> Practice:
+        """Train a recommender's head out of sample (METHODS.md 8.5): rows that know nothing of the window stream
+        through it under the strategy, and the head learns from what was recorded on the way, in several passes.
+        """
+        if not start.headed:
+            return {}
+        updater, lessons = self._before_window(deepcopy(strategy), start, practice), []
+        for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
+            batch = batch_of(self.log, first, last)
+            lessons.append(updater.lesson(batch))
+            updater.learn(batch, teach_head=False)
+        return updater.practise_head([lesson for lesson in lessons if lesson is not None])
+
+    def _before_window(self, strategy: Strategy, start: PretrainedState, practice: Practice) -> Updater:
+        recommender, history = start.after(self.before_window)
+        updater = Updater(recommender, strategy, history, seed=self.protocol.seed)
+        updater.take_over(practice)
+        stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
+        return updater
 
     def popularity(self, budget: int) -> Choice:
         """The half-life of recent popularity."""
@@ -203,6 +260,19 @@ class Selection:
 
         return search(POPULARITY_SPACE, budget, judge)
 
+    def rivals(self, start: PretrainedState) -> dict[str, Choice]:
+        """The best mixture for each simple rival, from one pass and a whole grid of half-lives and weights."""
+        frozen = Frozen(deploy(STRATEGIES["default"].load()({}), start, self.before_window, self.protocol.seed))
+        kinds = [kind for kinds in RIVALS.values() for kind in kinds]
+        trials = RivalTrials(RivalColumns(self.before_window, kinds, frozen))
+        for point in self.through(trials):
+            if point.start >= self.parts.judged_from:
+                trials.keep(point.usable)
+        found = {name: trials.best(kinds) for name, kinds in RIVALS.items()}
+        for name, choice in found.items():
+            self._report(f"{name} {_words(choice.settings)}: {choice.score or 0:.4f}")
+        return found
+
     def _train_while_it_helps(
         self, plan: RecommenderPlan, training: Pretraining, best: dict[str, Any]
     ) -> tuple[float, int]:
@@ -211,7 +281,7 @@ class Selection:
             try:
                 for _ in training.run(epochs):
                     pass
-                state = PretrainedState.of(plan, self.protocol.seed, training.recommender)
+                state = PretrainedState.of(plan, self.protocol.seed, training.recommender, self._observed)
                 score = self._judge_pretrained(state)
             except LearningError:
                 if top == float("-inf"):
@@ -240,7 +310,7 @@ class Selection:
         for lr in _JUDGE_STEPS:
             strategy: Strategy = STRATEGIES["default"].load()({"optimizer": "sgd", "reduction": "sum", "lr": lr})
             try:
-                scores.append(self.judged(deploy(strategy, state, self.before_window, self.protocol.seed)))
+                scores.append(self.judged(RowsAlone(deploy(strategy, state, self.before_window, self.protocol.seed))))
             except LearningError as broke:
                 problem = broke
         if not scores and problem is not None:
@@ -249,21 +319,25 @@ class Selection:
 
     def judged(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""
-        parts, tally = self.parts, Tally()
-        cuts = (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)
-        for first, last in pairwise(cuts):
-            for point in self._points(predictor, first, last):
-                if point.start >= parts.judged_from:
-                    tally.add(point)
+        tally = Tally()
+        for point in self.through(predictor):
+            if point.start >= self.parts.judged_from:
+                tally.add(point)
         return selection_score(tally.rank)
 
-    def _points(self, predictor: Predictor, first: int, last: int) -> list[Point]:
+    def through(self, predictor: Predictor) -> Iterator[Point]:
+        """Every batch of the window and of validation as it goes by; those from `judged_from` on are what is judged."""
+        parts = self.parts
+        for first, last in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
+            yield from self._points(predictor, first, last)
+
+    def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
         if self._candidates is None:
             protocol = self.protocol
             self._candidates = Candidates(
                 self.log, mode=protocol.candidates, seed=protocol.seed, count=protocol.negatives
             )
-        points = prequential(
+        return prequential(
             predictor,
             self.log,
             self._candidates,
@@ -272,23 +346,16 @@ class Selection:
             batch_size=self.protocol.batch_size,
             align_ties=self.protocol.align_ties,
         )
-        return list(points)
-
-    def _history(self) -> History:
-        history = History()
-        history.append(self.before_window.users, self.before_window.items)
-        return history
 
 
 def deploy(
     strategy: Strategy, start: PretrainedState, log: Interactions, seed: int, practice: Practice | None = None
 ) -> Updater:
     """An updater that has the log behind it: on the pre-trained recommender, or on one the strategy trains itself."""
-    history = History()
-    history.append(log.users, log.items)
+    recommender, history = start.after(log)
     updater = Updater(start.fresh(), strategy, history, seed=seed)
     if not strategy.pretrain(updater.recommender, log):
-        updater = Updater(start.copy(), strategy, history, seed=seed)
+        updater = Updater(recommender, strategy, history, seed=seed)
     updater.take_over(practice or {})
     stamp_last_touches(updater.recommender, log, updater.fading_clock)
     return updater

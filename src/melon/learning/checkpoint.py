@@ -31,7 +31,7 @@ from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
 from melon.tables import Table
 
-FORMAT, VERSION = "melon-checkpoint", 1
+FORMAT, VERSION = "melon-checkpoint", 2
 MANIFEST = "manifest.json"
 
 Array = npt.NDArray[Any]

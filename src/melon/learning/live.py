@@ -12,7 +12,6 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from melon.data.idbook import IdBook
@@ -20,6 +19,7 @@ from melon.data.interactions import Interactions, Ints
 from melon.errors import CheckpointError, SettingsError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
+from melon.learning.past import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.popularity import DecayedCounts
 from melon.recommenders.topk import best, best_unseen
@@ -62,8 +62,7 @@ class LiveModel:
         """Take the log on which the recommender was pre-trained for the past; only a model without one can."""
         self.users.rows(log.user_ids, add=True)
         self.items.rows(log.item_ids, add=True)
-        self.updater.history.append(log.users, log.items)
-        self.updater.recommender.observe(log.users, log.items, log.times)
+        live_through(self.updater.recommender, self.updater.history, log)
         self.popular.observe(log.items)
         self.last_time = int(log.times[-1])
 
@@ -107,17 +106,17 @@ class LiveModel:
         return rows[0].numpy(), values[0]
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
-        """The k items most like each of the known items by the cosine of their vectors, itself left out."""
+        """The k items most like each of the known items, itself left out."""
         recommender = self.updater.recommender
         if not any(spec.role == "item" and spec.kind == "embedding" for spec in recommender.specs):
             raise SettingsError(f"the recommender {recommender.name!r} has no vectors of items to compare.")
         self.updater.tick(self.last_time)
-        with torch.no_grad():
-            vectors = F.normalize(recommender.item_vectors().cpu(), dim=1)
-        at_once = max(SCORES_AT_ONCE // len(vectors), 1)
+        at_once = max(SCORES_AT_ONCE // max(self.rows_of("item"), 1), 1)
         for start in range(0, len(items), at_once):
             some = items[start : start + at_once]
-            values, rows = best(vectors[torch.from_numpy(some)] @ vectors.T, k + 1)
+            with torch.no_grad():
+                alike = recommender.similarities(torch.from_numpy(some).to(recommender.device)).cpu()
+            values, rows = best(alike, k + 1)
             for itself, line, scores in zip(some, rows.numpy(), values, strict=True):
                 others = np.flatnonzero(line != itself)[:k]
                 yield line[others], scores[torch.from_numpy(others)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,17 +16,21 @@ from melon.errors import CheckpointError, LearningError
 from melon.learning.gathering import Compact, Gatherer, Offered
 from melon.learning.meta import last_interactions
 from melon.recommenders.base import Context, Recommender
+from melon.recommenders.heads import HeadedRecommender, HeadStep, Lesson
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import Negatives
+from melon.stream.pairs import pair_keys
 from melon.tables import LazyTable, Table, TableSpec
 
 FadingClock = Literal["interactions", "seconds"]
 Scores = npt.NDArray[np.floating]
 Provisional = list[tuple[Table, Tensor, Tensor]]
+#: The part of a practice that belongs to the recommender's head.
+HEAD = "head/"
 
 
 class Updater:
@@ -61,6 +65,7 @@ class Updater:
         self._negative_draws = Draws(seed, "training negatives")
         self._last_draws = Draws(seed, "negatives of last interactions")
         self._replay_draws = Draws(seed, "replay")
+        self._head_draws = Draws(seed, "negatives of the head")
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a moment of the stream; changes nothing but the reading clock."""
@@ -80,16 +85,41 @@ class Updater:
             )
         return self._alike_where_absent(scores.cpu().numpy(), np.arange(n_items)[None, :])
 
-    def learn(self, batch: Batch) -> float:
-        """Learn one batch and append it to the history; returns its mean loss before the step."""
+    def learn(self, batch: Batch, *, teach_head: bool = True) -> float:
+        """Learn one batch and append it to the history; returns its mean loss before the step.
+
+        `teach_head` is about a recommender that has a head of its own: whether it makes its step too.
+        """
         if not len(batch):
             return 0.0
         self.tick(int(batch.times[0]))
+        taught = self._head_step(batch) if teach_head else None
         self._make_rows(batch)
         loss = self._step(batch) if self._pool(batch) > 1 else 0.0
+        self._write_head(taught)
+        self.recommender.observe(batch.users, batch.items, batch.times, self.history)
         self.history.append(batch.users, batch.items)
-        self.recommender.observe(batch.users, batch.items, batch.times)
         return loss
+
+    def lesson(self, batch: Batch) -> Lesson | None:
+        """What a batch would teach the recommender's head now, if it has one; nothing is changed.
+
+        Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
+        give itself away, and the head would learn that what is new is right (METHODS.md 8.5).
+        """
+        recommender, pool = self.recommender, self.history.items_born
+        known = self.history.of_items.met(batch.items) > 0
+        if not isinstance(recommender, HeadedRecommender) or not known.any() or pool < 2:
+            return None
+        self.tick(int(batch.times[0]))
+        users, items = batch.users[known], batch.items[known, None]
+        drawn = self._head_draws.integers(batch.events[known], recommender.head.negatives, pool)
+        own = (drawn == items) | self.history.seen.contains(pair_keys(users[:, None], drawn))
+        allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
+        context = Context(time=int(batch.times[0]), history=self.history)
+        offered = self._tensor(np.concatenate([items, drawn], axis=1))
+        with torch.no_grad():
+            return recommender.lesson(self._tensor(users), offered, self._tensor(allowed), context)
 
     def rehearse(self, batch: Batch) -> float:
         """Learn a batch of the past once more: the history, which holds it already, stays as it is."""
@@ -114,9 +144,11 @@ class Updater:
 
     def take_over(self, practice: Mapping[str, Tensor]) -> None:
         """Go on with what was learned of learning elsewhere, on a recommender of the same kind and stream."""
+        practice = {name: tensor.to(self.recommender.device) for name, tensor in practice.items()}
+        self._take_over_head({name: tensor for name, tensor in practice.items() if name.startswith(HEAD)})
+        practice = {name: tensor for name, tensor in practice.items() if not name.startswith(HEAD)}
         if not practice:
             return
-        practice = {name: tensor.to(self.recommender.device) for name, tensor in practice.items()}
         rows = {
             table: {part: practice.get(f"rows/{name}/{key}/{part}") for part in ("values", "touched")}
             for name, key, table in self._learned_rows()
@@ -127,6 +159,48 @@ class Updater:
         self.strategy.start_afresh()
         for table, state in rows.items():
             table.restore({part: tensor for part, tensor in state.items() if tensor is not None})
+
+    def _head_step(self, batch: Batch) -> HeadStep | None:
+        """The head's own step, from the model as it was when the batch was predicted; nothing is written yet."""
+        recommender = self.recommender
+        lesson = self.lesson(batch) if isinstance(recommender, HeadedRecommender) and recommender.head.own else None
+        if lesson is None:
+            return None
+        assert isinstance(recommender, HeadedRecommender)
+        with torch.no_grad():
+            made = recommender.head.step(self._shared_values(), lesson)
+        for name, values in made.values.items():
+            if not torch.isfinite(values.sum()):
+                raise self._broken(f"the new value of {name}", batch)
+        return made
+
+    def _write_head(self, made: HeadStep | None) -> None:
+        if made is None:
+            return
+        assert isinstance(self.recommender, HeadedRecommender)
+        self._write_shared(made.values)
+        self.recommender.head.keep(made.memory)
+
+    def _take_over_head(self, practice: Mapping[str, Tensor]) -> None:
+        if practice and isinstance(self.recommender, HeadedRecommender):
+            told = {name.removeprefix(HEAD): tensor for name, tensor in practice.items()}
+            self._write_shared(self.recommender.head.take_over(told))
+
+    def _shared_values(self) -> dict[str, Tensor]:
+        return {name: t.everything() for name, t in self.recommender.tables.items() if t.spec.role == "shared"}
+
+    def _write_shared(self, values: Mapping[str, Tensor]) -> None:
+        for name, new in values.items():
+            table = self.recommender.tables[name]
+            table.scatter(torch.arange(table.rows, device=table.device), new)
+
+    def practise_head(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
+        """What the recommender's head learns from recorded lessons, as part of a practice to be taken over."""
+        if not isinstance(self.recommender, HeadedRecommender):
+            return {}
+        with torch.no_grad():
+            learned = self.recommender.head.practise(self._shared_values(), lessons)
+        return {f"{HEAD}{name}": tensor for name, tensor in learned.items()}
 
     def _require_practised(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
         """Refuse what was practised with another strategy or other settings, before anything is changed."""
@@ -204,19 +278,19 @@ class Updater:
         """
         extended = self._gatherer.extended(compact, last)
         # Rows of the last interactions that the batch does not touch cannot reach its loss: exact, and cheaper.
-        looking_back = self._gatherer.situation(extended, last, reach=compact)
+        looking_back = self._gatherer.situation(extended, last, reach=compact, beside=situation)
 
         def meta_loss(values: Mapping[str, Tensor]) -> Tensor:
-            return self.recommender.losses(values, situation.examples).mean()
+            return self.recommender.losses_once(values, situation.examples).mean()
 
         gradients, after = strategy.meta_gradient(looking_back, meta_loss)
-        if not torch.isfinite(after) or not all(torch.isfinite(g.sum()) for g in gradients.values()):
+        if not all_finite([after, *gradients.values()]):
             raise self._broken("the look-ahead", batch)
         kept: dict[str, Tensor] = {}
         if strategy.settings.keep_prelim:
             with torch.no_grad():
                 kept = strategy.look_ahead(replace(looking_back, reach=None))
-            if not all(torch.isfinite(values.sum()) for values in kept.values()):
+            if not all_finite(list(kept.values())):
                 raise self._broken("the provisional update", batch)
         tables = {name: self.recommender.tables[name] for name in kept}
         provisional = [
@@ -255,6 +329,8 @@ class Updater:
         return Offered(users, np.concatenate([items[:, None], drawn], axis=1), fresh)
 
     def _require_finite(self, proposal: Proposal, batch: Batch) -> None:
+        if all_finite([*proposal.values.values(), *(v for kept in proposal.row_state.values() for v in kept.values())]):
+            return
         for name, values in proposal.values.items():
             if not torch.isfinite(values.sum()):
                 raise self._broken(f"the new value of {name}", batch)
@@ -312,7 +388,7 @@ class Updater:
             self.recommender.tables[name].half_life = half_life
         self.recommender.clock.now = self.history.events if self.fading_clock == "interactions" else time
 
-    def _tensor(self, array: Ints) -> Tensor:
+    def _tensor(self, array: Ints | Flags) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.recommender.device)
 
     def _broken(self, what: str, batch: Batch) -> LearningError:
@@ -321,6 +397,11 @@ class Updater:
             f"({self.recommender.name} with {self.strategy.name}); nothing of this batch was written. "
             "Try a smaller learning rate (--set lr=…)."
         )
+
+
+def all_finite(tensors: list[Tensor]) -> bool:
+    """Whether every number is finite; one that is not shows in the sum of their sizes."""
+    return bool(torch.isfinite(torch.stack(torch._foreach_norm(tensors, 1)).sum()))
 
 
 def _new_rows(rows: Ints, keys: Ints, known: int) -> tuple[int, Ints]:

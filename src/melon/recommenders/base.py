@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from melon.data.interactions import Ints
-from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd
+from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
 from melon.settings import Settings
 from melon.stream.history import History
@@ -71,8 +72,19 @@ class Recommender(ABC):
         """The tables, from the settings."""
 
     @abstractmethod
-    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
-        """Differentiable scores of (users, items): positions into the given rows, of one shape."""
+    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        """Differentiable scores of (users, items): positions into the given rows, of one shape.
+
+        `features` are what `features` says of these pairs; a recommender that has none may leave the argument out.
+        """
+
+    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor | None:
+        """What is known of candidates n × c beside their rows, as n × c × features; for recommenders that know more."""
+        return None
+
+    def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
+        """The same for interactions to learn from, where the loss depends on it."""
+        return None
 
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
@@ -81,7 +93,17 @@ class Recommender(ABC):
     def losses(self, values: Values, examples: Examples) -> Tensor:
         """The loss of each interaction, differentiable in the values."""
         users = examples.users[:, None].expand_as(examples.items)
-        return self.loss(self.scores(values, users, examples.items))
+        return self.loss_of(values, users, examples.items, examples.features)
+
+    def losses_once(self, values: Values, examples: Examples) -> Tensor:
+        """The same for those who go back once and only through rows that learn: by the evidence, where it is known."""
+        if type(self).evidence is Recommender.evidence:
+            return self.losses(values, examples)
+        return losses_by_evidence(self, values, examples)
+
+    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        """The loss of each line of pairs n × (1 + negatives), the item taken first."""
+        return self.loss(self._scores(values, users, items, features))
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         """Losses and per-interaction gradients at the given values.
@@ -96,7 +118,7 @@ class Recommender(ABC):
         values = {name: table.gather(self._rows(table, users, items)) for name, table in self.tables.items()}
         here = torch.arange(items.numel(), device=items.device).view(items.shape)
         lines = torch.arange(len(users), device=items.device)[:, None].expand_as(items)
-        return self.scores(_flat(values, self.tables), lines, here)
+        return self._scores(_flat(values, self.tables), lines, here, self.features(users, items, context))
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
         """Scores of all items 0 … n_items-1 for each user."""
@@ -120,8 +142,16 @@ class Recommender(ABC):
         """How many users or items have rows."""
         return max((table.rows for table in self.tables.values() if table.spec.role == role), default=0)
 
-    def observe(self, users: Ints, items: Ints, times: Ints) -> None:
-        """Take note of a batch after it has been learned; for recommenders with streaming state of their own."""
+    def similarities(self, items: Tensor) -> Tensor:
+        """How like each item of the catalogue is each of the given ones; by default the cosine of their vectors."""
+        vectors = F.normalize(self.item_vectors(), dim=1)
+        return vectors[items] @ vectors.T
+
+    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
+        """Take note of a batch after it has been learned; for recommenders with streaming state of their own.
+
+        `past` is the history before the batch.
+        """
 
     def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
         """State beyond the tables, saved with them."""
@@ -129,6 +159,11 @@ class Recommender(ABC):
 
     def restore_streaming_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Become what `streaming_state` described."""
+
+    def _scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None) -> Tensor:
+        if features is None:
+            return self.scores(values, users, items)
+        return self.scores(values, users, items, features)
 
     @staticmethod
     def _rows(table: Table, users: Tensor, items: Tensor) -> Tensor:

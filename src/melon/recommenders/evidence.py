@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from melon.recommenders.base import Recommender
@@ -19,12 +21,14 @@ Values = Mapping[str, Tensor]
 class Examples:
     """A batch in positions of a compact copy: users n, items n × (1 + negatives) with the item taken in column 0.
 
-    `fresh` marks interactions of the stream; replayed ones are not.
+    `fresh` marks interactions of the stream; replayed ones are not. `features` are what a recommender knows of the
+    pairs beside their rows, where its loss depends on that.
     """
 
     users: Tensor
     items: Tensor
     fresh: Tensor | None = None
+    features: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.users)
@@ -133,26 +137,57 @@ class Evidence:
         return tuple(g for g in self.gradients if not isinstance(g, RowGradient))
 
 
+def losses_by_evidence(recommender: Recommender, values: Values, examples: Examples) -> Tensor:
+    """The loss of each interaction, differentiable once in the values: the way back is the evidence in closed form."""
+    names = tuple(values)
+    losses: Tensor = _KnownLosses.apply(recommender, examples, names, *values.values())  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _KnownLosses(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, recommender: Recommender, examples: Examples, names: tuple[str, ...], *values: Tensor
+    ) -> Tensor:
+        evidence = recommender.evidence(dict(zip(names, values, strict=True)), examples)
+        ctx.gradients, ctx.names, ctx.rows = evidence.gradients, names, [len(value) for value in values]
+        return evidence.losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weights: Tensor) -> tuple[Any, ...]:
+        found: dict[str, Tensor | None] = dict.fromkeys(ctx.names)
+        rows = dict(zip(ctx.names, ctx.rows, strict=True))
+        for gradient in ctx.gradients:
+            total, before = gradient.summed(rows[gradient.table], weights), found[gradient.table]
+            found[gradient.table] = total if before is None else before + total
+        return None, None, None, *found.values()
+
+
 def evidence_by_autograd(
     recommender: Recommender, values: Values, examples: Examples, *, per_branch: bool = False
 ) -> Evidence:
     """Evidence of any differentiable recommender and loss by `torch.func`, one interaction at a time under vmap."""
     roles = {spec.name: spec.role for spec in recommender.specs}
-    moving = {spec.name for spec in recommender.specs if per_branch or recommender.learns(spec)}
+    # Branch by branch, a user's bias does not cancel.
+    apart = {spec.name for spec in recommender.specs if per_branch and spec.role == "user"}
+    moving = {spec.name for spec in recommender.specs if recommender.learns(spec)} | apart
     user_positions = examples.users[:, None].expand_as(examples.items) if per_branch else examples.users[:, None]
     positions = {"user": user_positions, "item": examples.items}
     branches = torch.arange(examples.items.shape[1], device=examples.users.device)
 
-    def mini_loss(rows: dict[str, Tensor], shared: dict[str, Tensor]) -> Tensor:
+    def mini_loss(rows: dict[str, Tensor], shared: dict[str, Tensor], *features: Tensor) -> Tensor:
         users = branches if per_branch else torch.zeros_like(branches)
-        return recommender.loss(recommender.scores({**rows, **shared}, users, branches).unsqueeze(0))[0]
+        alone = (each.unsqueeze(0) for each in features)
+        return recommender.loss_of({**rows, **shared}, users[None], branches[None], *alone)[0]
 
+    known = () if examples.features is None else (examples.features,)
     shared = {name: values[name].detach() for name, role in roles.items() if role == "shared"}
     rows = {name: values[name].detach()[positions[role]] for name, role in roles.items() if role != "shared"}
     per_interaction = torch.func.vmap(
-        torch.func.grad_and_value(mini_loss, argnums=(0, 1)), in_dims=(0, None), randomness="error"
+        torch.func.grad_and_value(mini_loss, argnums=(0, 1)), in_dims=(0, None, *(0 for _ in known)), randomness="error"
     )
-    (row_gradients, shared_gradients), losses = per_interaction(rows, shared)
+    (row_gradients, shared_gradients), losses = per_interaction(rows, shared, *known)
     gradients: list[Gradient] = []
     for name, role in roles.items():
         if name not in moving:

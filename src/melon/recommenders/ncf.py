@@ -49,7 +49,7 @@ class NCF(Recommender):
         tables.append(TableSpec("output", "shared", "weight", widths[-1], 0.01, rows=1))
         return tuple(tables)
 
-    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         product = values["user_gmf"][users] * values["item_gmf"][items]
         hidden = torch.cat([values["user_mlp"][users], values["item_mlp"][items]], -1)
         for layer in self._layers():

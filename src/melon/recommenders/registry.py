@@ -15,4 +15,9 @@ RECOMMENDERS = Registry(
         "neural collaborative filtering: a product part and a four-layer network side by side (NeuMF)",
         "melon.recommenders.ncf:NCF",
     ),
+    Entry(
+        "blend",
+        "matrix factorisation, recent popularity and item neighbours, weighed by a small head that learns online",
+        "melon.recommenders.blend.recommender:Blend",
+    ),
 )

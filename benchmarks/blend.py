@@ -1,0 +1,189 @@
+"""What a blend costs: a prequential step, the whole catalogue for one user, its state, and what bounded slots keep.
+
+    python benchmarks/blend.py              # 5 thousand and 100 thousand items, one thread
+    python benchmarks/blend.py state        # size of the state with 1 million users and 10 million interactions
+    python benchmarks/blend.py recall       # slots against unbounded ones, on the training parts of $MELON_DATA
+    python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
+
+CPU milliseconds, medians after some batches to warm up. Users, items and candidates are drawn; popularity has a heavy
+tail. With `melon-recommender[fast]` a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
+catalogue of 100 thousand items below 100 ms. MELON_KERNEL=torch shows what it costs without.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from melon.data.files import load_stream
+from melon.data.interactions import Interactions, Ints
+from melon.evaluate.selection import Protocol, RecommenderPlan, Selection, refit
+from melon.learning import checkpoint
+from melon.learning.past import live_through
+from melon.learning.pretrain import most_epochs
+from melon.learning.updater import Updater
+from melon.recommenders.blend.recommender import Blend
+from melon.recommenders.streaming.neighbours import ItemNeighbours
+from melon.strategies.default import Default
+from melon.stream.batch import Batch
+from melon.stream.history import History
+from melon.stream.split import DEFAULT_SPLIT, batches, split
+
+DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / "shared" / "data"))
+SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}
+BATCH, CANDIDATES, STEPS, WARM_UP = 256, 100, 40, 10
+
+
+class Drawn:
+    """Users at random, items by a heavy-tailed popularity."""
+
+    def __init__(self, users: int, items: int) -> None:
+        self.users, self.items, self._rng = users, items, np.random.default_rng(0)
+
+    def log(self, n: int) -> Interactions:
+        who, what = self._rng.integers(0, self.users, n), self._popular(n)
+        return Interactions(who, what, np.arange(n), np.arange(self.users), np.arange(self.items))
+
+    def batch(self, first: int) -> Batch:
+        who, what = self._rng.integers(0, self.users, BATCH), self._popular(BATCH)
+        return Batch(first, who, what, np.full(BATCH, first), who, what)
+
+    def candidates(self, positives: Ints) -> Ints:
+        return np.concatenate([positives[:, None], self._rng.integers(0, self.items, (BATCH, CANDIDATES - 1))], axis=1)
+
+    def _popular(self, n: int) -> Ints:
+        return np.minimum((self._rng.pareto(0.8, n) * self.items / 50).astype(np.int64), self.items - 1)
+
+
+def lived(drawn: Drawn, past: int) -> Updater:
+    """A blend with a past and a head that speaks."""
+    blend, history = Blend(), History()
+    blend.grow(drawn.users, np.arange(drawn.users), drawn.items, np.arange(drawn.items))
+    began = time.process_time()
+    live_through(blend, history, drawn.log(past))
+    print(f"  observing {past:,} interactions: {(time.process_time() - began) / past * 1e6:.1f} µs each", flush=True)
+    linear = blend.tables["head_linear"]
+    linear.scatter(torch.arange(1), torch.randn((1, linear.spec.dim), generator=torch.Generator().manual_seed(0)))
+    return Updater(blend, Default({"lr": 0.3, "fading": 30_000.0}), history)
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) * 1e3
+
+
+def steps(users: int, items: int, past: int) -> None:
+    """Score and learn, batch by batch, then the whole catalogue for one user."""
+    print(f"{users:,} users, {items:,} items:")
+    drawn = Drawn(users, items)
+    updater, taken = lived(drawn, past), []
+    for _ in range(WARM_UP + STEPS):
+        batch = drawn.batch(updater.history.events)
+        offered = drawn.candidates(batch.items)
+        score = timed(lambda batch=batch, offered=offered: updater.score(batch.users, offered, 0))
+        taken.append((score, timed(lambda batch=batch: updater.learn(batch))))
+    score, learn = np.median(np.array(taken[WARM_UP:]), axis=0)
+    print(
+        f"  a step of {BATCH} × {CANDIDATES}: {score + learn:.1f} ms (score {score:.1f}, learn {learn:.1f}); bound 30"
+    )
+    for asked in (1, 10):
+        who = np.arange(asked)
+        taken_ms = [timed(lambda who=who: updater.score_catalogue(who, items, 0)) for _ in range(8)][3:]
+        print(f"  the catalogue for {asked} user(s): {np.median(taken_ms):.0f} ms; bound 100 for one, exact")
+
+
+def state(users: int = 1_000_000, items: int = 100_000, past: int = 10_000_000) -> None:
+    """Bytes of everything that is saved."""
+    updater = lived(Drawn(users, items), past)
+    with TemporaryDirectory() as folder:
+        checkpoint.save(folder, updater)
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    blend = updater.recommender
+    assert isinstance(blend, Blend)
+    slots = blend.stream.neighbours.nbytes
+    print(f"  {users:,} users, {items:,} items, {past:,} interactions: {size / 1e9:.2f} GB saved; bound 1")
+    print(f"  of which slots in memory: {slots / 1e6:.0f} MB")
+
+
+def recall(names: list[str]) -> None:
+    """The share of the twenty nearest neighbours that bounded slots keep, on training parts."""
+    print("| stream | " + " | ".join(f"{slots} slots" for slots in (64, 128, 256)) + " |\n|---|---|---|---|")
+    for name in names:
+        log = load_stream(DATA / f"{name}.parquet")
+        training = log.head(split(log, SPLITS.get(name, DEFAULT_SPLIT)).train_stop)
+        nearest = {slots: _nearest(training, slots) for slots in (training.n_items, 64, 128, 256)}
+        whole = nearest.pop(training.n_items)
+        kept = [
+            np.mean([len(a & b) / 20 for a, b in zip(whole, some, strict=True) if len(a) == 20])
+            for some in nearest.values()
+        ]
+        print(f"| {name} | " + " | ".join(f"{each:.3f}" for each in kept) + " |", flush=True)
+
+
+def _nearest(log: Interactions, slots: int) -> list[set[int]]:
+    neighbours, history = ItemNeighbours(slots=slots), History()
+    for start, stop in batches(0, len(log), 4_096):
+        run = log.users[start:stop], log.items[start:stop]
+        neighbours.observe(*run, history.of_users)
+        history.append(*run)
+    total = np.sqrt(np.bincount(log.items, minlength=log.n_items) + 5.0)
+    found = []
+    for item in range(log.n_items):
+        ids, counts, _ = (each[0] for each in neighbours.of(np.array([item])))
+        known = ids >= 0
+        order = np.argsort(-counts[known] / total[ids[known]], kind="stable")[:20]
+        found.append(set(ids[known][order].tolist()))
+    return found
+
+
+def window(names: list[str]) -> None:
+    """HR@5 + NDCG@10 on what settings are judged by; the test part is not read."""
+    steps_of = {"blend": [{"lr": 0.3}, {"lr": 0.3, "fading": 30_000.0}, {"lr": 0.3, "fading": 10_000.0}]}
+    steps_of["bpr"] = [{"lr": lr} for lr in (0.1, 0.3, 0.5, 1.0)]
+    steps_of["bpr"] += [{"lr": lr, "fading": half} for lr in (0.3, 0.7) for half in (3e4, 1e4, 3e3, 1e3)]
+    for name in names:
+        log = load_stream(DATA / f"{name}.parquet")
+        parts = split(log, SPLITS.get(name, DEFAULT_SPLIT))
+        selection = Selection(log.head(parts.validation_stop), parts, Protocol())
+        starts = {}
+        for recommender, settings in steps_of.items():
+            epochs = most_epochs(len(selection.before_window))
+            start = refit(RecommenderPlan(recommender), selection.before_window, {"l2": 0.03, "epochs": epochs}, 0)
+            starts[recommender] = start
+            for fading in (False, True):
+                some = [each for each in settings if ("fading" in each) == fading]
+                score, at = max(
+                    (selection.judged(selection.at_window("default", each, start, 0)), str(each)) for each in some
+                )
+                print(f"{name}: {recommender}{' with fading' if fading else ''} {score:.4f} {at}", flush=True)
+        for rival, choice in {"popular": selection.popularity(8), **selection.rivals(starts["bpr"])}.items():
+            print(f"{name}: {rival} {choice.score:.4f} {choice.settings}", flush=True)
+
+
+def main(words: list[str]) -> None:
+    torch.set_num_threads(1)
+    streams = ["amazon_grocery", "yelp", "amazon_book", "amazon_electronics"]
+    if words[:1] == ["state"]:
+        state()
+    elif words[:1] == ["recall"]:
+        recall(words[1:] or streams)
+    elif words[:1] == ["window"]:
+        window(words[1:] or streams)
+    else:
+        steps(5_000, 5_000, 100_000)
+        steps(100_000, 100_000, 400_000)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

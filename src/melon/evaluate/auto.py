@@ -1,0 +1,40 @@
+"""`auto`: the whole configuration for whoever does not want to choose one.
+
+Its parts were settled on the selection windows of fast and slow streams alike: the `blend`, which weighs personal
+scores, what is popular now and items like the user's last ones, updated by plain steps. What has to differ from stream
+to stream is learned (the weighing) or chosen on the selection window (pre-training, the length of a step, fading).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+AUTO = "auto"
+RECOMMENDER, STRATEGY = "blend", "default"
+_WHY = (
+    "it weighs personal taste, what is popular now and what is like a user's last items as it goes, "
+    "so that fast and slow streams both suit it"
+)
+
+
+def settle_auto(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Names that are left open, or given as `auto`, are filled in; idle items may then fade, unless that is settled."""
+    settled = dict(asked)
+    if settled.get("recommender", AUTO) == AUTO:
+        settled["recommender"] = RECOMMENDER
+    if settled.get("strategy", AUTO) == AUTO:
+        settled["strategy"] = STRATEGY
+        settled.setdefault("fading", "auto")
+    return settled
+
+
+def why_auto(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
+    """What `auto` came to and why, in one line; nothing where it was not asked."""
+    if AUTO not in (asked.get("recommender", AUTO), asked.get("strategy", AUTO)):
+        return None
+    settled = settle_auto(asked)
+    settings = ", ".join(f"{name}={value}" for name, value in chosen.items() if value is not None)
+    because = f": {_WHY}" if settled["recommender"] == RECOMMENDER else ""
+    how = f", {settings}, chosen on the selection window" if settings else ""
+    return f"auto took {settled['recommender']} with {settled['strategy']}{how}{because}."

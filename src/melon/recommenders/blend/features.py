@@ -1,0 +1,119 @@
+"""What streaming state says of a (user, item) pair: how popular the item is now, and how like the user's last items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.data.interactions import Ints
+from melon.recommenders.streaming.counts import Arrays, Floats, ItemCounts
+from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
+from melon.recommenders.streaming.slots import EMPTY
+from melon.stream.history import History
+
+#: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
+HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
+_RECENT, _ALWAYS = 4, len(HALF_LIVES)
+ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
+PAIR_FEATURES = ("neighbours", "neighbours_by_lag", "neighbours_recent")
+Columns = npt.NDArray[np.floating[Any]]
+#: How many of the user's last items look for neighbours.
+LAST = 20
+# METHODS.md 8.5: rare items are drawn towards having nothing in common.
+_SHRINK, _SHRINK_RECENT, _GAIN = 5.0, 2.0, 20.0
+
+
+@dataclass(frozen=True)
+class Named:
+    """Items in any shape, each distinct one once, and where in that list each stands.
+
+    Candidates of a batch name most items several times; each is looked at once.
+    """
+
+    items: Ints
+    distinct: Ints
+    places: Ints
+
+    @classmethod
+    def of(cls, items: Ints) -> Named:
+        """Found without sorting."""
+        flat = items.reshape(-1)
+        numbers, slots = np.arange(len(flat)), scratch(int(flat.max(initial=0)) + 1)
+        slots[flat] = numbers  # of several, the last one stays
+        distinct = flat[slots[flat] == numbers]
+        slots[distinct] = np.arange(len(distinct))
+        places = slots[flat].astype(np.int64).reshape(items.shape)
+        slots[distinct] = EMPTY
+        return cls(items, distinct, places)
+
+
+class StreamFeatures:
+    """Counts and neighbours that observe the same stream, read as features of pairs."""
+
+    def __init__(self, slots: int, dtype: npt.DTypeLike = np.float64) -> None:
+        self._dtype = np.dtype(dtype)
+        self.counts = ItemCounts([*HALF_LIVES, float("inf")])
+        self.neighbours = ItemNeighbours(slots=slots)
+
+    def observe(self, users: Ints, items: Ints, past: History) -> None:
+        """Count a batch; `past` is what came before it."""
+        self.neighbours.observe(users, items, past.of_users)
+        self.counts.observe(items)
+
+    def of_items(self, named: Named) -> tuple[Columns, Columns]:
+        """Features of items (shape × ITEM_FEATURES), and what their neighbours are divided by (shape × 2)."""
+        distinct = named.distinct
+        counts = self.counts.read(distinct)
+        found = np.empty((len(distinct), len(ITEM_FEATURES) + 2), dtype=self._dtype)
+        columns, divisors = found[:, :-2], found[:, -2:]
+        columns[:, :_ALWAYS] = counts[:, :_ALWAYS]
+        columns[:, _ALWAYS] = self.counts.idle(distinct)
+        columns[:, _ALWAYS + 1] = self.counts.age(distinct)
+        np.log1p(columns, out=columns)
+        divisors[:] = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT))
+        everywhere = found[named.places]
+        return everywhere[..., :-2], everywhere[..., -2:]
+
+    def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
+        """Features of pairs n × c: similarity to the user's last items, the newest counting most, and of late."""
+        lasts = past.of_users.recent(users).partners[:, :LAST]
+        met = self.counts.read(np.maximum(lasts, 0))[..., _ALWAYS]
+        sums = self.neighbours.add_up(lasts, _GAIN / np.sqrt(met + _SHRINK), items)
+        columns = np.empty((*items.shape, len(PAIR_FEATURES)), dtype=self._dtype)
+        for number, divisor in enumerate((0, 0, 1)):
+            np.divide(sums[number], divisors[..., divisor], out=columns[..., number], casting="same_kind")
+        return np.log1p(columns, out=columns)
+
+    def similarities(self, items: Ints) -> Floats:
+        """How like each other item is each of the given ones, by shared users; items × all that were counted."""
+        ids, counts, _ = self.neighbours.of(items)
+        everything = np.arange(self.neighbours.rows)
+        totals = np.sqrt(self.counts.read(everything)[:, _ALWAYS] + _SHRINK)
+        table = np.zeros((len(items), len(everything) + 1))
+        np.put_along_axis(table, np.where(ids < 0, len(everything), ids), counts, axis=1)
+        alike: Floats = table[:, :-1] / totals / totals[np.minimum(items, len(everything) - 1)][:, None]
+        return alike
+
+    def state(self) -> Arrays:
+        """Everything that was counted."""
+        parts = {"counts": self.counts.state(), "neighbours": self.neighbours.state()}
+        return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Become what `state` described."""
+
+        def part(name: str) -> dict[str, npt.NDArray[Any]]:
+            return {key.removeprefix(f"{name}."): held for key, held in state.items() if key.startswith(f"{name}.")}
+
+        self.counts = ItemCounts.from_state(part("counts"))
+        self.neighbours = ItemNeighbours.from_state(part("neighbours"))
+
+
+def activity(users: Ints, past: History) -> Floats:
+    """How much is known of each user: −1 for nobody, 0 after some fifty interactions (METHODS.md 8.5)."""
+    known: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
+    return known

@@ -1,0 +1,26 @@
+"""The head's inputs: what rows say of a pair, what streaming state says, and some of both times the user's activity."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES
+
+STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
+#: Streaming features that are worth more, or less, for a user of whom much is known.
+ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
+_BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
+INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
+
+
+def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
+    """Inputs in the order of INPUTS; the last of the features is the user's activity."""
+    streamed, active = features[..., :-1], features[..., -1:]
+    personal = torch.stack([dot, bias], -1)
+    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, streamed[..., _BY_ACTIVITY] * active], -1)
+
+
+def personal_score(inputs: Tensor) -> Tensor:
+    """What the rows say by themselves."""
+    return inputs[..., 0] + inputs[..., 1]

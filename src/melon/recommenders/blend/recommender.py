@@ -1,0 +1,208 @@
+"""The blend (METHODS.md 8.5): a personal score, what is popular now, and items like the user's last ones, weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.data.interactions import Ints
+from melon.recommenders.base import Context, RecommenderSettings
+from melon.recommenders.blend.catalogue import CatalogueScorer
+from melon.recommenders.blend.features import Named, StreamFeatures, activity
+from melon.recommenders.blend.head import TABLES, BlendHead, HeadSettings, head_tables, silent
+from melon.recommenders.blend.inputs import INPUTS, STREAMED, inputs_of, personal_score
+from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
+from melon.recommenders.factor_kernel import quick_dots
+from melon.recommenders.factorisation import factor_evidence, factor_scores
+from melon.recommenders.heads import HeadedRecommender, Lesson
+from melon.stream.history import History
+from melon.tables import TableSpec
+
+
+class BlendSettings(RecommenderSettings):
+    """The personal part is trained as BPR's is; the head by itself, unless the strategy is to drive it too."""
+
+    negatives: int = Field(4, ge=1)
+    dim: int = Field(64, ge=1)
+    head: Literal["own", "strategy"] = "own"
+    head_units: int = Field(32, ge=1)
+    head_negatives: int = Field(30, ge=1)
+    head_lr: float = Field(0.001, ge=0)
+    head_decay: float = Field(0.01, ge=0)
+    head_passes: int = Field(20, ge=0)
+    head_practice_lr: float = Field(0.005, gt=0)
+    slots: int = Field(256, ge=1)
+
+
+class Blend(HeadedRecommender):
+    """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
+
+    name = "blend"
+    settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
+    settings: BlendSettings
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        told = self.settings
+        training = HeadSettings(
+            told.head == "own",
+            told.head_units,
+            told.head_negatives,
+            told.head_lr,
+            told.head_decay,
+            told.head_practice_lr,
+            told.head_passes,
+        )
+        self.head: BlendHead = BlendHead(len(INPUTS), training, self.dtype, self.device)
+        self.stream = StreamFeatures(told.slots, np.float32 if self.dtype == torch.float32 else np.float64)
+
+    def declare(self) -> tuple[TableSpec, ...]:
+        dim = self.settings.dim
+        return (
+            TableSpec("user_factors", "user", "embedding", dim, 0.05),
+            TableSpec("item_factors", "item", "embedding", dim, 0.05),
+            TableSpec("item_bias", "item", "bias", 1),
+            *head_tables(len(INPUTS), self.settings.head_units),
+        )
+
+    def learns(self, spec: TableSpec) -> bool:
+        return super().learns(spec) and (spec.name not in TABLES or not self._own)
+
+    @property
+    def _own(self) -> bool:
+        return self.settings.head == "own"
+
+    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+        """What streaming state says of candidates n × c, and how active the user is: n × c × features."""
+        return self._features(users, Named.of(items.cpu().numpy()), context)
+
+    def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
+        return None if self._own else self.features(users, items, context)
+
+    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
+        bias = values["item_bias"][items, 0]
+        if features is None:
+            features = self._no_features(dot)
+        return dot + bias + self.head(values, inputs_of(dot, bias, features))
+
+    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        """The personal part's loss, and the head's with the personal part held constant: each its own gradient."""
+        personal = factor_scores(values, users, items)
+        losses = self.loss(personal)
+        if features is None or self._own:
+            return losses
+        rows = {name: held if name in TABLES else held.detach() for name, held in values.items()}
+        inputs = self._inputs_of(rows, users, items, features)
+        return losses + self.head.loss(values, inputs, personal_score(inputs))
+
+    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
+        losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
+        if self._own:
+            return Evidence(losses, tuple(gradients))
+        users = examples.users[:, None].expand_as(examples.items)
+        taught = examples.features is not None
+        features = examples.features if taught else self._no_features(users.to(self.dtype))
+        assert features is not None
+        inputs = self._inputs_of(values, users, examples.items, features)
+        of_head, shared = self.head.gradients(values, inputs, personal_score(inputs))
+        if taught:
+            return Evidence(losses + of_head, (*gradients, *shared))
+        # Where nothing is known of the pairs, as in pre-training, the head is taught nothing.
+        silent: list[Gradient] = [
+            FactorGradient(each.table, torch.zeros_like(each.left), each.right) for each in shared
+        ]
+        return Evidence(losses, (*gradients, *silent))
+
+    def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
+        return Lesson(self._stored_inputs(users, items, context), allowed)
+
+    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+        head = {name: self.tables[name].everything() for name in TABLES}
+        if silent(head):
+            dot, bias = self._stored_personal(users, Named.of(items.cpu().numpy()))
+            return dot + bias
+        inputs = self._stored_inputs(users, items, context)
+        linear, hidden, shift, output = self.head.folded(head)
+        deep = (inputs @ hidden.T).add_(shift).relu_() @ output
+        return personal_score(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
+
+    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        head = {name: self.tables[name].everything() for name in TABLES}
+        everything = torch.arange(n_items, device=users.device)
+        bias = self.tables["item_bias"].gather(everything).squeeze(-1)
+        dots = self._dots(users, n_items)
+        if silent(head):
+            return dots.add_(bias)
+        past, items = context.history if context else History(), np.arange(n_items)[None, :]
+        columns, divisors = self.stream.of_items(Named(items, items[0], items))
+        scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns[0]))
+        rows = users.cpu().numpy()
+        # One user at a time: what is held beside the scores does not grow with the number of users.
+        for line, active in enumerate(activity(rows, past).tolist()):
+            pairs = self.stream.of_pairs(rows[line : line + 1], items, divisors, past)[0]
+            dots[line] = scorer.of_user(dots[line], self._tensor(pairs), active)
+        return dots
+
+    def similarities(self, items: Tensor) -> Tensor:
+        """By the users that items share, weighed as the neighbours are."""
+        alike = self._tensor(self.stream.similarities(items.cpu().numpy()))
+        missing = self.rows_of("item") - alike.shape[1]
+        return torch.nn.functional.pad(alike, (0, max(missing, 0)))
+
+    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
+        self.stream.observe(users, items, past)
+
+    def streaming_state(self) -> dict[str, npt.NDArray[Any]]:
+        head = {f"head.{name}": tensor.cpu().numpy() for name, tensor in self.head.memory().items()}
+        return {**self.stream.state(), **head}
+
+    def restore_streaming_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.stream.restore(state)
+        memory = {name: held for name, held in state.items() if name.startswith("head.")}
+        self.head.recall({name.removeprefix("head."): torch.from_numpy(held.copy()) for name, held in memory.items()})
+
+    def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
+        past = context.history if context else History()
+        rows = users.cpu().numpy()
+        columns, divisors = self.stream.of_items(named)
+        pairs = self.stream.of_pairs(rows, named.items, divisors, past)
+        active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
+        return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
+
+    def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
+        distinct, places = (torch.from_numpy(each).to(users.device) for each in (named.distinct, named.places))
+        factors, vectors = self.tables["user_factors"].gather(users), self.tables["item_factors"].gather(distinct)
+        dot = quick_dots(factors, vectors, places)
+        if dot is None:
+            dot = vectors[places].mul_(factors.unsqueeze(1)).sum(-1)
+        return dot, self.tables["item_bias"].gather(distinct)[:, 0][places]
+
+    def _stored_inputs(self, users: Tensor, items: Tensor, context: Context | None) -> Tensor:
+        named = Named.of(items.cpu().numpy())
+        return inputs_of(*self._stored_personal(users, named), self._features(users, named, context))
+
+    def _inputs_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor) -> Tensor:
+        dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
+        return inputs_of(dot, values["item_bias"][items, 0], features)
+
+    def _dots(self, users: Tensor, n_items: int) -> Tensor:
+        factors, known = self.tables["user_factors"].gather(users), 0
+        dots = factors.new_zeros((len(users), n_items))
+        for vectors in self.tables["item_factors"].blocks():
+            stop = min(known + len(vectors), n_items)
+            torch.mm(factors, vectors[: stop - known].T, out=dots[:, known:stop])
+            known = stop
+        return dots
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, self.dtype)
+
+    def _no_features(self, like: Tensor) -> Tensor:
+        return like.new_zeros((*like.shape, len(STREAMED) + 1))

@@ -1,0 +1,77 @@
+"""Heads: parts of a recommender that are trained apart from its rows, first out of sample and then online.
+
+A head weighs what the rows say against what streaming state says (METHODS.md 8.5). Trained on data that its rows have
+seen it would trust them too far, so it *practises* on the selection window beside rows that have not seen the window,
+and what it has learned is taken over by the recommender that was trained on everything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from melon.recommenders.base import Context, Recommender
+from melon.recommenders.evidence import Values
+
+#: What a head has learned, by name.
+HeadPractice = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a batch teaches a head: inputs n × (1 + negatives) × features, the item taken first.
+
+    `allowed` is False for negatives that do not count, because they are the user's own.
+    """
+
+    inputs: Tensor
+    allowed: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class HeadStep:
+    """New values of the head's tables, and what its optimiser will remember once they are written."""
+
+    values: dict[str, Tensor]
+    memory: dict[str, Tensor]
+
+
+class Head(ABC):
+    """The head of a recommender. It proposes; the updater alone writes its tables."""
+
+    #: Whether the head makes its own step at each batch; otherwise the update strategy drives its tables.
+    own: bool
+    #: How many items that were not taken stand beside each one that was.
+    negatives: int
+
+    @abstractmethod
+    def step(self, values: Values, lesson: Lesson) -> HeadStep:
+        """One online step from the present values of its tables; pure."""
+
+    @abstractmethod
+    def keep(self, memory: Mapping[str, Tensor]) -> None:
+        """Remember what a step said, after it has been written."""
+
+    @abstractmethod
+    def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
+        """What comes of several passes over recorded lessons in order of time, from the given values; pure."""
+
+    @abstractmethod
+    def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Go on with what was practised: keeps what is no table, and returns new values of its tables."""
+
+
+class HeadedRecommender(Recommender):
+    """A recommender with a head, which the updater teaches and the selection window trains."""
+
+    head: Head
+
+    @abstractmethod
+    def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
+        """What interactions teach the head: users n, items n × (1 + negatives), from the stored model as it is now."""

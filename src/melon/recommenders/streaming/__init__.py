@@ -1,0 +1,1 @@
+"""Streaming state: what is counted while interactions come in, in O(batch), and read as of now."""

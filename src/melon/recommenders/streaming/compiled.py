@@ -1,0 +1,77 @@
+"""Slots of neighbours compiled by numba: what `slots` does, one meeting after another and without copies."""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+from melon.data.interactions import Ints
+from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
+
+_FREE = np.int32(EMPTY)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def count(ids: Slots, counts: Weights, recent: Weights, rows: Ints, others: Ints, moments: Sums) -> None:
+    """Let each row meet its other, in order."""
+    width = ids.shape[1]
+    for n in range(len(rows)):
+        row, other, moment = rows[n], np.int32(others[n]), moments[n]
+        here, slot, found = ids[row], -1, False
+        for s in range(width):
+            if here[s] == other:
+                slot, found = s, True
+                break
+            if here[s] == _FREE:
+                slot = s
+                break
+        if slot < 0:
+            late, slot = recent[row], 0
+            least = late[0]
+            for s in range(1, width):
+                if late[s] < least:
+                    least, slot = late[s], s
+        before = math.pow(2.0, recent[row, slot] - moment) if found else 0.0
+        here[slot] = other
+        counts[row, slot] = (counts[row, slot] if found else np.float32(0)) + np.float32(1)
+        recent[row, slot] = np.float32(math.log2(before + 1.0) + moment)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def add_up(
+    ids: Slots, counts: Weights, recent: Weights, lasts: Ints, weights: Sums, items: Ints, now: float, columns: Slots
+) -> Sums:
+    """What each line's last items have met each of its candidates, three ways.
+
+    `columns` is scratch: an EMPTY for each item that there can be, before and after.
+    """
+    lines, width = items.shape
+    sums = np.zeros((3, lines, width))
+    for x in range(lines):
+        for c in range(width):
+            if columns[items[x, c]] == _FREE:
+                columns[items[x, c]] = c
+        for place in range(lasts.shape[1]):
+            row = lasts[x, place]
+            if row < 0 or row >= len(ids):
+                continue
+            weight, met = weights[x, place], ids[row]
+            for s in range(len(met)):
+                item = met[s]
+                if item == _FREE:
+                    break
+                c = columns[item]
+                if c != _FREE:
+                    plain = weight * counts[row, s]
+                    sums[0, x, c] += plain
+                    sums[1, x, c] += plain / (place + 1)
+                    sums[2, x, c] += weight * math.pow(2.0, recent[row, s] - now)
+        for c in range(width):  # the same item may stand in a line twice
+            first = columns[items[x, c]]
+            for number in range(3):
+                sums[number, x, c] = sums[number, x, first]
+        for c in range(width):
+            columns[items[x, c]] = _FREE
+    return sums

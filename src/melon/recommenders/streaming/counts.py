@@ -1,0 +1,118 @@
+"""Counts of each item: decayed at several half-lives, when it was last seen, and since when it has been there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.data.interactions import Flags, Ints
+from melon.errors import SettingsError
+
+Floats = npt.NDArray[np.float64]
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+_NEVER = -1
+
+
+class ItemCounts:
+    """Exponentially decayed counts of each item's interactions; half-lives and ages are counted in interactions.
+
+    An interaction that is k interactions old counts 2^(-k / half-life). A count is stored as of its item's last
+    interaction and decayed when it is read, so an item that nobody touches costs nothing.
+    """
+
+    def __init__(self, half_lives: Sequence[float]) -> None:
+        for half_life in half_lives:
+            if not half_life > 0:
+                raise SettingsError(f"half_life = {half_life!r} must be a positive number of interactions.")
+        self._rates: Floats = 1 / np.array(half_lives, dtype=np.float64)
+        self.events = 0
+        self._count: Floats = np.zeros((0, len(self._rates)))
+        self._first: Ints = np.zeros(0, dtype=np.int64)
+        self._last: Ints = np.zeros(0, dtype=np.int64)
+
+    def read(self, items: Ints) -> Floats:
+        """The counts as of now, one for each half-life: shape of `items` × half-lives; items never seen have none."""
+        if not len(self._first):
+            return np.zeros((*items.shape, len(self._rates)))
+        known = items < len(self._first)
+        at = np.where(known, items, 0)
+        counts: Floats = self._count[at]
+        counts *= self._left((self.events - self._last[at])[..., None])
+        counts[~known] = 0.0
+        return counts
+
+    def seen(self, items: Ints) -> Flags:
+        """Whether each item has occurred."""
+        known: Flags = self._moments(self._first, items) != _NEVER
+        return known
+
+    def idle(self, items: Ints) -> Ints:
+        """How many interactions ago each item was last seen; as many as there were, where it never was."""
+        return self._since(self._last, items)
+
+    def age(self, items: Ints) -> Ints:
+        """How many interactions ago each item was first seen; as many as there were, where it never was.
+
+        So an item that was never seen looks like one that was taken once, long ago, and not like the latest thing.
+        """
+        return self._since(self._first, items)
+
+    def observe(self, items: Ints) -> None:
+        """Count a run of consecutive interactions; the same as counting them one by one."""
+        if not len(items):
+            return
+        self._grow(int(items.max()) + 1)
+        moments = np.arange(self.events, self.events + len(items))
+        touched, first, inverse = np.unique(items, return_index=True, return_inverse=True)
+        last = np.zeros(len(touched), dtype=np.int64)
+        last[inverse] = moments  # of several, the last one stays
+        self._count[touched] *= self._left((last - self._last[touched])[:, None])
+        np.add.at(self._count, items, self._left((last[inverse] - moments)[:, None]))
+        born = self._first[touched] == _NEVER
+        self._first[touched[born]] = moments[first[born]]
+        self._last[touched] = last
+        self.events += len(items)
+
+    def state(self) -> Arrays:
+        """Arrays that `from_state` turns back into the same counts."""
+        size = int(np.flatnonzero(self._first != _NEVER).max(initial=-1)) + 1
+        return {
+            "count": self._count[:size].copy(),
+            "first": self._first[:size].copy(),
+            "last": self._last[:size].copy(),
+            "rates": self._rates.copy(),
+            "events": np.array([self.events]),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[np.generic]]) -> ItemCounts:
+        """The counts that `state` described."""
+        counts = cls([1.0] * len(state["rates"]))
+        counts._rates = state["rates"].astype(np.float64)
+        counts.events = int(state["events"][0])
+        counts._count = state["count"].astype(np.float64)
+        counts._first, counts._last = state["first"].astype(np.int64), state["last"].astype(np.int64)
+        return counts
+
+    def _left(self, idle: Ints) -> Floats:
+        left: Floats = np.exp2(-np.asarray(idle, dtype=np.float64) * self._rates)
+        return left
+
+    def _since(self, moments: Ints, items: Ints) -> Ints:
+        return self.events - np.where(self.seen(items), self._moments(moments, items), 0)
+
+    def _moments(self, moments: Ints, items: Ints) -> Ints:
+        if not len(moments):
+            return np.full(items.shape, _NEVER)
+        known = items < len(moments)
+        return np.where(known, moments[np.where(known, items, 0)], _NEVER)
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._first):
+            more = max(size, 2 * len(self._first)) - len(self._first)
+            self._count = np.concatenate([self._count, np.zeros((more, len(self._rates)))])
+            self._first = np.concatenate([self._first, np.full(more, _NEVER, dtype=np.int64)])
+            self._last = np.concatenate([self._last, np.zeros(more, dtype=np.int64)])

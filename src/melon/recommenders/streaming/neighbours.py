@@ -1,0 +1,175 @@
+"""Neighbours of items: who is taken by the same users, counted as interactions stream in, in bounded memory.
+
+Each item has a fixed number of slots, one for each neighbour that it remembers: the neighbour, how often they met, and
+the same decayed. Where all slots are taken, a newcomer takes the place of the neighbour with the least decayed count
+(the eviction rule of space-saving sketches, without handing the count on). So memory is 12 bytes × slots × items
+whatever comes, and counts are exact until an item has met more others than it has slots.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.data.interactions import Ints
+from melon.errors import SettingsError
+from melon.recommenders.streaming.counts import Arrays, Floats
+from melon.recommenders.streaming.kernels import slot_kernel
+from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
+from melon.stream.history import NOBODY, RING, PartnerRings
+
+#: Decayed counts are referred to a moment that moves up when it lies so many half-lives back: they are 32-bit numbers.
+_REFER_ANEW = 1_024.0
+#: Where columns are looked up by item; all EMPTY between two uses.
+_SCRATCH = threading.local()
+
+
+class ItemNeighbours:
+    """Streaming item-to-item co-occurrence: each interaction lets its item meet the user's previous `reach` items.
+
+    `both_ways` counts a meeting for both items; otherwise only the earlier one remembers the later one, as transitions.
+    """
+
+    def __init__(self, *, slots: int = 128, reach: int = 20, half_life: float = 20_000, both_ways: bool = True) -> None:
+        if slots < 1 or not 1 <= reach <= RING or not half_life > 0:
+            raise SettingsError(
+                f"slots = {slots!r}, reach = {reach!r}, half_life = {half_life!r} will not do: at least one slot, a "
+                f"reach from 1 to {RING}, and a positive half-life."
+            )
+        self.slots, self.reach, self.half_life, self.both_ways = slots, reach, half_life, both_ways
+        self.events = 0
+        self._reference = 0.0
+        self._rows = 0
+        self._ids: Slots = np.empty((0, slots), dtype=np.int32)
+        self._counts: Weights = np.empty((0, slots), dtype=np.float32)
+        self._recent: Weights = np.empty((0, slots), dtype=np.float32)
+
+    @property
+    def rows(self) -> int:
+        """How many items there are, some of which may have met nobody."""
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the slots."""
+        return self._ids.nbytes + self._counts.nbytes + self._recent.nbytes
+
+    def observe(self, users: Ints, items: Ints, past: PartnerRings) -> None:
+        """Count a run of consecutive interactions; `past` holds each user's items before the run.
+
+        The same as counting them one by one: interactions of the run are the past of later ones in it.
+        """
+        if not len(items):
+            return
+        self._grow(int(items.max()) + 1)
+        before = previous_items(users, items, past, self.reach)
+        event, place = np.nonzero((before != NOBODY) & (before != items[:, None]))
+        earlier, later, moments = before[event, place], items[event], (self.events + event) / self.half_life
+        self._refer(self.events / self.half_life)
+        if self.both_ways:
+            rows = np.stack([earlier, later], axis=1).reshape(-1)
+            others = np.stack([later, earlier], axis=1).reshape(-1)
+            moments = np.repeat(moments, 2)
+        else:
+            rows, others = earlier, later
+        if len(rows):
+            self._grow(int(rows.max()) + 1)
+            slot_kernel().count(self._ids, self._counts, self._recent, rows, others, moments - self._reference)
+        self.events += len(items)
+
+    def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Sums:
+        """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.
+
+        Three of them: Σ weight · meetings, Σ weight · meetings / place, Σ weight · decayed meetings; 3 × n × c.
+        """
+        known = np.where(items < self._rows, items, self._rows)
+        tables, columns = (self._ids, self._counts, self._recent), scratch(self._rows + 1)
+        lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)  # one form, so that it is compiled once
+        return slot_kernel().add_up(*tables, *lines, np.ascontiguousarray(known), self._now, columns)
+
+    def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
+        """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""
+        known = items < self._rows
+        if not self._rows:
+            nothing = np.zeros((len(items), self.slots))
+            return np.full(nothing.shape, EMPTY, dtype=np.int64), nothing, nothing.copy()
+        at = np.where(known, items, 0)
+        ids = np.where(known[:, None], self._ids[at], EMPTY).astype(np.int64)
+        free = ids == EMPTY
+        counts = np.where(free, 0.0, self._counts[at])
+        decayed = np.where(free, 0.0, np.exp2(self._recent[at].astype(np.float64) - self._now))
+        return ids, counts, decayed
+
+    def state(self) -> Arrays:
+        """Arrays that `from_state` turns back into the same neighbours."""
+        return {
+            "ids": self._ids[: self._rows].copy(),
+            "counts": self._counts[: self._rows].copy(),
+            "recent": self._recent[: self._rows].copy(),
+            "reference": np.array([self._reference]),
+            "events": np.array([self.events]),
+            "form": np.array([self.slots, self.reach, self.half_life, self.both_ways], dtype=np.float64),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[np.generic]]) -> ItemNeighbours:
+        """The neighbours that `state` described."""
+        slots, reach, half_life, both_ways = state["form"].tolist()
+        made = cls(slots=int(slots), reach=int(reach), half_life=half_life, both_ways=bool(both_ways))
+        made._ids, made._rows = state["ids"].astype(np.int32), len(state["ids"])
+        made._counts, made._recent = state["counts"].astype(np.float32), state["recent"].astype(np.float32)
+        made._reference, made.events = float(state["reference"][0]), int(state["events"][0])
+        return made
+
+    @property
+    def _now(self) -> float:
+        return self.events / self.half_life - self._reference
+
+    def _refer(self, moment: float) -> None:
+        """Refer decayed counts to a later moment once in a great while, so that they keep their digits."""
+        if moment - self._reference > _REFER_ANEW:
+            self._recent[: self._rows] -= np.float32(moment - self._reference)
+            self._reference = moment
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._ids):
+            more = max(rows, 2 * len(self._ids)) - len(self._ids)
+            self._ids = np.concatenate([self._ids, np.full((more, self.slots), EMPTY, dtype=np.int32)])
+            nothing = np.zeros((more, self.slots), dtype=np.float32)
+            self._counts = np.concatenate([self._counts, nothing])
+            self._recent = np.concatenate([self._recent, nothing])
+        self._rows = max(self._rows, rows)
+
+
+def scratch(size: int) -> Slots:
+    """An EMPTY for each item that there can be, to be used and left as it was found; each thread has its own."""
+    columns: Slots | None = getattr(_SCRATCH, "columns", None)
+    if columns is None or len(columns) < size:
+        _SCRATCH.columns = columns = np.full(2 * size, EMPTY, dtype=np.int32)
+    return columns
+
+
+def previous_items(users: Ints, items: Ints, past: PartnerRings, reach: int) -> Ints:
+    """The last `reach` items of each interaction's user just before it, newest first, NOBODY where there are fewer.
+
+    `past` knows what came before these interactions; each one is the past of those behind it.
+    """
+    if not len(users):
+        return np.empty((0, reach), dtype=np.int64)
+    order = np.argsort(users, kind="stable")
+    sorted_users = users[order]
+    starts = np.flatnonzero(np.r_[True, sorted_users[1:] != sorted_users[:-1]])
+    sizes = np.diff(np.r_[starts, len(users)])
+    older = past.recent(sorted_users[starts]).partners[:, :reach][:, ::-1]
+    # Each user's items in order of time, the remembered ones first, one user behind the other.
+    offsets = starts + np.arange(len(starts)) * reach
+    everything = np.empty(len(users) + len(starts) * reach, dtype=np.int64)
+    everything[(offsets[:, None] + np.arange(reach)).reshape(-1)] = older.reshape(-1)
+    places = np.arange(len(users)) + reach * (np.repeat(np.arange(len(starts)), sizes) + 1)
+    everything[places] = items[order]
+    before = np.empty((len(users), reach), dtype=np.int64)
+    before[order] = everything[places[:, None] - 1 - np.arange(reach)]
+    return before

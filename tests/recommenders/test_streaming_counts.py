@@ -1,0 +1,71 @@
+"""Counts at several half-lives against a slow twin that remembers every event."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melon.errors import SettingsError
+from melon.recommenders.streaming.counts import ItemCounts
+
+RUNS = st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=6)
+HALF_LIVES = (0.5, 3.0, 100.0, float("inf"))
+
+
+@given(RUNS)
+def test_counts_idle_time_and_age_agree_with_a_slow_twin(runs: list[list[int]]) -> None:
+    counts, events = ItemCounts(HALF_LIVES), list[int]()
+    for run in runs:
+        counts.observe(np.array(run, dtype=np.int64))
+        events += run
+    now, items = len(events), np.arange(9)
+    for item in items:
+        moments = [at for at, each in enumerate(events) if each == item]
+        slow = [sum(2.0 ** (-(now - at) / half_life) for at in moments) for half_life in HALF_LIVES]
+        assert counts.read(items)[item] == pytest.approx(slow, abs=1e-12)
+        assert counts.seen(items)[item] == bool(moments)
+        assert counts.idle(items)[item] == (now - moments[-1] if moments else now)
+        assert counts.age(items)[item] == (now - moments[0] if moments else now)
+
+
+@given(RUNS)
+def test_a_run_counts_as_its_events_one_by_one(runs: list[list[int]]) -> None:
+    whole, single = ItemCounts(HALF_LIVES), ItemCounts(HALF_LIVES)
+    for run in runs:
+        whole.observe(np.array(run, dtype=np.int64))
+        for item in run:
+            single.observe(np.array([item]))
+    items = np.arange(8)
+    assert whole.read(items) == pytest.approx(single.read(items), rel=1e-12)
+    assert whole.idle(items).tolist() == single.idle(items).tolist()
+    assert whole.age(items).tolist() == single.age(items).tolist()
+
+
+def test_any_shape_is_read_and_unseen_items_in_between_stay_unseen() -> None:
+    counts = ItemCounts([10.0, 20.0])
+    assert counts.read(np.zeros((2, 3), dtype=np.int64)).shape == (2, 3, 2)
+    counts.observe(np.array([5]))
+    items = np.array([[0, 5], [4, 99]])
+    assert counts.seen(items).tolist() == [[False, True], [False, False]]
+    assert counts.read(items)[..., 0].tolist() == [[0, 2**-0.1], [0, 0]]
+    assert counts.idle(items).tolist() == [[1, 1], [1, 1]]
+    assert counts.age(items).tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_state_goes_on_as_the_counts_would_bit_for_bit() -> None:
+    rng = np.random.default_rng(1)
+    counts = ItemCounts(HALF_LIVES)
+    counts.observe(rng.integers(0, 30, 100))
+    again = ItemCounts.from_state({name: array.copy() for name, array in counts.state().items()})
+    for _ in range(3):
+        more = rng.integers(0, 60, 77)
+        counts.observe(more)
+        again.observe(more)
+    assert {name: array.tobytes() for name, array in again.state().items()} == {
+        name: array.tobytes() for name, array in counts.state().items()
+    }
+
+
+def test_a_half_life_is_positive() -> None:
+    with pytest.raises(SettingsError, match="half_life = -1"):
+        ItemCounts([5.0, -1])
