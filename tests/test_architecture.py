@@ -87,7 +87,9 @@ from melon.strategies.registry import STRATEGIES
     assert not loaded_after(code) & (HEAVY | EXTRAS)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["evaluate", "--help"], ["data", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["evaluate", "--help"], ["tune", "--help"], ["data", "--help"]], ids=" ".join
+)
 def test_help_is_light(words: list[str]) -> None:
     code = f"""
 import sys

@@ -139,7 +139,7 @@ def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tm
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--recommender", "bqr"), 2, "unknown recommender 'bqr'. Did you mean 'bpr'? Choose one of: bpr, ncf."),
+        (("--recommender", "bqr"), 2, "unknown recommender 'bqr'. Did you mean 'bpr'? Choose one of: blend, bpr, ncf."),
         (("--strategy", "fefault"), 2, "unknown strategy 'fefault'. Did you mean 'default'? Choose one of: "),
         (
             ("--preset", "paperr"),
@@ -149,7 +149,7 @@ def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tm
         (("--candidates", "all"), 2, "Choose one of: born, catalogue, full-log."),
         (("--pretrain", "both"), 2, "Choose one of: own, shared."),
         (("--set", "lerning=1"), 2, "unknown setting of strategy 'default' 'lerning'."),
-        (("--set", "recommender.dims=1"), 2, "unknown setting of recommender 'bpr' 'dims'. Did you mean 'dim'?"),
+        (("--set", "recommender.dims=1"), 2, "unknown setting of recommender 'blend' 'dims'. Did you mean 'dim'?"),
         (("--set", "pretrain.l3=1"), 2, "unknown setting of pre-training 'l3'. Choose one of: batch_size, epochs, l2"),
         (("--set", "lr"), 2, "--set 'lr' must look like key=value"),
         (("--set", "other.lr=1"), 2, "must look like key=value"),

@@ -30,12 +30,14 @@ from melon.strategies.learned import LearnedStrategy
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
+from melon.stream.history import History
 from melon.tables import TableSpec
 
 NAMES = [check.__name__ for check in PAIRING_CHECKS]
 
 #: Sizes that keep the checks quick; a recommender that is not named here is checked as it comes.
 SMALL: dict[str, dict[str, Any]] = {"bpr": {"dim": 6}, "ncf": {"dim": 4, "layers": (6, 5)}}
+SMALL["blend"] = {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 16}
 #: On so small a stream every row is hit many times in a batch, which wants small steps.
 CALM: dict[str, dict[str, Any]] = {
     "eals": {"lr": 0.05},
@@ -67,7 +69,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "melon_p": {"learning_rates_explain_the_update": _FORGETS},
 }
 #: Pairings that do not exist; any other refusal is a failure.
-REFUSED = {("ncf", "als")}
+REFUSED = {("ncf", "als"), ("blend", "als")}
 
 
 def maker(name: str) -> Callable[..., Recommender]:
@@ -428,7 +430,7 @@ class Counts(BPR):
 
     seen: int = 0
 
-    def observe(self, users: np.ndarray, items: np.ndarray, times: np.ndarray) -> None:
+    def observe(self, users: np.ndarray, items: np.ndarray, times: np.ndarray, past: History) -> None:
         self.seen += len(users)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:

@@ -207,15 +207,33 @@ def test_pretrain_makes_a_model_that_can_be_loaded(stream: Path, tmp_path: Path,
     assert (model.n_users, model.n_items) == (31, 41)
 
 
+def test_who_names_nothing_gets_auto_and_is_told_why(stream: Path, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "r.json"
+    ended = run("evaluate", stream, *SMALL, "--json", out)
+    assert ended.code == 0, ended.err
+    record = json.loads(out.read_text())
+    assert (record["recommender"], record["strategy"]) == ("blend", "default")
+    assert record["config"]["asked"]["fading"] == "auto"
+    assert "auto took blend with default, lr=" in ended.out
+    partly = run("evaluate", stream, *SMALL, "--recommender", "bpr", "--strategy", "auto")
+    assert "auto took bpr with default" in partly.out
+    named = run("evaluate", stream, *SMALL, "--recommender", "bpr", "--strategy", "default")
+    assert "auto took" not in named.out
+
+
 def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from melon.experiments import demo
 
     made = demo.CellConfig
-    monkeypatch.setattr(demo, "CellConfig", lambda **given: made(**{**given, "epochs": 1, "budget": 1, "batch_size": 128}))
+    monkeypatch.setattr(
+        demo, "CellConfig", lambda **given: made(**{**given, "epochs": 1, "budget": 1, "batch_size": 128})
+    )
     ended = run("demo", "--out", tmp_path / "d", "--events", "1200")
     assert ended.code == 0, ended.err
     for name in ("frozen (no update)", "popularity", "recent popularity", "default (tuned)", *demo.ALL_STRATEGIES[1:]):
         assert name in ended.out
+    assert "blend with default" in ended.out
+    assert json.loads((tmp_path / "d" / "auto.json").read_text())["recommender"] == "blend"
     assert f"Open {tmp_path / 'd' / 'index.html'}" in ended.out
     assert "<svg" in (tmp_path / "d" / "index.html").read_text()
     for strategy in demo.ALL_STRATEGIES:

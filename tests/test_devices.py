@@ -16,7 +16,11 @@ from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
-SETTINGS = {"ncf": {"dim": 3, "layers": (5, 4)}, "bpr": {"dim": 4}}
+SETTINGS = {
+    "ncf": {"dim": 3, "layers": (5, 4)},
+    "bpr": {"dim": 4},
+    "blend": {"dim": 4, "head_units": 3, "slots": 8},
+}
 VARIANTS = {
     "default": [{}, {"optimizer": "adam_lazy"}, {"optimizer": "adam_dense"}],
     "eals": [{"replay": 8, "neg": "pop"}],
@@ -29,7 +33,7 @@ PAIRINGS = [
     for recommender in SETTINGS
     for strategy in STRATEGIES.names()
     for number, settings in enumerate(VARIANTS.get(strategy, [{}]))
-    if not (recommender == "ncf" and strategy == "als")
+    if not (recommender in ("ncf", "blend") and strategy == "als")
 ]
 
 

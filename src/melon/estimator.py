@@ -15,6 +15,7 @@ from melon.data.frames import interactions_from
 from melon.data.idbook import Id
 from melon.data.interactions import Interactions, Ints
 from melon.errors import DataError, NotFittedError, SettingsError
+from melon.evaluate.auto import AUTO, settle_auto
 from melon.evaluate.selection import Protocol, RecommenderPlan, Selection
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.live import Best, LiveModel
@@ -42,8 +43,8 @@ class Melon:
     """A recommender that keeps up with its users.
 
     Args:
-        recommender: a name such as "bpr" or "ncf", or a `Recommender` class of your own.
-        strategy: a name such as "default" or "eals", or a `Strategy` class of your own.
+        recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
+        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" is plain steps.
         seed: the root of everything random; the same seed on the same machine gives the same model.
         epochs: at most this many passes of pre-training; by default as many as the log is worth.
         batch_size: how many interactions are learned in one step.
@@ -60,8 +61,8 @@ class Melon:
 
     def __init__(
         self,
-        recommender: str | RecommenderFactory = "bpr",
-        strategy: str | StrategyFactory = "default",
+        recommender: str | RecommenderFactory = AUTO,
+        strategy: str | StrategyFactory = AUTO,
         *,
         seed: int = 0,
         epochs: int | None = None,
@@ -81,7 +82,9 @@ class Melon:
         _at_least("threads", threads, 1)
         if dtype not in DTYPES:
             raise SettingsError(f"dtype = {dtype!r} will not do; choose one of: {', '.join(DTYPES)}.")
-        self.recommender, self.strategy = recommender, strategy
+        named = settle_auto({"recommender": recommender, "strategy": strategy})
+        self.recommender: str | RecommenderFactory = named["recommender"]
+        self.strategy: str | StrategyFactory = named["strategy"]
         self.seed, self.epochs, self.batch_size, self.budget = seed, epochs, batch_size, budget
         self.settings, self.pretrain_settings = dict(settings or {}), dict(pretrain_settings or {})
         self.recommender_settings = dict(recommender_settings or {})
