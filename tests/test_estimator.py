@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -384,6 +384,15 @@ class TestSaving:
             melon.load(tmp_path)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C means what it usually does, even where the tests were started in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 class TestStopping:
     def test_ctrl_c_waits_for_the_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         log = events(200)
