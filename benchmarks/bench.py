@@ -76,8 +76,10 @@ def throughput(recommender: str, name: str) -> dict[str, float]:
     """Interactions a second through the whole loop."""
     from melon.data.synthetic import synthetic_stream
     from melon.strategies.registry import STRATEGIES
+    from melon.stream.kernels import warm_up
     from prequential import one_round
 
+    warm_up()
     strategy, settings = VARIANTS.get(name, (name, {}))
     events = 256 * 20
     log = synthetic_stream("news", n_users=20_000, n_items=10_000, n_events=20 * 256 + 2 * events)
