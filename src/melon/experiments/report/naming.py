@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from melon.experiments.show import LABELS
+
 NAMES = {
-    "frozen": "frozen (no update)",
-    "popularity": "popularity",
-    "recent_popularity": "recent popularity",
-    "transitions_popularity": "transitions + popularity",
-    "knn_popularity": "item-kNN + popularity",
-    "frozen_popularity": "frozen + popularity",
-    "retrained": "retrained from scratch",
+    **LABELS,
     "default": "Default (tuned)",
     "eals": "eALS",
     "als": "ALS",
