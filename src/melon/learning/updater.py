@@ -15,6 +15,7 @@ from melon.data.interactions import Flags, Ints
 from melon.errors import CheckpointError, LearningError
 from melon.learning.gathering import Compact, Gatherer, Offered
 from melon.learning.meta import last_interactions
+from melon.learning.turns import propose_in_turn
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.heads import HeadedRecommender, HeadStep, Lesson
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
@@ -255,7 +256,10 @@ class Updater:
         if isinstance(self.strategy, LearnedStrategy) and last is not None and len(last.users):
             provisional, situation = self._meta_step(self.strategy, compact, situation, last, batch)
             adapted = self.strategy
-        proposal = self.strategy.propose(situation)
+        if self.strategy.in_turn:
+            proposal = propose_in_turn(self.recommender, self.strategy, situation)
+        else:
+            proposal = self.strategy.propose(situation)
         try:
             self._require_finite(proposal, batch)
         except LearningError:

@@ -38,6 +38,9 @@ class Readable(Protocol):
     def gather(self, rows: Tensor) -> Tensor:
         """A copy of rows as they are now."""
 
+    def idle(self, rows: Tensor) -> Tensor:
+        """How long ago rows were last touched, by the clock of fading."""
+
     def blocks(self) -> Iterator[Tensor]:
         """All rows in order, some at a time; for a survey at the start, never for a step."""
 
@@ -132,6 +135,8 @@ class Strategy(ABC):
     settings_type: ClassVar[type[Settings]]
     #: Every row of every table is read and written at each step, whether touched or not. A trap kept for comparison.
     dense: bool = False
+    #: Interactions of a batch are learned one after another, each from where the one before left its rows.
+    in_turn: bool = False
     #: How negatives are drawn: uniformly, or by popularity^0.4.
     negatives: Literal["uniform", "popular"] = "uniform"
     #: Old interactions that are learned again with each batch.

@@ -32,6 +32,7 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     step for each interaction under Adam.
     """
 
+    reduction: Reduction = "sum"  # in turn would leave the look-ahead without a batch to look at
     meta_lr: float = Field(3e-3, ge=0)
     hidden: int = Field(100, ge=1)
     most_weight: float = Field(2.0, gt=0)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from melon.errors import SettingsError
 from melon.strategies.base import (
     Kept,
     LearningRates,
@@ -24,6 +25,8 @@ from melon.tables import TableSpec
 
 Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
 Reduction = Literal["sum", "mean"]
+#: How the interactions of a batch come together on a row; in turn, each starts from where the one before left it.
+RowReduction = Literal["sum", "mean", "sequential"]
 
 
 class OptimizerSettings(StrategySettings):
@@ -34,7 +37,7 @@ class OptimizerSettings(StrategySettings):
     """
 
     optimizer: Optimizer = "sgd"
-    reduction: Reduction = "sum"
+    reduction: RowReduction = "sum"
     shared_reduction: Reduction = "mean"
     lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
@@ -52,6 +55,12 @@ class StepStrategy(Strategy):
         super().__init__(settings, seed=seed)
         self._stepper = Stepper(self.settings)
         self.dense = self._stepper.dense
+        self.in_turn = self.settings.reduction == "sequential"
+        if self.dense and self.in_turn:
+            raise SettingsError(
+                "reduction = 'sequential' will not do with optimizer = 'adam_dense', which moves every row at every "
+                "step. Use sgd or adam_lazy."
+            )
 
     @abstractmethod
     def weights(self, situation: Situation) -> Tensor | None:
@@ -127,7 +136,7 @@ class Stepper:
         scale = {table: 1 / n if self._reduction(situation, table) == "mean" else 1.0 for table in situation.values}
         return row_constant_rates(situation.evidence, base * rate, scale)
 
-    def _reduction(self, situation: Situation, table: str) -> Reduction:
+    def _reduction(self, situation: Situation, table: str) -> RowReduction:
         shared = situation.specs[table].role == "shared"
         return self.settings.shared_reduction if shared else self.settings.reduction
 

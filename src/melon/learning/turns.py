@@ -1,0 +1,84 @@
+"""A batch learned one interaction after another, each from where the one before left its rows.
+
+Interactions that share no row change nothing for each other, so they can be learned at once. A batch falls into waves
+of such interactions, and going wave by wave gives what going one by one gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from melon.recommenders.base import Recommender
+from melon.recommenders.evidence import Examples
+from melon.strategies.base import Proposal, RowState, Situation, Strategy
+
+
+@torch.no_grad()
+def propose_in_turn(recommender: Recommender, strategy: Strategy, situation: Situation) -> Proposal:
+    """What a strategy proposes for a batch whose interactions take turns.
+
+    Weights that every interaction touches would make each wait for all before it; they take the step of the batch as a
+    whole, and rows are learned with them as they were.
+    """
+    whole = strategy.propose(situation)
+    roles = {name: spec.role for name, spec in situation.specs.items()}
+    rows_alone = [name for name in whole.values if roles[name] != "shared"]
+    values = {name: old.clone() if roles[name] != "shared" else old for name, old in situation.values.items()}
+    state: RowState = {
+        name: {key: old.clone() for key, old in kept.items()}
+        for name, kept in situation.row_state.items()
+        if roles[name] != "shared"
+    }
+    for wave in waves(situation.examples):
+        held = {role: rows.unique() for role, rows in (("user", wave.users), ("item", wave.items))}
+        small = replace(
+            wave,
+            users=torch.searchsorted(held["user"], wave.users),
+            items=torch.searchsorted(held["item"], wave.items),
+        )
+        here = {name: old if roles[name] == "shared" else old[held[roles[name]]] for name, old in values.items()}
+        kept_here = {name: {key: old[held[roles[name]]] for key, old in kept.items()} for name, kept in state.items()}
+        made = strategy.propose(
+            replace(
+                situation,
+                examples=small,
+                values=here,
+                row_state={**situation.row_state, **kept_here},
+                evidence=recommender.evidence(here, small),
+                around=None,
+            )
+        )
+        for name in rows_alone:
+            values[name][held[roles[name]]] = made.values[name]
+            for key, new in made.row_state.get(name, {}).items():
+                state[name][key][held[roles[name]]] = new
+    rows = {name: values[name] for name in rows_alone}
+    kept = {name: state[name] for name in whole.row_state if name in rows}
+    return Proposal({**whole.values, **rows}, {**whole.row_state, **kept}, whole.memory)
+
+
+def waves(examples: Examples) -> Iterator[Examples]:
+    """The interactions of a batch in waves, each in the first one after all earlier ones that it shares a row with."""
+    users, items = examples.users, examples.items
+    rows = torch.cat([users[:, None], items + users.max() + 1], dim=1)
+    left = torch.arange(len(users), device=users.device)
+    while len(left):
+        here = rows[left]
+        first = torch.full((int(rows.max()) + 1,), len(users), device=users.device)
+        first.scatter_reduce_(0, here.flatten(), left.repeat_interleave(here.shape[1]), "amin")
+        ready = (first[here] == left[:, None]).all(1)
+        yield _taken(examples, left[ready])
+        left = left[~ready]
+
+
+def _taken(examples: Examples, which: Tensor) -> Examples:
+    return Examples(
+        examples.users[which],
+        examples.items[which],
+        None if examples.fresh is None else examples.fresh[which],
+        None if examples.features is None else examples.features[which],
+    )
