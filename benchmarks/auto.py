@@ -1,18 +1,24 @@
 """`auto` against every simple rival on the streams in $MELON_DATA, as METHODS.md 5.8 allows.
 
-    python benchmarks/auto.py --seeds 3
-    python benchmarks/auto.py --streams amazon_grocery,yelp --seeds 5 --out runs/auto
+    python benchmarks/auto.py --seeds 5
+    python benchmarks/auto.py --streams amazon_grocery,yelp --seeds 3 --rivals few
+    python benchmarks/auto.py --seeds 1 --rivals few --candidates born --full-ranking
 
-`melon bench` runs the cells (blend and bpr, each with the tuned Default and fading chosen on the selection window), so
-a run that was stopped goes on where it was. The rivals are those of every record, and bpr with fading beside them; the
-family for Holm's correction is the printed table, both metrics together.
+`melon bench` runs the cells, each kind in a folder of its own under --out, so a run that was stopped goes on where it
+was: the blend and bpr with the tuned Default and fading chosen on the selection window; and, unless --rivals few, bpr
+without fading, with four negatives, and learned one interaction after another. The rivals of every record stand beside
+them. The family for Holm's correction is the printed table, both metrics together.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,15 +29,43 @@ from melon.evaluate.rivals import RIVALS
 from melon.experiments.bench import bench_streams
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
-WITH_FADING = "bpr, default + fading"
+BASELINES = ("frozen", "popularity", "recent_popularity", *RIVALS)
+#: What `auto` is compared with; the other baselines are no rivals.
+COMPARED = ("recent_popularity", *RIVALS)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Cells that are told the same: the folder of their records, and what sets them apart."""
+
+    folder: str
+    recommenders: str = "bpr"
+    fading: str = "auto"
+    negatives: int | None = None
+    in_turn: bool = False
+    strategies: str = "default"
+
+
+MAIN = Kind("auto", "blend,bpr")
+PLAIN = {
+    "bpr, default": Kind("no-fading", fading="off"),
+    "bpr, 4 negatives, default + fading": Kind("negatives", negatives=4),
+    "bpr, default in turn + fading": Kind("in-turn", in_turn=True),
+    "bpr, 4 negatives, default in turn + fading": Kind("negatives-in-turn", negatives=4, in_turn=True),
+}
 
 
 def main() -> None:
     """Run what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", default=",".join(STREAMS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="of auto, and of bpr with fading")
+    parser.add_argument("--rival-seeds", type=int, default=None, help="of the other kinds of bpr (default: as many)")
+    parser.add_argument("--rivals", choices=("few", "all"), default="all")
+    parser.add_argument("--rates", action="store_true", help="beside them, the blend with MeLON's learned rates")
     parser.add_argument("--budget", type=int, default=8)
+    parser.add_argument("--candidates", default="catalogue", choices=("catalogue", "born"))
+    parser.add_argument("--full-ranking", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/auto"))
     asked = parser.parse_args()
@@ -39,66 +73,140 @@ def main() -> None:
     missing = [name for name in names if not (DATA / f"{name}.parquet").exists()]
     if missing:
         sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
+    out = asked.out / f"{asked.candidates}{'-full' if asked.full_ranking else ''}"
+    few, seeds = asked.rivals == "few", asked.rival_seeds or asked.seeds
+    run(asked, MAIN, names, out, asked.seeds)
+    if asked.rates:
+        run(asked, Kind(MAIN.folder, "blend", strategies="default,melon"), names, out, asked.seeds)
+    for kind in () if few else PLAIN.values():
+        run(asked, kind, names, out, seeds)
+    print(f"\n`python benchmarks/auto.py {' '.join(sys.argv[1:])}`")
+    found = {name: methods(out, name, asked.seeds, {} if few else PLAIN, seeds, rates=asked.rates) for name in names}
+    levels(found, "HR@5 / NDCG@10", lambda frame, column: frame[column])
+    levels(found, "without repeats", lambda frame, column: frame.filter(~pl.col("repeat"))[column])
+    levels(found, "cold users", lambda frame, column: frame.filter(pl.col("cold"))[column])
+    if asked.full_ranking:
+        whole_catalogue(out, names, asked.seeds)
+    verdicts(found)
+
+
+def run(asked: argparse.Namespace, kind: Kind, names: list[str], out: Path, seeds: int) -> None:
+    """The cells of one kind, as far as they are missing."""
+    options: dict[str, Any] = {"budget": asked.budget, "fading": kind.fading, "candidates": asked.candidates}
+    if asked.full_ranking:
+        options["full_ranking"] = True
+    if kind.negatives is not None:
+        options["recommender_settings"] = {"negatives": kind.negatives}
+    configs = []
+    if kind.in_turn:
+        config = out / f"{kind.folder}.toml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text('strategy = "default"\n[settings]\noptimizer = "sgd"\nreduction = "sequential"\n')
+        configs.append(config)
     failed = bench_streams(
         [DATA / f"{name}.parquet" for name in names],
-        {"budget": asked.budget, "fading": "auto"},
-        recommenders="blend,bpr",
-        strategies="default",
-        seeds=asked.seeds,
+        options,
+        recommenders=kind.recommenders,
+        strategies=kind.strategies,
+        seeds=seeds,
         splits=[split for split in SPLITS if "=" not in split or split.partition("=")[0] in names],
-        configs=[],
+        configs=configs,
         jobs=asked.jobs,
         ray=None,
         rates=False,
-        out=asked.out,
+        out=out / kind.folder,
     )
     if failed:
         sys.exit(failed)
-    ours, plain = (Cells(asked.out, recommender, asked.seeds) for recommender in ("blend", "bpr"))
-    print(f"\n`python benchmarks/auto.py {' '.join(sys.argv[1:])}`")
-    levels(names, ours, plain)
-    verdicts(names, ours, plain)
 
 
-def methods(ours: Cells, plain: Cells, name: str) -> dict[str, list[pl.Series]]:
-    """The rank of every event under each method, one series for each seed; `auto` first."""
-    cells, beside = ours.ranks(name, "default"), plain.ranks(name, "default")
-    rivals = ("frozen", "popularity", "recent_popularity", *RIVALS)
+@dataclass(frozen=True)
+class Method:
+    """The rank of every event under a method: one table for each seed, and the column to read."""
+
+    frames: list[pl.DataFrame]
+    column: str = "rank"
+
+    def values(self, of: Callable[[Any], Any], seeds: int | None = None) -> list[Any]:
+        """A metric of every event, seed by seed."""
+        return [of(frame[self.column].to_numpy()) for frame in self.frames[:seeds]]
+
+
+def methods(
+    out: Path, name: str, seeds: int, kinds: Mapping[str, Kind], rival_seeds: int, *, rates: bool
+) -> dict[str, Method]:
+    """Everything that ranked the events of a stream; `auto` first."""
+    beside = Cells(out / MAIN.folder, "bpr", seeds).ranks(name, "default")
+    blend = Cells(out / MAIN.folder, "blend", seeds)
     return {
-        "auto": [frame["rank"] for frame in cells],
-        **{rival: [frame[f"rank_{rival}"] for frame in beside] for rival in rivals},
-        WITH_FADING: [frame["rank"] for frame in beside],
+        "auto": Method(blend.ranks(name, "default")),
+        **({"auto with MeLON's rates": Method(blend.ranks(name, "melon"))} if rates else {}),
+        **{rival: Method(beside, f"rank_{rival}") for rival in BASELINES},
+        "bpr, default + fading": Method(beside),
+        **{
+            label: Method(Cells(out / kind.folder, "bpr", rival_seeds).ranks(name, "default"))
+            for label, kind in kinds.items()
+        },
     }
 
 
-def levels(names: list[str], ours: Cells, plain: Cells) -> None:
-    """Both metrics of everything, mean over seeds."""
-    found = {name: methods(ours, plain, name) for name in names}
-    print("\n| HR@5 / NDCG@10 | " + " | ".join(names) + " |\n|" + "---|" * (1 + len(names)))
-    for method in found[names[0]]:
+def levels(
+    found: Mapping[str, Mapping[str, Method]], title: str, part: Callable[[pl.DataFrame, str], pl.Series]
+) -> None:
+    """Both metrics of everything on a part of the events, mean over seeds."""
+    print(f"\n| {title} | " + " | ".join(found) + " |\n|" + "---|" * (1 + len(found)))
+    for method in next(iter(found.values())):
         cells = []
-        for name in names:
-            values = [np.mean([m(rank.to_numpy()).mean() for rank in found[name][method]]) for m in METRICS.values()]
-            cells.append(" / ".join(f"{value:.3f}" for value in values))
+        for of_stream in found.values():
+            ranks = [part(frame, of_stream[method].column).to_numpy() for frame in of_stream[method].frames]
+            if all(len(rank) for rank in ranks):
+                values = [np.mean([metric(rank).mean() for rank in ranks]) for metric in METRICS.values()]
+                cells.append(" / ".join(f"{value:.3f}" for value in values))
+            else:
+                cells.append("–")
         print(f"| {method} | " + " | ".join(cells) + " |")
 
 
-def verdicts(names: list[str], ours: Cells, plain: Cells) -> None:
-    """`auto` minus each rival, on each stream."""
+def whole_catalogue(out: Path, names: list[str], seeds: int) -> None:
+    """The same where everything in the catalogue is ranked."""
+    print("\n| full ranking | " + " | ".join(names) + " |\n|" + "---|" * (1 + len(names)))
+    of = {name: (Cells(out / MAIN.folder, kind, seeds) for kind in ("blend", "bpr")) for name in names}
+    records = {name: [each.records(name, "default") for each in pair] for name, pair in of.items()}
+    rows: dict[str, Callable[[list[Any]], list[Any]]] = {
+        "auto": lambda pair: [record["full_ranking"] for record in pair[0]],
+        **{rival: partial(_baseline, rival) for rival in BASELINES},
+        "bpr, default + fading": lambda pair: [record["full_ranking"] for record in pair[1]],
+    }
+    for label, read in rows.items():
+        cells = [
+            " / ".join(f"{np.mean([told[metric] for told in read(pair)]):.3f}" for metric in METRICS)
+            for pair in records.values()
+        ]
+        print(f"| {label} | " + " | ".join(cells) + " |")
+
+
+def _baseline(rival: str, pair: list[Any]) -> list[Any]:
+    return [record["baselines"][rival]["full_ranking"] for record in pair[1]]
+
+
+def verdicts(found: Mapping[str, Mapping[str, Method]]) -> None:
+    """`auto` minus each rival, on each stream, over the seeds that both have."""
     family: dict[tuple[str, str, str], Comparison] = {}
-    for name in names:
-        frame, found = ours.ranks(name, "default")[0], methods(ours, plain, name)
-        users, items = frame["user"].to_numpy(), frame["item"].to_numpy()
-        for rival in [method for method in found if method not in ("auto", "frozen", "popularity")]:
+    for name, of_stream in found.items():
+        auto = of_stream["auto"]
+        users, items = (auto.frames[0][side].to_numpy() for side in ("user", "item"))
+        rivals = [label for label in of_stream if label != "auto" and (label not in BASELINES or label in COMPARED)]
+        for rival in rivals:
+            seeds = min(len(auto.frames), len(of_stream[rival].frames))
             for metric, of in METRICS.items():
-                sides = ([of(rank.to_numpy()) for rank in found[side]] for side in ("auto", rival))
+                sides = (each.values(of, seeds) for each in (auto, of_stream[rival]))
                 family[name, rival, metric] = compare_mean([Sides(*sides, users, items)])
-    better = holm({" ".join(key): each for key, each in family.items()})
+    better = holm({"|".join(key): each for key, each in family.items()})
     print("\n| auto against | metric | difference | 95 % by user | by item | se over seeds | verdict |")
     print("|---|---|---|---|---|---|---|")
     for (name, rival, metric), each in family.items():
         margin = MARGINS.get(name, 0.015)
-        good = better[f"{name} {rival} {metric}"]
+        good = better[f"{name}|{rival}|{metric}"]
         verdict = "better" if good else "not worse" if each.not_worse(margin) else "not shown"
         error = "–" if each.seed_error is None else f"{each.seed_error:.4f}"
         by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (each.by_user, each.by_item))
