@@ -221,6 +221,22 @@ def test_who_names_nothing_gets_auto_and_is_told_why(stream: Path, tmp_path: Pat
     assert "auto took" not in named.out
 
 
+def test_a_limit_of_time_is_told_when_it_is_over(stream: Path, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "r.json"
+    ended = run("evaluate", stream, *SMALL, "--budget", "3", "--minutes", "1e-6", "--json", out)
+    assert ended.code == 0, ended.err
+    assert "minutes of choosing are over" in ended.err
+    record = json.loads(out.read_text())
+    assert record["config"]["asked"]["minutes"] == 1e-6
+    assert len(record["config"]["chosen"]["default"]["trials"]) == 1
+    assert "minutes = -1 will not do" in run("evaluate", stream, *SMALL, "--minutes", "-1").err
+    config = tmp_path / "c.toml"
+    config.write_text("minutes = 5\n")
+    refused = run("bench", stream, "--config", config, "--out", tmp_path / "b", "--strategies", "default")
+    assert refused.code != 0
+    assert "limit these with --budget" in refused.err
+
+
 def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from melon.experiments import demo
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 BUDGET = 8
 #: What a saved model is made with again; the rest is told by its recommender and strategy.
-_REMEMBERED = ("seed", "epochs", "batch_size", "budget", "settings", "pretrain_settings")
+_REMEMBERED = ("seed", "epochs", "batch_size", "budget", "minutes", "settings", "pretrain_settings")
 
 Report = Callable[[str], None]
 
@@ -52,6 +52,7 @@ class Melon:
         recommender_settings: the recommender's settings.
         pretrain_settings: settings of pre-training that are decided; `fit` chooses the others.
         budget: how many settings `fit` tries for each choice; 0 takes the defaults.
+        minutes: how long `fit` tries settings before it takes the best so far; 30 where the strategy is "auto".
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
         dtype: "float32" or "float64".
         report: called with a line of text now and then while `fit` runs.
@@ -71,6 +72,7 @@ class Melon:
         recommender_settings: Mapping[str, Any] | None = None,
         pretrain_settings: Mapping[str, Any] | None = None,
         budget: int = BUDGET,
+        minutes: float | None = None,
         threads: int = 1,
         dtype: str = "float32",
         report: Report | None = None,
@@ -82,10 +84,13 @@ class Melon:
         _at_least("threads", threads, 1)
         if dtype not in DTYPES:
             raise SettingsError(f"dtype = {dtype!r} will not do; choose one of: {', '.join(DTYPES)}.")
+        if minutes is not None and not minutes > 0:
+            raise SettingsError(f"minutes = {minutes!r} will not do; it must be more than 0.")
         named = settle_auto({"recommender": recommender, "strategy": strategy})
         self.recommender: str | RecommenderFactory = named["recommender"]
         self.strategy: str | StrategyFactory = named["strategy"]
         self.seed, self.epochs, self.batch_size, self.budget = seed, epochs, batch_size, budget
+        self.minutes: float | None = named.get("minutes") if minutes is None else minutes
         self.settings, self.pretrain_settings = dict(settings or {}), dict(pretrain_settings or {})
         self.recommender_settings = dict(recommender_settings or {})
         self.threads, self.dtype = threads, dtype
@@ -268,7 +273,7 @@ class Melon:
         if self.budget and self.epochs != 0 and isinstance(self.recommender, str) and isinstance(self.strategy, str):
             negatives = min(NEGATIVES, _spare_items(log))
             protocol = Protocol(self.seed, self.batch_size, negatives=negatives)
-            selection = Selection(log, _all_but_validation(log), protocol, self.report)
+            selection = Selection(log, _all_but_validation(log), protocol, self.report, self.minutes)
             if negatives >= 1 and selection.possible:
                 plan = RecommenderPlan(self.recommender, self.recommender_settings, self.pretrain_settings, self.epochs)
                 pretraining, start = selection.pretraining(plan, self.budget)
@@ -333,7 +338,7 @@ def load(
         recommender_settings=used.settings.plain(),
         dtype=str(used.dtype).removeprefix("torch."),
         threads=threads,
-        **{key: about[key] for key in _REMEMBERED},
+        **{key: about[key] for key in _REMEMBERED if key in about},
     )
     made._model, made._columns, made.choices = model, about["columns"], about["choices"]
     return made

@@ -52,6 +52,13 @@ def test_the_whole_budget_is_used_and_no_more(budget: int) -> None:
         assert len({point["x"] for point in asked}) == len(asked)
 
 
+def test_no_trial_but_the_first_begins_once_there_is_enough() -> None:
+    for most in (0, 1, 4):
+        judge, asked = judged(lambda x: x)
+        search(LINE, 8, judge, enough=lambda asked=asked, most=most: len(asked) >= most)  # type: ignore[misc]
+        assert len(asked) == max(most, 1)
+
+
 @pytest.mark.parametrize("entry", list(STRATEGIES), ids=lambda entry: entry.name)
 def test_every_strategy_gets_the_same_number_of_trials(entry: Any) -> None:
     judge, asked = judged(lambda **point: float(sum(map(ord, str(sorted(point.items())))) % 97))

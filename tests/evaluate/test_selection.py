@@ -110,6 +110,26 @@ def test_every_strategy_and_rival_gets_the_same_number_of_trials(log: Interactio
         assert {name: len(some) for name, some in trials.items()} == dict.fromkeys(trials, budget)
 
 
+def test_where_time_is_up_each_choice_has_one_trial_and_it_is_said_once(log: Interactions, parts: Parts) -> None:
+    said: list[str] = []
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, said.append, minutes=1e-9)
+    pretraining, start = selection.pretraining(PLAN, 3)
+    choices = [pretraining, selection.strategy("default", start, 3, {}, 0), selection.popularity(3)]
+    assert [len(choice.trials) for choice in choices] == [1, 1, 1]
+    assert [line for line in said if "are over" in line] == [
+        "1e-09 minutes of choosing are over: what is best by now is taken"
+    ]
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(log: Interactions, parts: Parts) -> None:
+    def chosen(minutes: float | None) -> Plain:
+        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, minutes=minutes)
+        pretraining, start = selection.pretraining(PLAN, 2)
+        return {"pretrain": pretraining.plain(), "default": selection.strategy("default", start, 3, {}, 0).plain()}
+
+    assert chosen(600.0) == chosen(None)
+
+
 def test_every_trial_starts_from_the_same_recommender(
     log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 def test_a_config_can_be_written_down() -> None:
     plain = CellConfig().plain()
-    assert plain.keys() == {each.name for each in fields(CellConfig)} - {"retrain_every"}
+    assert plain.keys() == {each.name for each in fields(CellConfig)} - {"retrain_every", "minutes"}
+    assert CellConfig(minutes=2.5).plain()["minutes"] == 2.5
     assert CellConfig(retrain_every=500).plain().keys() == plain.keys() | {"retrain_every"}
     assert json.loads(json.dumps(plain)) == plain

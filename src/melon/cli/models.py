@@ -21,6 +21,7 @@ from melon.cli.options import (
     Fading,
     FullRanking,
     Json,
+    Minutes,
     Negatives,
     Page,
     Preset,
@@ -54,6 +55,7 @@ def evaluate(
     seed: Seed = None,
     epochs: Epochs = None,
     budget: Budget = None,
+    minutes: Minutes = None,
     threads: Threads = None,
     device: Device = None,
     json: Json = None,
@@ -84,6 +86,7 @@ def pretrain(
     seed: Seed = None,
     epochs: Epochs = None,
     budget: Budget = None,
+    minutes: Minutes = None,
     threads: Threads = None,
     device: Device = None,
 ) -> None:

@@ -116,6 +116,13 @@ Budget = Annotated[
         help="Trials on the selection window, the same for every strategy. (default: 8)", rich_help_panel=CHOICE
     ),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Choose for at most so long, then take the best so far. (default: 30 with --strategy auto, else no limit)",
+        rich_help_panel=CHOICE,
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Torch threads. (default: 1)", rich_help_panel=MACHINE)]
 Ray = Annotated[
     str | None,

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 AUTO = "auto"
+#: How long `auto` chooses, unless told otherwise. On fewer than a few million interactions it is done well before.
+MINUTES = 30.0
 RECOMMENDER, STRATEGY = "blend", "default"
 _WHY = (
     "it weighs personal taste, what is popular now and what is like a user's last items as it goes, "
@@ -19,22 +21,27 @@ _WHY = (
 
 
 def settle_auto(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that are left open, or given as `auto`, are filled in; idle items may then fade, unless that is settled."""
+    """Names that are left open, or given as `auto`, are filled in.
+
+    Where the strategy is, idle items may fade, and there is a limit on how long to choose, unless that is settled.
+    """
     settled = dict(asked)
     if settled.get("recommender", AUTO) == AUTO:
         settled["recommender"] = RECOMMENDER
     if settled.get("strategy", AUTO) == AUTO:
         settled["strategy"] = STRATEGY
         settled.setdefault("fading", "auto")
+        settled.setdefault("minutes", MINUTES)
     return settled
 
 
-def why_auto(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
-    """What `auto` came to and why, in one line; nothing where it was not asked."""
+def why_auto(asked: Mapping[str, Any], chosen: Mapping[str, Any], tried: int = 0) -> str | None:
+    """What `auto` came to, out of how many trials, and why, in one line; nothing where it was not asked."""
     if AUTO not in (asked.get("recommender", AUTO), asked.get("strategy", AUTO)):
         return None
     settled = settle_auto(asked)
     settings = ", ".join(f"{name}={value}" for name, value in chosen.items() if value is not None)
     because = f": {_WHY}" if settled["recommender"] == RECOMMENDER else ""
-    how = f", {settings}, chosen on the selection window" if settings else ""
+    among = f"the best of {tried} tried" if tried > 1 else "chosen"
+    how = f", {settings}, {among} on the selection window" if settings else ""
     return f"auto took {settled['recommender']} with {settled['strategy']}{how}{because}."

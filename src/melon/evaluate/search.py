@@ -35,14 +35,23 @@ class Choice:
         return {"settings": self.settings, "score": self.score, "at_edge": list(self.at_edge), "trials": trials}
 
 
-def search(space: Space, budget: int, judge: Callable[[Plain], Trial], fixed: Plain | None = None) -> Choice:
-    """Spend at most `budget` trials. Axes in `fixed` are not searched; a tie keeps the earlier point."""
+def search(
+    space: Space,
+    budget: int,
+    judge: Callable[[Plain], Trial],
+    fixed: Plain | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> Choice:
+    """Spend at most `budget` trials, and none but the first once there is `enough`.
+
+    Axes in `fixed` are not searched; a tie keeps the earlier point.
+    """
     fixed = fixed or {}
     axes = {name: values for name, values in space.axes.items() if name not in fixed}
     trials: list[Trial] = []
     tried: list[Plain] = []
     for point in _points(space, axes, tried, trials):
-        if len(trials) >= max(budget, 1):
+        if len(trials) >= max(budget, 1) or (trials and enough()):
             break
         tried.append(point)
         trials.append(judge({**point, **fixed}))

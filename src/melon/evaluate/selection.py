@@ -6,6 +6,7 @@ window and the validation part. The functions here are given the log up to the e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -146,9 +147,19 @@ class PretrainedState:
 
 
 class Selection:
-    """Chooses on the window of one log, which must end before the test part begins."""
+    """Chooses on the window of one log, which must end before the test part begins.
 
-    def __init__(self, log: Interactions, parts: Parts, protocol: Protocol, report: Report = _silent) -> None:
+    With `minutes`, choices that are still open after so long are made from what has been tried, or from one trial each.
+    """
+
+    def __init__(
+        self,
+        log: Interactions,
+        parts: Parts,
+        protocol: Protocol,
+        report: Report = _silent,
+        minutes: float | None = None,
+    ) -> None:
         if len(log) != parts.validation_stop:
             raise StreamError(
                 f"a choice may see {parts.validation_stop} interactions, the log up to the test part, not {len(log)}."
@@ -161,6 +172,7 @@ class Selection:
         self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > protocol.negatives
         self._candidates: Candidates | None = None
         self._observed: Observed = {}
+        self._minutes, self._began, self._time_is_up = minutes, time.monotonic(), False
 
     def pretraining(self, plan: RecommenderPlan, budget: int) -> tuple[Choice, PretrainedState]:
         """Settings and epochs for pre-training, and the recommender that they gave on what precedes the window."""
@@ -178,7 +190,7 @@ class Selection:
             self._report(f"pre-training {_words(point)}: {score:.4f} after {epochs} epochs")
             return Trial({**point, "epochs": epochs}, score)
 
-        chosen = search(PRETRAIN_SPACE, min(budget, _PRETRAIN_TRIALS), judge, dict(plan.pretrain))
+        chosen = search(PRETRAIN_SPACE, min(budget, _PRETRAIN_TRIALS), judge, dict(plan.pretrain), self._enough)
         if chosen.score is None:
             raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
         return chosen, best["state"]
@@ -195,7 +207,7 @@ class Selection:
             self._report(f"{name} {_words(point)}: {score:.4f}")
             return Trial(point, score)
 
-        return search(self.space(name, fixed), budget, judge, fixed)
+        return search(self.space(name, fixed), budget, judge, fixed, self._enough)
 
     def at_window(self, name: str, settings: Plain, start: PretrainedState, seed: int) -> Updater:
         """A strategy that has practised on what is not judged, and stands where the window begins."""
@@ -258,7 +270,7 @@ class Selection:
             self._report(f"recent popularity {_words(point)}: {score:.4f}")
             return Trial(point, score)
 
-        return search(POPULARITY_SPACE, budget, judge)
+        return search(POPULARITY_SPACE, budget, judge, enough=self._enough)
 
     def rivals(self, start: PretrainedState) -> dict[str, Choice]:
         """The best mixture for each simple rival, from one pass and a whole grid of half-lives and weights."""
@@ -292,9 +304,18 @@ class Selection:
                 top, top_epoch = score, epochs
             if score > best["score"]:
                 best.update(score=score, state=state)
-            if stale >= _PATIENCE:
+            if stale >= _PATIENCE or self._enough():
                 break
         return top, top_epoch
+
+    def _enough(self) -> bool:
+        """Whether the time for choosing is over; said once."""
+        if self._minutes is None or time.monotonic() - self._began < 60 * self._minutes:
+            return False
+        if not self._time_is_up:
+            self._time_is_up = True
+            self._report(f"{self._minutes:g} minutes of choosing are over: what is best by now is taken")
+        return True
 
     def _checks(self, plan: RecommenderPlan, settings: PretrainSettings) -> list[int]:
         """After how many epochs a pre-training is judged; a number that is settled is the only one."""

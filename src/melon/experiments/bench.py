@@ -197,6 +197,10 @@ def _plan(
             "and `settings`, and give that with --config."
         )
     general, tuned = read_tuned(configs, named)
+    if general.get("minutes") is not None:
+        raise SettingsError(
+            "minutes would give the cells of a bench different numbers of trials; limit these with --budget."
+        )
     common, per_stream = _splits(splits, named)
     told: Plain = {**general, **asked}
     if common is not None:

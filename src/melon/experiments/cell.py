@@ -88,7 +88,9 @@ class Cell:
         self._plan = RecommenderPlan(
             config.recommender, config.recommender_settings, config.pretrain_settings, config.epochs, config.device
         )
-        self.selection = Selection(self._sealed.before_test, self.parts, self._protocol, self.listener.note)
+        self.selection = Selection(
+            self._sealed.before_test, self.parts, self._protocol, self.listener.note, config.minutes
+        )
         self._states = StateKeeper(partial(PretrainedState, self._plan, config.seed))
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.

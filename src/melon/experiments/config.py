@@ -16,6 +16,7 @@ Plain = dict[str, Any]
 PretrainMode = Literal["shared", "own"]
 DEFAULT_BUDGET = 8
 SECTIONS = ("strategy", "recommender", "pretrain")
+_TRACELESS = ("retrain_every", "minutes")
 _TABLES = ("settings", "recommender_settings", "pretrain_settings")
 #: How a TOML file says that a setting has no value; JSON has a word for it.
 NO_VALUE = "null"
@@ -32,6 +33,7 @@ class CellConfig:
     seed: int = 0
     epochs: int | None = None
     budget: int = DEFAULT_BUDGET
+    minutes: float | None = None
     split: tuple[float, float, float] = DEFAULT_SPLIT
     batch_size: int = BATCH_SIZE
     candidates: str = "catalogue"
@@ -56,6 +58,8 @@ class CellConfig:
             raise SettingsError(f"epochs = {self.epochs} will not do: it must be at least 1.")
         if self.retrain_every is not None and self.retrain_every < 1:
             raise SettingsError(f"retrain_every = {self.retrain_every} will not do: it must be at least 1.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise SettingsError(f"minutes = {self.minutes:g} will not do: it must be more than 0.")
         if self.pretrain not in get_args(PretrainMode):
             raise unknown_name("way to pre-train", self.pretrain, get_args(PretrainMode))
         if isinstance(self.fading, str) and self.fading not in ("off", "auto"):
@@ -77,8 +81,8 @@ class CellConfig:
     def plain(self) -> Plain:
         """JSON-ready, for records."""
         told = {**self.__dict__, "split": list(self.split)}
-        # A reference that was not asked for leaves no trace, so that records with and without it stand together.
-        return told if self.retrain_every else {key: value for key, value in told.items() if key != "retrain_every"}
+        # What was not asked for leaves no trace, so that records with and without it stand together.
+        return {name: value for name, value in told.items() if value is not None or name not in _TRACELESS}
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Plain]:

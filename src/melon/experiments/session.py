@@ -47,7 +47,8 @@ def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path
         write_text(html, page(f"{config.strategy} on {stream.stem}", _lead(record), [record]))
     work.forget()
     show_result(record)
-    _say_why(asked, record["config"]["chosen"][config.strategy]["settings"])
+    chosen = record["config"]["chosen"][config.strategy]
+    _say_why(asked, chosen["settings"], len(chosen["trials"]))
     for written in (json, html):
         if written is not None:
             _say(f"wrote {written}")
@@ -72,6 +73,7 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
             recommender_settings=config.recommender_settings,
             pretrain_settings=config.pretrain_settings,
             budget=config.budget,
+            minutes=config.minutes,
             threads=config.threads,
             report=told.note,
         )
@@ -107,8 +109,8 @@ def _lead(record: Plain) -> str:
     )
 
 
-def _say_why(asked: Plain, chosen: Plain) -> None:
-    line = why_auto(asked, chosen)
+def _say_why(asked: Plain, chosen: Plain, tried: int = 0) -> None:
+    line = why_auto(asked, chosen, tried)
     if line is not None:
         _say(line)
 

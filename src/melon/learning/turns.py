@@ -34,7 +34,7 @@ def propose_in_turn(recommender: Recommender, strategy: Strategy, situation: Sit
         if roles[name] != "shared"
     }
     for wave in waves(situation.examples):
-        held = {role: rows.unique() for role, rows in (("user", wave.users), ("item", wave.items))}
+        held = {role: torch.unique(rows) for role, rows in (("user", wave.users), ("item", wave.items))}
         small = replace(
             wave,
             users=torch.searchsorted(held["user"], wave.users),
