@@ -16,7 +16,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.blend.features import HALF_LIVES
 from melon.recommenders.blend.head import SCALED_BY, TABLES, BlendHead, HeadSettings, head_scores, head_tables
-from melon.recommenders.blend.inputs import INPUTS, personal_score
+from melon.recommenders.blend.inputs import INPUTS, PARTS, personal_score
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd
@@ -323,6 +323,44 @@ class TestLearning:
         for name, array in states[0].items():
             for other in states[1:]:
                 assert other[name] == pytest.approx(array, rel=1e-10)
+
+
+class TestParts:
+    def practised(self, **settings: Any) -> Updater:
+        made = Updater(Blend({**SMALL, **settings}, seed=1, dtype=torch.float64), Default({"lr": 0.1}), seed=2)
+        given = []
+        for batch in toy_batches():
+            given.append(made.lesson(batch))
+            made.learn(batch, teach_head=False)
+        made.take_over(made.practise_head([lesson for lesson in given if lesson is not None]))
+        return made
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_one_that_is_left_out_says_nothing(self, part: str) -> None:
+        updater = self.practised(without=[part])
+        blend, history = updater.recommender, updater.history
+        assert isinstance(blend, Blend)
+        silent = {INPUTS[at] for at in np.flatnonzero(blend.head.scale == 0)}
+        assert silent == set(PARTS[part])
+        users, now = torch.arange(6), Context(0, history)
+        items = torch.arange(blend.rows_of("item")).expand(6, -1)
+        scores = blend.score(users, items, now)
+        assert torch.allclose(scores, blend.score_catalogue(users, items.shape[1], now), atol=1e-9)
+        assert scores.std(dim=1).min() > 0
+        table = blend.tables["item_factors"]
+        table.scatter(torch.arange(table.rows), table.everything() + 1)
+        same = torch.allclose(scores, blend.score(users, items, now), atol=1e-12)
+        assert same == (part == "personal")
+
+    def test_a_head_without_hidden_units_is_linear(self) -> None:
+        updater = self.practised(head_units=0)
+        blend = updater.recommender
+        assert isinstance(blend, Blend)
+        users, items = torch.arange(4), torch.arange(20).expand(4, -1)
+        inputs = blend._stored_inputs(users, items, Context(0, updater.history))
+        linear = blend.tables[TABLES[0]].everything()[0]
+        expected = personal_score(inputs) + blend.head.scaled(inputs) @ linear
+        assert torch.allclose(blend.score(users, items, Context(0, updater.history)), expected, atol=1e-10)
 
 
 class TestConformance:

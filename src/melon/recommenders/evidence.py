@@ -87,7 +87,7 @@ class FactorGradient:
 
     def summed(self, rows: int, weights: Tensor | None = None) -> Tensor:
         left = self.left if weights is None else self.left * weights[:, None, None]
-        return left.reshape(-1, rows).T @ self.right.reshape(-1, self.right.shape[-1])
+        return left.flatten(0, -2).T @ self.right.flatten(0, -2)
 
     def touches(self, rows: int) -> Tensor:
         return torch.full((rows,), len(self.left), device=self.left.device)

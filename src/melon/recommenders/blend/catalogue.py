@@ -29,7 +29,8 @@ class CatalogueScorer:
         active = items[:, _ACTIVE_COLUMNS]
         self._units = (items @ self._hidden[:, _ITEM].T).add_(shift)
         self._active_units = active @ self._hidden[:, _ACTIVE_ITEM].T
-        self._sums = bias + items @ self._linear[_ITEM] - self._linear @ head.centre
+        self._trust = head.trust
+        self._sums = self._trust * bias + items @ self._linear[_ITEM] - self._linear @ head.centre
         self._active_sums = active @ self._linear[_ACTIVE_ITEM]
 
     def of_user(self, dot: Tensor, pairs: Tensor, active: float) -> Tensor:
@@ -41,5 +42,5 @@ class CatalogueScorer:
         linear[0] += active * self._linear[_ACTIVE_PAIR]
         units.addmm_(pairs, hidden.T)
         sums = self._sums + active * self._active_sums + pairs @ linear
-        sums += dot * (1 + self._linear[_DOT] + active * self._linear[_ACTIVE_DOT])
+        sums += dot * (self._trust + self._linear[_DOT] + active * self._linear[_ACTIVE_DOT])
         return sums.addmv_(units.relu_(), self._output)

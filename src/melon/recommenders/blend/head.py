@@ -36,6 +36,9 @@ class HeadSettings:
     decay: float
     practice_lr: float
     passes: int
+    #: Inputs that are left out, by number, and whether what the rows say by themselves counts.
+    left_out: tuple[int, ...] = ()
+    trusts_rows: bool = True
 
 
 def head_tables(inputs: int, units: int) -> tuple[TableSpec, ...]:
@@ -54,9 +57,17 @@ class BlendHead(Head):
     def __init__(self, inputs: int, settings: HeadSettings, dtype: torch.dtype, device: torch.device) -> None:
         self.settings = settings
         self.own, self.negatives = settings.own, settings.negatives
+        self.trust = float(settings.trusts_rows)
         self.centre = torch.zeros(inputs, dtype=dtype, device=device)
-        self.scale = torch.ones(inputs, dtype=dtype, device=device)
+        # An input that is left out has scale 0: it says nothing and is taught nothing.
+        self._kept = torch.ones(inputs, dtype=dtype, device=device)
+        self._kept[list(settings.left_out)] = 0
+        self.scale = self._kept.clone()
         self._memory: dict[str, Tensor] = {}
+
+    def personal(self, inputs: Tensor) -> Tensor:
+        """What the rows say by themselves, to which the head adds its part."""
+        return self.trust * personal_score(inputs)
 
     def scaled(self, inputs: Tensor) -> Tensor:
         """Inputs as the head sees them."""
@@ -116,11 +127,10 @@ class BlendHead(Head):
     def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
         if not lessons:
             return {}
-        settings, twin = (
-            self.settings,
-            BlendHead(len(self.centre), self.settings, self.centre.dtype, self.centre.device),
-        )
-        twin.centre, twin.scale = scales_of(lessons)
+        settings = self.settings
+        twin = BlendHead(len(self.centre), settings, self.centre.dtype, self.centre.device)
+        twin.centre, scale = scales_of(lessons)
+        twin.scale = scale * self._kept
         current = {name: values[name] for name in TABLES}
         memory: dict[str, Tensor] = {}
         for number in range(settings.passes):
@@ -145,7 +155,7 @@ class BlendHead(Head):
     def _slopes(self, values: Values, lesson: Lesson) -> dict[str, Tensor]:
         """The mean gradient of a lesson; a negative that does not count is out of the softmax."""
         apart = torch.zeros_like(lesson.inputs[..., 0]).masked_fill_(~lesson.allowed, -torch.inf)
-        _, gradients = self.gradients(values, lesson.inputs, personal_score(lesson.inputs) + apart)
+        _, gradients = self.gradients(values, lesson.inputs, self.personal(lesson.inputs) + apart)
         return {each.table: each.summed(len(values[each.table])) / len(lesson) for each in gradients}
 
     def _stepped(

@@ -12,6 +12,13 @@ STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
 ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
 _BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
 INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
+#: Parts of the blend that can be left out, and their inputs; what the rows say stands beside the head, too.
+PARTS = {
+    "personal": ("dot", "bias", "active_dot"),
+    "popularity": (*ITEM_FEATURES, *(f"active_{name}" for name in ACTIVE_ITEM)),
+    "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
+    "activity": tuple(name for name in INPUTS if name.startswith("active_")),
+}
 
 
 def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
 from melon.recommenders.blend.head import TABLES, BlendHead, HeadSettings, head_tables, silent
-from melon.recommenders.blend.inputs import INPUTS, STREAMED, inputs_of, personal_score
+from melon.recommenders.blend.inputs import INPUTS, PARTS, STREAMED, inputs_of
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factor_kernel import quick_dots
 from melon.recommenders.factorisation import factor_evidence, factor_scores
@@ -31,13 +31,14 @@ class BlendSettings(RecommenderSettings):
     negatives: int = Field(4, ge=1)
     dim: int = Field(64, ge=1)
     head: Literal["own", "strategy"] = "own"
-    head_units: int = Field(32, ge=1)
+    head_units: int = Field(32, ge=0)
     head_negatives: int = Field(30, ge=1)
     head_lr: float = Field(0.001, ge=0)
     head_decay: float = Field(0.01, ge=0)
     head_passes: int = Field(20, ge=0)
     head_practice_lr: float = Field(0.005, gt=0)
     slots: int = Field(256, ge=1)
+    without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
 
 class Blend(HeadedRecommender):
@@ -58,6 +59,8 @@ class Blend(HeadedRecommender):
             told.head_decay,
             told.head_practice_lr,
             told.head_passes,
+            tuple(INPUTS.index(name) for part in told.without for name in PARTS[part]),
+            "personal" not in told.without,
         )
         self.head: BlendHead = BlendHead(len(INPUTS), training, self.dtype, self.device)
         self.stream = StreamFeatures(told.slots, np.float32 if self.dtype == torch.float32 else np.float64)
@@ -90,7 +93,8 @@ class Blend(HeadedRecommender):
         bias = values["item_bias"][items, 0]
         if features is None:
             features = self._no_features(dot)
-        return dot + bias + self.head(values, inputs_of(dot, bias, features))
+        inputs = inputs_of(dot, bias, features)
+        return self.head.personal(inputs) + self.head(values, inputs)
 
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The personal part's loss, and the head's with the personal part held constant: each its own gradient."""
@@ -100,7 +104,7 @@ class Blend(HeadedRecommender):
             return losses
         rows = {name: held if name in TABLES else held.detach() for name, held in values.items()}
         inputs = self._inputs_of(rows, users, items, features)
-        return losses + self.head.loss(values, inputs, personal_score(inputs))
+        return losses + self.head.loss(values, inputs, self.head.personal(inputs))
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
@@ -111,7 +115,7 @@ class Blend(HeadedRecommender):
         features = examples.features if taught else self._no_features(users.to(self.dtype))
         assert features is not None
         inputs = self._inputs_of(values, users, examples.items, features)
-        of_head, shared = self.head.gradients(values, inputs, personal_score(inputs))
+        of_head, shared = self.head.gradients(values, inputs, self.head.personal(inputs))
         if taught:
             return Evidence(losses + of_head, (*gradients, *shared))
         # Where nothing is known of the pairs, as in pre-training, the head is taught nothing.
@@ -131,7 +135,7 @@ class Blend(HeadedRecommender):
         inputs = self._stored_inputs(users, items, context)
         linear, hidden, shift, output = self.head.folded(head)
         deep = (inputs @ hidden.T).add_(shift).relu_() @ output
-        return personal_score(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
+        return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
         head = {name: self.tables[name].everything() for name in TABLES}
