@@ -374,6 +374,11 @@ def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run) -> None:
         torch.set_num_threads(before)
 
 
+def test_the_module_is_the_command() -> None:
+    ended = subprocess.run([sys.executable, "-m", "melon", "--version"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, f"{melon.__version__}\n")
+
+
 def test_help_is_quick_enough_to_be_asked_for() -> None:
     """No clock: heavy libraries stay out, which is what makes it quick (benchmarks/startup.py has the seconds)."""
     code = (
