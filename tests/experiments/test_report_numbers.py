@@ -8,6 +8,7 @@ from report_scenes import contest_of, ranks_with, write_run
 
 from melon.experiments.page import trailing_mean
 from melon.experiments.report.comparing import Comparisons
+from melon.experiments.report.document import Table
 from melon.experiments.report.numbers import (
     batch_sizes,
     curve,
@@ -21,6 +22,7 @@ from melon.experiments.report.numbers import (
     table_of,
     trailing_width,
 )
+from melon.experiments.report.results import against_reference
 
 
 def test_mean_and_standard_error() -> None:
@@ -232,6 +234,15 @@ class TestComparisons:
         assert 0.05 / 8 < alone.difference.p_value < 0.05
         assert alone.standing == "better"
         assert Comparisons().family(contest, ["melon", *noise])["melon"].standing == "not worse"
+
+    def test_where_nothing_but_default_was_run_the_baselines_are_the_family(self, tmp_path: Path) -> None:
+        n = 400
+        write_run(tmp_path, "default", ranks_with(200, n), baselines={"recent_popularity": ranks_with(320, n)})
+        table = against_reference(contest_of(tmp_path), Comparisons())
+        assert isinstance(table, Table)
+        verdicts = {row[0].method: row[7].text for row in table.rows}
+        assert verdicts == {"frozen": "worse", "popularity": "worse", "recent_popularity": "better"}
+        assert "Family: 3 comparisons of baselines." in table.caption
 
     def test_only_common_seeds_are_compared(self, tmp_path: Path) -> None:
         write_run(tmp_path, "melon", [1, 1, 1, 1], seed=0)

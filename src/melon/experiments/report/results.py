@@ -138,9 +138,9 @@ def difference(contest: Contest, comparisons: Comparisons) -> Figure:
 
 
 def against_reference(contest: Contest, comparisons: Comparisons) -> Block:
-    """Each strategy against the tuned Default in numbers; the baselines stand beside the family."""
-    if not contest.strategies:
-        return Prose("No strategy beside the baselines has a record yet.", soft=True)
+    """Each strategy against the tuned Default in numbers, the baselines beside the family; they are it where there is
+    no strategy.
+    """
     family, beside = _compared(contest, comparisons)
     rows = [
         _compared_row(contest, method, each, comparisons.second(contest, method), judged=method in family)
@@ -149,16 +149,18 @@ def against_reference(contest: Contest, comparisons: Comparisons) -> Block:
     head = ["", METRIC, "95 % by user", "by item", "± over seeds", "p", "smallest visible", "verdict"]
     head += [SECOND_METRIC, "95 % by user"]
     count = f"{len(family)} comparisons" if len(family) > 1 else "one comparison"
+    whose = "strategies; the baselines stand outside it" if contest.strategies else "baselines"
     caption = (
         f"Minus {label(REFERENCE)}, {VIEWS[contest.headline]}; verdicts are about {METRIC}. Family: {count} of "
-        "strategies; the baselines stand outside it. Margin for “not worse”: "
-        f"{number(contest.margin)}. p is not yet corrected."
+        f"{whose}. Margin for “not worse”: {number(contest.margin)}. p is not yet corrected."
     )
     return Table(head, rows, caption)
 
 
 def _compared(contest: Contest, comparisons: Comparisons) -> tuple[dict[str, Compared], dict[str, Compared]]:
     """The declared family, and the baselines beside it."""
+    if not contest.strategies:
+        return comparisons.family(contest, contest.baselines), {}
     beside = {name: comparisons.family(contest, [name])[name] for name in contest.baselines if name != REFERENCE}
     return comparisons.family(contest, contest.strategies), beside
 
