@@ -15,23 +15,21 @@ from melon.data.interactions import Flags, Ints
 from melon.errors import CheckpointError, LearningError
 from melon.learning.gathering import Compact, Gatherer, Offered
 from melon.learning.meta import last_interactions
+from melon.learning.teaching import HEAD, HeadTeacher
 from melon.learning.turns import propose_in_turn
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.heads import HeadedRecommender, HeadStep, Lesson
+from melon.recommenders.heads import HeadStep, Lesson
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import Negatives
-from melon.stream.pairs import pair_keys
 from melon.tables import LazyTable, Table, TableSpec
 
 FadingClock = Literal["interactions", "seconds"]
 Scores = npt.NDArray[np.floating]
 Provisional = list[tuple[Table, Tensor, Tensor]]
-#: The part of a practice that belongs to the recommender's head.
-HEAD = "head/"
 
 
 class Updater:
@@ -62,11 +60,11 @@ class Updater:
             self.row_state,
             per_branch=isinstance(strategy, LearnedStrategy) and strategy.per_branch,
         )
+        self._teacher = HeadTeacher(recommender, self.history, seed)
         self._last_move: list[tuple[Tensor, Tensor]] = []
         self._negative_draws = Draws(seed, "training negatives")
         self._last_draws = Draws(seed, "negatives of last interactions")
         self._replay_draws = Draws(seed, "replay")
-        self._head_draws = Draws(seed, "negatives of the head")
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a moment of the stream; changes nothing but the reading clock."""
@@ -97,30 +95,21 @@ class Updater:
         taught = self._head_step(batch) if teach_head else None
         self._make_rows(batch)
         loss = self._step(batch) if self._pool(batch) > 1 else 0.0
-        self._write_head(taught)
+        if taught is not None:
+            self._write_shared(taught.values)
+            self._teacher.keep(taught)
         self.recommender.observe(batch.users, batch.items, batch.times, self.history)
         self.history.append(batch.users, batch.items)
         return loss
 
     def lesson(self, batch: Batch) -> Lesson | None:
-        """What a batch would teach the recommender's head now, if it has one; nothing is changed.
-
-        Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
-        give itself away, and the head would learn that what is new is right (METHODS.md 8.5).
-        """
-        recommender, pool = self.recommender, self.history.items_born
-        known = self.history.of_items.met(batch.items) > 0
-        if not isinstance(recommender, HeadedRecommender) or not known.any() or pool < 2:
-            return None
+        """What a batch would teach the recommender's head now, if it has one; nothing is changed."""
         self.tick(int(batch.times[0]))
-        users, items = batch.users[known], batch.items[known, None]
-        drawn = self._head_draws.integers(batch.events[known], recommender.head.negatives, pool)
-        own = (drawn == items) | self.history.seen.contains(pair_keys(users[:, None], drawn))
-        allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
-        context = Context(time=int(batch.times[0]), history=self.history)
-        offered = self._tensor(np.concatenate([items, drawn], axis=1))
-        with torch.no_grad():
-            return recommender.lesson(self._tensor(users), offered, self._tensor(allowed), context)
+        return self._teacher.lesson(batch)
+
+    def practise_head(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
+        """What the recommender's head learns from recorded lessons, as part of a practice to be taken over."""
+        return self._teacher.practise(lessons)
 
     def rehearse(self, batch: Batch) -> float:
         """Learn a batch of the past once more: the history, which holds it already, stays as it is."""
@@ -146,7 +135,7 @@ class Updater:
     def take_over(self, practice: Mapping[str, Tensor]) -> None:
         """Go on with what was learned of learning elsewhere, on a recommender of the same kind and stream."""
         practice = {name: tensor.to(self.recommender.device) for name, tensor in practice.items()}
-        self._take_over_head({name: tensor for name, tensor in practice.items() if name.startswith(HEAD)})
+        self._write_shared(self._teacher.take_over(practice))
         practice = {name: tensor for name, tensor in practice.items() if not name.startswith(HEAD)}
         if not practice:
             return
@@ -162,46 +151,17 @@ class Updater:
             table.restore({part: tensor for part, tensor in state.items() if tensor is not None})
 
     def _head_step(self, batch: Batch) -> HeadStep | None:
-        """The head's own step, from the model as it was when the batch was predicted; nothing is written yet."""
-        recommender = self.recommender
-        lesson = self.lesson(batch) if isinstance(recommender, HeadedRecommender) and recommender.head.own else None
-        if lesson is None:
-            return None
-        assert isinstance(recommender, HeadedRecommender)
-        with torch.no_grad():
-            made = recommender.head.step(self._shared_values(), lesson)
-        for name, values in made.values.items():
+        """The step of the recommender's head, if it makes one of its own; nothing is written yet."""
+        made = self._teacher.step(batch)
+        for name, values in made.values.items() if made is not None else ():
             if not torch.isfinite(values.sum()):
                 raise self._broken(f"the new value of {name}", batch)
         return made
-
-    def _write_head(self, made: HeadStep | None) -> None:
-        if made is None:
-            return
-        assert isinstance(self.recommender, HeadedRecommender)
-        self._write_shared(made.values)
-        self.recommender.head.keep(made.memory)
-
-    def _take_over_head(self, practice: Mapping[str, Tensor]) -> None:
-        if practice and isinstance(self.recommender, HeadedRecommender):
-            told = {name.removeprefix(HEAD): tensor for name, tensor in practice.items()}
-            self._write_shared(self.recommender.head.take_over(told))
-
-    def _shared_values(self) -> dict[str, Tensor]:
-        return {name: t.everything() for name, t in self.recommender.tables.items() if t.spec.role == "shared"}
 
     def _write_shared(self, values: Mapping[str, Tensor]) -> None:
         for name, new in values.items():
             table = self.recommender.tables[name]
             table.scatter(torch.arange(table.rows, device=table.device), new)
-
-    def practise_head(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
-        """What the recommender's head learns from recorded lessons, as part of a practice to be taken over."""
-        if not isinstance(self.recommender, HeadedRecommender):
-            return {}
-        with torch.no_grad():
-            learned = self.recommender.head.practise(self._shared_values(), lessons)
-        return {f"{HEAD}{name}": tensor for name, tensor in learned.items()}
 
     def _require_practised(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
         """Refuse what was practised with another strategy or other settings, before anything is changed."""
