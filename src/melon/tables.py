@@ -81,7 +81,7 @@ class Table:
         values = F.embedding(places, self._values)
         if self.half_life is None:
             return values
-        return values * fade(self._touched[places], self._clock.now, self.half_life).to(values.dtype).unsqueeze(-1)
+        return values.mul_(fade(self._touched[places], self._clock.now, self.half_life).to(values.dtype).unsqueeze(-1))
 
     def storage(self) -> Tensor | None:
         """The storage itself, for loops that read rows where they stand: a row from number `rows` on is absent, and

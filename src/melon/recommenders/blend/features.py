@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from melon.data.interactions import Ints
 from melon.recommenders.streaming.counts import Arrays, Floats, ItemCounts
@@ -68,31 +69,29 @@ class StreamFeatures:
         """Features of items (shape × ITEM_FEATURES), and what their neighbours are divided by (shape × 2)."""
         distinct = named.distinct
         counts = self.counts.read(distinct)
-        found = np.empty((len(distinct), len(ITEM_FEATURES) + 2), dtype=self._dtype)
-        columns, divisors = found[:, :-2], found[:, -2:]
+        columns = np.empty((len(distinct), len(ITEM_FEATURES)), dtype=self._dtype)
         columns[:, :_ALWAYS] = counts[:, :_ALWAYS]
         columns[:, _ALWAYS] = self.counts.idle(distinct)
         columns[:, _ALWAYS + 1] = self.counts.age(distinct)
-        np.log1p(columns, out=columns)
-        divisors[:] = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT))
-        everywhere = found[named.places]
-        return everywhere[..., :-2], everywhere[..., -2:]
+        divisors = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT)).astype(self._dtype)
+        logs, divided = (np.take(each, named.places, axis=0) for each in (_log1p(columns), divisors))
+        return logs, divided
 
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, and of late."""
         lasts = past.of_users.recent(users).partners[:, :LAST]
-        met = self.counts.read(np.maximum(lasts, 0))[..., _ALWAYS]
+        met = self.counts.totals(np.maximum(lasts, 0), _ALWAYS)
         sums = self.neighbours.add_up(lasts, _GAIN / np.sqrt(met + _SHRINK), items)
         columns = np.empty((*items.shape, len(PAIR_FEATURES)), dtype=self._dtype)
         for number, divisor in enumerate((0, 0, 1)):
             np.divide(sums[number], divisors[..., divisor], out=columns[..., number], casting="same_kind")
-        return np.log1p(columns, out=columns)
+        return _log1p(columns)
 
     def similarities(self, items: Ints) -> Floats:
         """How like each other item is each of the given ones, by shared users; items × all that were counted."""
         ids, counts, _ = self.neighbours.of(items)
         everything = np.arange(self.neighbours.rows)
-        totals = np.sqrt(self.counts.read(everything)[:, _ALWAYS] + _SHRINK)
+        totals = np.sqrt(self.counts.totals(everything, _ALWAYS) + _SHRINK)
         table = np.zeros((len(items), len(everything) + 1))
         np.put_along_axis(table, np.where(ids < 0, len(everything), ids), counts, axis=1)
         alike: Floats = table[:, :-1] / totals / totals[np.minimum(items, len(everything) - 1)][:, None]
@@ -111,6 +110,12 @@ class StreamFeatures:
 
         self.counts = ItemCounts.from_state(part("counts"))
         self.neighbours = ItemNeighbours.from_state(part("neighbours"))
+
+
+def _log1p(columns: Columns) -> Columns:
+    """In place, by PyTorch, whose logarithm is vectorised."""
+    torch.from_numpy(columns).log1p_()
+    return columns
 
 
 def activity(users: Ints, past: History) -> Floats:
