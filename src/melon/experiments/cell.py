@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-import melon
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor, Retrained
 from melon.evaluate.prequential import Point, Tally, prequential
-from melon.evaluate.ranking import metrics
 from melon.evaluate.rivals import RIVALS, UNCHOSEN, make_rival
 from melon.evaluate.selection import Practice, PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
 from melon.experiments.config import CellConfig, Plain
 from melon.experiments.explain import Explained
-from melon.experiments.summaries import batch_record, step_size, summary, timing
+from melon.experiments.recording import Recorded
 from melon.experiments.watching import RatesKeeper, Watched
 from melon.experiments.work import PlainKeeper, PracticeKeeper, StateKeeper, TallyKeeper, Work
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
@@ -124,7 +121,9 @@ class Cell:
             )
             for name, make in self._predictors(choices, state, practice, log).items()
         }
-        return self._result(path, log, choices, tallies, pretrain_s)
+        found = Recorded(self.config, path, log, self.parts, choices, tallies, pretrain_s)
+        rates = self._work.known(f"rates/{self._label('strategy')}", RatesKeeper())
+        return CellResult(found.record(), found.ranks(), rates)
 
     def choose(self) -> Plain:
         """Everything that is chosen, from data before the test part alone."""
@@ -297,81 +296,6 @@ class Cell:
         size, times = self.config.batch_size, log.times if self.config.align_ties else None
         test = batches(self.parts.validation_stop, self.parts.stop, size, times)
         return max(test, key=lambda batch: (min(batch[1] - batch[0], size), batch[0]))[0]
-
-    def _result(
-        self, path: str, log: Interactions, choices: Plain, tallies: dict[str, Tally], pretrain_s: float
-    ) -> CellResult:
-        config, ours = self.config, tallies["strategy"]
-        events = ours.events
-        repeats = log.repeats[events]
-        cold = log.users[events] >= self._sealed.training.n_users
-        test_users = np.unique(log.users[self.parts.validation_stop :])
-        baselines = {
-            name: summary(tally, repeats, full=config.full_ranking)
-            for name, tally in tallies.items()
-            if name != "strategy"
-        }
-        for name in ("recent_popularity", *RIVALS):
-            baselines[name] |= choices[name]["settings"]
-        record: Plain = {
-            "dataset": {
-                "path": path,
-                "sha256": log.sha256,
-                "users": log.n_users,
-                "items": log.n_items,
-                "interactions": len(log),
-                "split": list(config.split),
-            },
-            "recommender": config.recommender,
-            "strategy": config.strategy,
-            "preset": config.preset,
-            "pretrain": config.pretrain,
-            "fading": None if config.fading == "off" else choices[config.strategy]["settings"].get("fading"),
-            "seed": config.seed,
-            "epochs": choices["pretrain"]["settings"].get("epochs"),
-            "version": melon.__version__,
-            "config": {"asked": config.plain(), "chosen": choices},
-            "protocol": {
-                "candidates": config.candidates,
-                "negatives": config.negatives,
-                "ties": "mid",
-                "batch_size": config.batch_size,
-                "threads": config.threads,
-                "align_ties": config.align_ties,
-                "training_negatives": "uniform over items that exist by then, minus the user's own so far",
-            },
-            **summary(ours, repeats, full=config.full_ranking, keyed=True),
-            "set_aside": ours.set_aside,
-            "cumulative_loss": ours.loss,
-            "baselines": baselines,
-            "tie_rate": float(np.mean(ours.ties > 0)) if len(ours.ties) else 0.0,
-            "interactions_evaluated": len(events),
-            "cold": {"users": float(np.mean(test_users >= self._sealed.training.n_users)), **metrics(ours.rank[cold])},
-            "warm": metrics(ours.rank[~cold]),
-            "step": step_size(ours, tallies["default"]),
-            "update_ms": timing([point.update_ms for point in ours.points]),
-            "score_ms": timing([point.score_ms for point in ours.points]),
-            "pretrain_s": pretrain_s,
-            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-            "batches": [batch_record(number, point) for number, point in enumerate(ours.points)],
-            "baseline_batches": {
-                name: [metrics(point.ranks.rank).get("HR@5") for point in tally.points]
-                for name, tally in tallies.items()
-                if name != "strategy"
-            },
-        }
-        ranks: dict[str, np.ndarray[Any, Any]] = {
-            "event": events,
-            "user": log.users[events],
-            "item": log.items[events],
-            "repeat": repeats,
-            "cold": cold,
-            "rank": ours.rank,
-            **{f"rank_{name}": tally.rank for name, tally in tallies.items() if name != "strategy"},
-        }
-        if ours.full_rank is not None:
-            ranks["full_rank"] = ours.full_rank
-        return CellResult(record, ranks, self._work.known(f"rates/{self._label('strategy')}", RatesKeeper()))
 
     @staticmethod
     def _require_two_sides(training: Interactions) -> None:
