@@ -29,7 +29,8 @@ from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.evaluate.compare import Sides, compare_mean, gains, hits
 from melon.evaluate.prequential import Tally, prequential
-from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
+from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, deploy, refit
+from melon.evaluate.selection import Protocol, Selection
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates
 from melon.stream.split import split

@@ -27,7 +27,8 @@ import torch
 
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions, Ints
-from melon.evaluate.selection import Protocol, RecommenderPlan, Selection, refit
+from melon.evaluate.pretrained import RecommenderPlan, refit
+from melon.evaluate.selection import Protocol, Selection
 from melon.learning import checkpoint
 from melon.learning.past import live_through
 from melon.learning.pretrain import most_epochs

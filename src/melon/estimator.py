@@ -16,7 +16,8 @@ from melon.data.idbook import Id
 from melon.data.interactions import Interactions, Ints
 from melon.errors import DataError, NotFittedError, SettingsError
 from melon.evaluate.auto import AUTO, settle_auto
-from melon.evaluate.selection import Protocol, RecommenderPlan, Selection
+from melon.evaluate.pretrained import RecommenderPlan
+from melon.evaluate.selection import Protocol, Selection
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.live import Best, LiveModel
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches

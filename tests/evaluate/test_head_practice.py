@@ -6,7 +6,8 @@ import torch
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
+from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, deploy, refit
+from melon.evaluate.selection import Protocol, Selection
 from melon.recommenders.blend.head import TABLES
 from melon.strategies.default import Default
 from melon.strategies.melon import MeLON

@@ -6,8 +6,9 @@ import pytest
 from melon.data.interactions import Interactions, Ints
 from melon.data.synthetic import synthetic_stream
 from melon.evaluate.predictors import Frozen, Retrained
+from melon.evaluate.pretrained import RecommenderPlan, deploy, refit
 from melon.evaluate.rivals import HALF_LIVES, RIVALS, WEIGHTS, RivalColumns, make_rival
-from melon.evaluate.selection import Protocol, RecommenderPlan, Selection, deploy, refit
+from melon.evaluate.selection import Protocol, Selection
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default

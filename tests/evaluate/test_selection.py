@@ -9,10 +9,12 @@ import pytest
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError, SettingsError, StreamError
+from melon.evaluate import pretrained
 from melon.evaluate import selection as module
 from melon.evaluate.prequential import prequential
+from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, refit
 from melon.evaluate.search import Plain
-from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, refit
+from melon.evaluate.selection import Protocol, Selection
 from melon.learning.pretrain import Pretraining
 from melon.learning.updater import Updater
 from melon.strategies.registry import STRATEGIES
@@ -143,7 +145,7 @@ def test_every_trial_starts_from_the_same_recommender(
             super().__init__(recommender, *given, **more)
             assert self.history.events == parts.window_start
 
-    monkeypatch.setattr(module, "Updater", Spy)
+    monkeypatch.setattr(pretrained, "Updater", Spy)
     selection.strategy("default", start, 3, {}, 0)
     assert [each for each in met if any(each.values())] == [wanted] * 3
     assert bytes_of(start) == wanted
@@ -166,7 +168,7 @@ def test_the_recommender_that_is_judged_was_not_trained_on_the_window(
             return super().score(users, items, time)
 
     monkeypatch.setattr(module, "Pretraining", SpyTraining)
-    monkeypatch.setattr(module, "Updater", SpyUpdater)
+    monkeypatch.setattr(pretrained, "Updater", SpyUpdater)
     selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
     _, start = selection.pretraining(PLAN, 2)
     assert {len(given) for given in trained} == {parts.window_start}

@@ -8,8 +8,8 @@ import pytest
 from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluate.prequential import Point, Tally
+from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, refit
 from melon.evaluate.ranking import Ranks
-from melon.evaluate.selection import PretrainedState, RecommenderPlan, refit
 from melon.experiments.work import PlainKeeper, StateKeeper, TallyKeeper, Work, work_folder
 
 

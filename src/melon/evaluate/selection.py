@@ -7,36 +7,28 @@ window and the validation part. The functions here are given the log up to the e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, SettingsError, StreamError
+from melon.errors import LearningError, StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor, RowsAlone
 from melon.evaluate.prequential import Point, Tally, prequential
+from melon.evaluate.pretrained import Observed, Practice, PretrainedState, RecommenderPlan, Report, deploy, silent
 from melon.evaluate.ranking import selection_score
 from melon.evaluate.rivals import RIVALS, RivalColumns, RivalTrials
 from melon.evaluate.search import Choice, Plain, Trial, search
-from melon.learning.past import live_through
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.heads import HeadedRecommender
-from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import batch_of
 from melon.stream.candidates import NEGATIVES, Candidates
-from melon.stream.history import History
 from melon.stream.split import BATCH_SIZE, Parts, batches
 
 POPULARITY_SPACE = Space(
@@ -50,16 +42,6 @@ _PRETRAIN_TRIALS = 3
 #: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
 _JUDGE_STEPS = (0.1, 0.3)
 
-Report = Callable[[str], None]
-#: What a strategy has learned of learning (`Updater.practice`).
-Practice = dict[str, Tensor]
-#: Streaming state of a recommender after a log, by recommender and length.
-Observed = dict[str, dict[str, np.ndarray[Any, Any]]]
-
-
-def _silent(_: str) -> None:
-    return None
-
 
 @dataclass(frozen=True)
 class Protocol:
@@ -70,80 +52,6 @@ class Protocol:
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
     align_ties: bool = False
-
-
-@dataclass(frozen=True)
-class RecommenderPlan:
-    """Which recommender is pre-trained, and how, as far as that is settled."""
-
-    name: str = "bpr"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    pretrain: Mapping[str, Any] = field(default_factory=dict)
-    epochs_cap: int | None = None
-    device: str = "cpu"
-
-    def build(self, seed: int) -> Recommender:
-        """A recommender with no rows yet."""
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as problem:
-            reason = str(problem).partition("\n")[0]
-            raise SettingsError(f"device = {self.device!r} will not do here: {reason}") from None
-        made: Recommender = RECOMMENDERS[self.name].load()(self.settings, seed=seed, device=self.device)
-        return made
-
-
-class PretrainedState:
-    """A trained recommender that can be had again and again, each time as a fresh copy."""
-
-    def __init__(
-        self,
-        plan: RecommenderPlan,
-        seed: int,
-        tables: Mapping[str, dict[str, Tensor]],
-        observed: Observed | None = None,
-    ) -> None:
-        self._plan, self._seed, self.tables = plan, seed, tables
-        self._observed: Observed = {} if observed is None else observed
-
-    @classmethod
-    def of(
-        cls, plan: RecommenderPlan, seed: int, recommender: Recommender, observed: Observed | None = None
-    ) -> PretrainedState:
-        """What a recommender has learned by now. States of one stream may share what is `observed` on it."""
-        return cls(plan, seed, {name: table.state() for name, table in recommender.tables.items()}, observed)
-
-    @property
-    def headed(self) -> bool:
-        """Whether the recommender has a head, which practises on the window."""
-        return isinstance(self.fresh(), HeadedRecommender)
-
-    def fresh(self) -> Recommender:
-        """The same recommender before it learned anything."""
-        return self._plan.build(self._seed)
-
-    def copy(self) -> Recommender:
-        """A recommender with the trained rows."""
-        recommender = self.fresh()
-        for name, state in self.tables.items():
-            recommender.tables[name].restore(state)
-        return recommender
-
-    def after(self, log: Interactions) -> tuple[Recommender, History]:
-        """A recommender with the trained rows that has observed a log, and the history of it.
-
-        Streaming state is gathered once: all copies are about one stream, and a log is known by its length.
-        """
-        recommender, history = self.copy(), History()
-        key = f"{self._plan.name} {sorted(self._plan.settings.items())} {len(log)}"
-        if key not in self._observed:
-            live_through(recommender, history, log)
-            self._observed.clear()  # one is enough, and may be large
-            self._observed[key] = recommender.streaming_state()
-        else:
-            history.append(log.users, log.items)
-            recommender.restore_streaming_state(self._observed[key])
-        return recommender, history
 
 
 class Selection:
@@ -157,7 +65,7 @@ class Selection:
         log: Interactions,
         parts: Parts,
         protocol: Protocol,
-        report: Report = _silent,
+        report: Report = silent,
         minutes: float | None = None,
     ) -> None:
         if len(log) != parts.validation_stop:
@@ -367,32 +275,6 @@ class Selection:
             batch_size=self.protocol.batch_size,
             align_ties=self.protocol.align_ties,
         )
-
-
-def deploy(
-    strategy: Strategy, start: PretrainedState, log: Interactions, seed: int, practice: Practice | None = None
-) -> Updater:
-    """An updater that has the log behind it: on the pre-trained recommender, or on one the strategy trains itself."""
-    recommender, history = start.after(log)
-    updater = Updater(start.fresh(), strategy, history, seed=seed)
-    if not strategy.pretrain(updater.recommender, log):
-        updater = Updater(recommender, strategy, history, seed=seed)
-    updater.take_over(practice or {})
-    stamp_last_touches(updater.recommender, log, updater.fading_clock)
-    return updater
-
-
-def refit(
-    plan: RecommenderPlan, log: Interactions, settings: Plain, seed: int, report: Report = _silent
-) -> PretrainedState:
-    """The chosen pre-training on the whole training part."""
-    recommender = plan.build(seed)
-    chosen = PretrainSettings.parse(settings, "pre-training")
-    training = Pretraining(recommender, log, chosen, seed=seed)
-    epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
-    for loss in training.run(epochs):
-        report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-    return PretrainedState.of(plan, seed, recommender)
 
 
 def _words(point: Plain) -> str:

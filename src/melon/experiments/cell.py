@@ -15,8 +15,9 @@ from melon.data.interactions import Interactions
 from melon.errors import StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor, Retrained
 from melon.evaluate.prequential import Point, Tally, prequential
+from melon.evaluate.pretrained import Practice, PretrainedState, RecommenderPlan, deploy, refit
 from melon.evaluate.rivals import RIVALS, UNCHOSEN, make_rival
-from melon.evaluate.selection import Practice, PretrainedState, Protocol, RecommenderPlan, Selection, deploy, refit
+from melon.evaluate.selection import Protocol, Selection
 from melon.experiments.config import CellConfig, Plain
 from melon.experiments.explain import Explained
 from melon.experiments.recording import Recorded

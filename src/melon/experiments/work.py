@@ -18,8 +18,8 @@ from torch import Tensor
 from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluate.prequential import Point, Tally
+from melon.evaluate.pretrained import Practice, PretrainedState
 from melon.evaluate.ranking import Ranks
-from melon.evaluate.selection import Practice, PretrainedState
 from melon.experiments.records import cannot_write, whole, write_text
 
 Made = TypeVar("Made")
