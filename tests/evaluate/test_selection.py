@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
@@ -281,7 +282,7 @@ def test_copies_are_independent(log: Interactions, parts: Parts) -> None:
     wanted = bytes_of(state)
     copy = state.copy()
     table = copy.tables["item_factors"]
-    table.add(module.torch.arange(table.rows), module.torch.ones(table.rows, 6))
+    table.add(torch.arange(table.rows), torch.ones(table.rows, 6))
     assert bytes_of(state) == wanted
     assert bytes_of(PretrainedState.of(PLAN, 0, state.copy())) == wanted
 
