@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt
 # Accuracy (benchmarks/accuracy.py, window.py, als.py) takes hours and recorded streams: see docs/benchmarks.md.
-SPEED := startup prepare prequential recommend bench
+SPEED := startup prepare prequential recommend blend cores grid limits bench
 
 .PHONY: help demo test test-slow check lint bench format clean
 
