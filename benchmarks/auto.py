@@ -7,7 +7,7 @@
 `melon bench` runs the cells, each kind in a folder of its own under --out, so a run that was stopped goes on where it
 was: the blend and bpr with the tuned Default and fading chosen on the selection window; and, unless --rivals few, bpr
 without fading, with four negatives, and learned one interaction after another. The rivals of every record stand beside
-them. The family for Holm's correction is the printed table, both metrics together.
+them. The family for Holm's correction are a stream's comparisons, both metrics together.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ def verdicts(found: Mapping[str, Mapping[str, Method]]) -> None:
             for metric, of in METRICS.items():
                 sides = (each.values(of, seeds) for each in (auto, of_stream[rival]))
                 family[name, rival, metric] = compare_mean([Sides(*sides, users, items)])
-    better = holm({"|".join(key): each for key, each in family.items()})
+    better: dict[str, bool] = {}
+    for name in found:
+        better |= holm({"|".join(key): each for key, each in family.items() if key[0] == name})
     print("\n| auto against | metric | difference | 95 % by user | by item | se over seeds | verdict |")
     print("|---|---|---|---|---|---|---|")
     for (name, rival, metric), each in family.items():
