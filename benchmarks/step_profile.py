@@ -3,10 +3,12 @@
     python benchmarks/step_profile.py --recommender bpr --strategy melon
     python benchmarks/step_profile.py --recommender ncf --strategy default --set optimizer=adam_lazy --lines 20
     python benchmarks/step_profile.py --parts
+    python benchmarks/step_profile.py --parts --recommender ncf --threads 2
 
 The batches are those of benchmarks/step.py at 60 + 75 thousand rows, where each touches 256 users and 512 items. The
 profiler makes Python itself look slower than it is: compare shares, and take totals from step.py. `--parts` does
-without it: it times some functions of the step alone, one inside another, and shows the median of each.
+without it: it times some functions of the step alone, one inside another, and shows the median of each. With more
+than one thread these are wall-clock times; `spread` is what threads share, and kernels add up those of all threads.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.rates.interactions import InteractionModel
 from melon.strategies.rates.kernels import choice
+from melon.strategies.rates.kernels.compiled import functions
 from melon.strategies.rates.kernels.compiled.generator import ENTRIES
 from melon.strategies.rates.strategy import RateStrategy
 from melon.stream.history import History
@@ -45,22 +49,23 @@ def parts() -> list[tuple[Any, str]]:
         (RateStrategy, "meta_gradient"), (RateStrategy, "look_ahead"), (torch.autograd, "grad"),
         (RateStrategy, "adapt"), (RateStrategy, "propose"), (InteractionModel, "targets"), (InteractionModel, "side"),
         (RateStrategy, "_unit_terms"), (RateStrategy, "_updated"), (Updater, "_write"), (History, "append"),
+        (functions, "spread"),
     ]  # fmt: skip
     return found if kernel is None else found + [(kernel._kernels, name) for name in ENTRIES]
 
 
-def watch(owner: Any, name: str, spent: dict[str, list[float]]) -> None:
-    """Write down the CPU seconds of every call."""
+def watch(owner: Any, name: str, spent: dict[str, list[float]], clock: Callable[[], float]) -> None:
+    """Write down the seconds of every call."""
     inner: Callable[..., Any] = getattr(owner, name)
 
     def timed(*given: Any, **more: Any) -> Any:
-        began = time.process_time()
+        began = clock()
         try:
             return inner(*given, **more)
         finally:
-            spent[name].append(time.process_time() - began)
+            spent[name].append(clock() - began)
 
-    if isinstance(owner, type):
+    if isinstance(owner, type | ModuleType):
         setattr(owner, name, timed)
     else:
         object.__setattr__(owner, name, timed)  # kernels are a frozen record
@@ -69,8 +74,9 @@ def watch(owner: Any, name: str, spent: dict[str, list[float]]) -> None:
 def show_parts(sized: Sized, batches: int) -> None:
     """The median milliseconds of each part, all of its calls in a batch together."""
     spent: dict[str, list[float]] = defaultdict(list)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for owner, name in parts():
-        watch(owner, name, spent)
+        watch(owner, name, spent, clock)
     found: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for _ in range(batches):
         spent.clear()
@@ -91,8 +97,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--lines", type=int, default=30)
     parser.add_argument("--parts", action="store_true", help="time the pieces of a step instead of every function")
+    parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(asked.threads)
     settings: dict[str, object] = dict(one.split("=", 1) for one in asked.set)
     sized = Sized(asked.recommender, asked.strategy, settings, users=USERS, items=ITEMS)
     for _ in range(WARM_UP):

@@ -15,10 +15,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from melon.strategies.rates.preprocess import preprocess
+
 #: Scalars in a tile: what 64 units hold for them then stays within a core's own cache.
 TILE = 1 << 11
 #: LayerNorm's.
 _EPSILON = 1e-5
+#: Of the logarithm in pre(), as published.
+LOG_EPSILON = 1e-20
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class Carried:
     def at(self, tile: slice) -> Carried:
         """That of some scalars."""
         return Carried(self.cell[:, tile], self.fresh[tile])
+
+
+def scale_and_sign(*values: Tensor) -> Tensor:
+    """pre() of some tensors, two lines of features for each: inputs × scalars."""
+    return torch.cat([part.reshape(1, -1) for each in values for part in preprocess(each, LOG_EPSILON)])
 
 
 def cell_logits(

@@ -11,17 +11,16 @@ from torch import Tensor
 
 from melon.strategies.base import Kept
 from melon.strategies.rates.parameters import Parameters
-from melon.strategies.rates.preprocess import preprocess
-from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
+from melon.strategies.s2meta.cell import Carried
+from melon.strategies.s2meta.kernel import CellKernel, cell_kernel
 from melon.strategies.s2meta.settings import S2MetaSettings
 
-_EPSILON = 1e-20  # of the logarithm in pre(), as published
 _SMALL = 0.01  # half-width of small draws, as in MetaLSTM
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network sees of a block of rows, all of it constant: values and gradients (rows × dim), the mean loss.
+    """What a network sees of a block of rows, all of it constant: values and gradients (rows × dim), pre(L̄).
 
     `kept` is what the rows bring along from their last touch, where the state persists.
     """
@@ -103,11 +102,12 @@ class GateNetwork:
 
     def open(self, seen: Seen) -> Gates:
         """The gates, differentiable in the meta-parameters."""
-        step = self._inputs(seen)
+        kernel = cell_kernel(seen.theta)
+        step = self._inputs(seen, kernel)
         head = self._of("gate.hidden")
         if self._scenario:  # LayerNorm's own weights go into those of the gates
             head = head * self._of("norm.weight")
-        logits = cell_logits(
+        logits = kernel.cell_logits(
             step.features, step.weights, step.bias, step.start, head, step.carried, normalise=self._scenario
         )
         return self._gates(logits, seen)
@@ -115,8 +115,9 @@ class GateNetwork:
     @torch.no_grad()
     def advance(self, seen: Seen) -> tuple[Gates, dict[str, Tensor]]:
         """The gates, and what the rows keep of this touch."""
-        step, theta = self._inputs(seen), seen.theta
-        hidden, cell = cell_state(
+        kernel, theta = cell_kernel(seen.theta), seen.theta
+        step = self._inputs(seen, kernel)
+        hidden, cell = kernel.cell_state(
             step.features, step.weights, step.bias, step.start, step.carried, normalise=self._scenario
         )
         head = self._of("gate.hidden")
@@ -130,23 +131,20 @@ class GateNetwork:
         begun = torch.ones_like(theta[:, :1])
         return gates, {"hidden": _by_row(hidden, theta), "cell": _by_row(cell, theta), "begun": begun}
 
-    def _inputs(self, seen: Seen) -> _Inputs:
+    def _inputs(self, seen: Seen, kernel: CellKernel) -> _Inputs:
         """The cell's features and weights; what all scalars share is in the bias."""
         weights, bias = self._of("cell.input"), self._of("cell.bias").squeeze(0)
-        features = [*preprocess(seen.gradient, _EPSILON)]
-        loss = torch.stack(preprocess(seen.loss, _EPSILON))
-        if self._scenario:
-            features, loss = [*features, *preprocess(seen.theta, _EPSILON)], loss[:1]
-        bias = bias + weights[:, len(features) :] @ loss
-        weights, lines = weights[:, : len(features)], [each.reshape(1, -1) for each in features]
+        features = kernel.scale_and_sign(seen.gradient, *([seen.theta] if self._scenario else []))
+        bias = bias + weights[:, len(features) :] @ seen.loss[: 1 if self._scenario else 2]
+        weights = weights[:, : len(features)]
         start, carried = self._starts(seen)
         if carried is None:
             if self._scenario:
                 bias = bias + self._of("cell.hidden") @ self._of("hidden.start")
-            return _Inputs(torch.cat(lines), weights, bias, start, None)
+            return _Inputs(features, weights, bias, start, None)
         assert seen.kept is not None
         onward = self._of("cell.hidden")
-        lines, weights = [*lines, _by_unit(seen.kept["hidden"], seen.theta)], torch.cat([weights, onward], 1)
+        lines, weights = [features, _by_unit(seen.kept["hidden"], seen.theta)], torch.cat([weights, onward], 1)
         if self._scenario:  # rows without a past have kept zeros, and the learned start takes their place
             first = onward @ self._of("hidden.start")
             lines, weights = [*lines, carried.fresh[None]], torch.cat([weights, first[:, None]], 1)

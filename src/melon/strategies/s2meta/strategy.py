@@ -12,6 +12,7 @@ from melon.strategies.aggregates import aggregated, parameter_rates, touched_row
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.rates.parameters import Parameters
+from melon.strategies.s2meta.cell import scale_and_sign
 from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
 from melon.strategies.s2meta.settings import S2MetaSettings
 from melon.tables import TableSpec
@@ -85,8 +86,8 @@ class S2Meta(LearnedStrategy):
 
     def _blocks(self, situation: Situation) -> Iterator[_Block]:
         """The rows of each table that the batch touches and the next loss can see."""
-        settings, loss = self.settings, situation.evidence.losses.mean()
-        touched = touched_rows(situation)
+        settings, touched = self.settings, touched_rows(situation)
+        loss = scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
         for table, total in aggregated(situation, settings.aggregation, settings.shared_aggregation).items():
             rows, shared = touched[table], situation.specs[table].role == "shared"
             gradient = total[rows]

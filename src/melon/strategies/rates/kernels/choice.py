@@ -6,15 +6,11 @@ implementation; a service calls `warm_up(in_background=True)` first, and PyTorch
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
-from melon.recommenders import factor_kernel
 from melon.strategies.rates.kernels import reference
 from melon.strategies.rates.kernels.forms import (
     RateNetwork,
@@ -25,14 +21,12 @@ from melon.strategies.rates.kernels.forms import (
     UnitLayer,
     UnitTerms,
 )
+from melon.strategies.rates.kernels.stock import Stock, wanted
 from melon.strategies.rates.touches import SharedLines
-from melon.stream import kernels as stream_kernels
-from melon.stream.kernels import asked_kernel, numba_installed
+from melon.stream.kernels import asked_kernel
 
 if TYPE_CHECKING:
     from melon.strategies.rates.kernels.compiled.functions import CompiledKernel
-
-logger = logging.getLogger("melon")
 
 
 class PairKernel(Protocol):
@@ -83,86 +77,31 @@ def interaction_kernel(role_width: int, like: Tensor) -> InteractionKernel | Non
 
 
 def _compiled(width: int, like: Tensor) -> CompiledKernel | None:
-    asked = asked_kernel()
-    if asked == "torch" or like.dtype != torch.float32 or like.device.type != "cpu" or not _available():
-        return None
-    return _STOCK.of(width)
+    return _STOCK.of(_padded(width)) if wanted(like) else None
 
 
 def warm_up(width: int = 20, *, in_background: bool = False) -> None:
     """Have the compiled kernel of a width ready: now, or as soon as a thread is through with it, PyTorch until then."""
-    asked = asked_kernel()
-    if asked != "torch" and _available():
-        _STOCK.prepare(width, in_background=in_background)
+    if wanted():
+        _STOCK.prepare(_padded(width), in_background=in_background)
 
 
-class _Stock:
-    """Compiled kernels by padded width. One that failed to compile is not tried again."""
+def _pairs(size: int) -> CompiledKernel:
+    from melon.strategies.rates.kernels.compiled.functions import CompiledKernel
+    from melon.strategies.rates.kernels.compiled.seam import build
 
-    def __init__(self) -> None:
-        self._made: dict[int, CompiledKernel | None] = {}
-        self._coming: set[int] = set()
-        self._lock = threading.Lock()
-
-    def of(self, width: int) -> CompiledKernel | None:
-        """The kernel, compiled now if nobody is at it; None while it is being compiled in the background."""
-        size = _padded(width)
-        if size not in self._made and size not in self._coming:
-            self._make(size)
-        return self._made.get(size)
-
-    def prepare(self, width: int, *, in_background: bool) -> None:
-        size = _padded(width)
-        if size in self._made or size in self._coming:
-            return
-        if in_background:
-            self._coming.add(size)
-            stream_kernels.compiles_in_background()
-            threading.Thread(target=self._make_all, args=(size,), name="melon-kernel-warm-up", daemon=True).start()
-        else:
-            self._make_all(size)
-
-    def _make_all(self, size: int) -> None:
-        """The kernels of a width, and the loops of streams and recommenders before them."""
-        try:
-            stream_kernels.warm_up()
-            factor_kernel.warm_up()
-        finally:
-            self._make(size)
-            stream_kernels.compiled()
-
-    def _make(self, size: int) -> None:
-        with self._lock:
-            if size in self._made:
-                return
-            made: CompiledKernel | None = None
-            try:
-                from melon.strategies.rates.kernels.compiled.functions import CompiledKernel
-                from melon.strategies.rates.kernels.compiled.seam import build
-
-                made = CompiledKernel(build(size))
-            except Exception as error:  # whatever ails the compiler, learning goes on
-                logger.warning("the pair kernel cannot be compiled here (%s); PyTorch computes it instead", error)
-            self._made[size] = made
-            self._coming.discard(size)
+    return CompiledKernel(build(size))
 
 
-_REFERENCE, _STOCK = ReferenceKernel(), _Stock()
-_told: set[str] = set()
+def _stock() -> Stock[int, CompiledKernel]:
+    """Pair kernels by padded width."""
+    return Stock("the pair kernel", _pairs)
+
+
+_REFERENCE, _STOCK = ReferenceKernel(), _stock()
 
 
 def _padded(width: int) -> int:
     from melon.strategies.rates.kernels.compiled.generator import padded
 
     return padded(width)
-
-
-def _available() -> bool:
-    if numba_installed():
-        return True
-    if "numba" not in _told:
-        _told.add("numba")
-        logger.warning(
-            "MeLON runs on PyTorch alone; it is several times faster with: pip install 'melon-recommender[fast]'"
-        )
-    return False

@@ -12,7 +12,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 from melon.strategies.rates.kernels.compiled import arithmetic, attention, layout, rows, shared, tiles
 
@@ -58,17 +58,27 @@ def sizes(width: int) -> dict[str, int]:
 
 def source(width: int) -> str:
     """The text of all kernels for a padded width."""
+    return written(f"Kernels for {width} units", KERNELS, ENTRIES, ast.unparse(_sized(width)), sizes(width))
+
+
+def written(
+    title: str,
+    modules: Sequence[ModuleType],
+    entries: Sequence[str],
+    sized: str = "",
+    constants: Mapping[str, int] = MappingProxyType({}),
+) -> str:
+    """The text of some modules of kernels, those that build on others last; `entries` are called from Python."""
     parts = [
-        f'"""Kernels for {width} units, written by melon\'s kernel generator; changes here are lost."""',
+        f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import numpy as np",
         "from melon.strategies.rates.kernels.compiled.seam import entry, part",
-        ast.unparse(_sized(width)),
+        sized,
     ]
-    constants = sizes(width)
-    for module in KERNELS:
+    for module in modules:
         for statement in ast.parse(inspect.getsource(module)).body:
             if isinstance(statement, ast.FunctionDef):
-                parts.append(ast.unparse(_written_out(statement, constants)))
+                parts.append(ast.unparse(_written_out(statement, constants, entries)))
             elif isinstance(statement, ast.Assign):
                 parts.append(ast.unparse(statement))
     return "\n\n".join(parts) + "\n"
@@ -83,17 +93,17 @@ def _sized(width: int) -> ast.Module:
     return ast.fix_missing_locations(ast.Module(list(kept), []))
 
 
-def _written_out(function: ast.FunctionDef, constants: dict[str, int]) -> ast.FunctionDef:
+def _written_out(function: ast.FunctionDef, constants: Mapping[str, int], entries: Sequence[str]) -> ast.FunctionDef:
     function = _Unroller(constants).visit(function)
     for argument in function.args.args:
         argument.annotation = None
     function.returns = None
-    function.decorator_list = [ast.Name("entry" if function.name in ENTRIES else "part")]
+    function.decorator_list = [ast.Name("entry" if function.name in entries else "part")]
     return ast.fix_missing_locations(function)
 
 
 class _Unroller(ast.NodeTransformer):
-    def __init__(self, constants: dict[str, int]) -> None:
+    def __init__(self, constants: Mapping[str, int]) -> None:
         self._constants = constants
         self._registers: set[str] = set()
         self._numbers: dict[str, int] = {}

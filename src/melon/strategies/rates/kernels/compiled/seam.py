@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 import numba
 
 from melon.strategies.rates.kernels.compiled import generator
-from melon.strategies.rates.kernels.compiled.generator import ENTRIES
 
 #: Everything that turns sums into vectors, and nothing that lets a NaN or an infinity go unseen.
 OPTIONS: dict[str, Any] = {
@@ -61,16 +60,32 @@ def entry(function: Compiled) -> Compiled:
     return made
 
 
+@dataclass(frozen=True)
+class Suite:
+    """Kernels that are compiled together: the file's name, what a person reads, the text, and each entry's types."""
+
+    name: str
+    title: str
+    takes: str
+    text: str
+    signatures: Mapping[str, tuple[Any, ...]]
+
+
 def build(width: int) -> Kernels:
-    """Kernels for a padded width: from disk where a process on this machine has built them, else compiled now."""
-    text = generator.source(width)
+    """The pair kernels for a padded width."""
+    suite = Suite("pairs", "the pair kernel", "about half a minute", generator.source(width), _signatures())
+    return Kernels(width, **compiled(suite))
+
+
+def compiled(suite: Suite) -> dict[str, Compiled]:
+    """The entries of a suite: from disk where a process on this machine has built them, else compiled now."""
     # Whatever ails the usual place (read-only, full, a broken file), a fresh one serves this process.
     with suppress(Exception), _alone(_home()) as home:
-        return _built(width, _anchor(home, text))
-    return _built(width, _anchor(Path(tempfile.mkdtemp(prefix="melon-")), text))
+        return _built(suite, _anchor(home, suite))
+    return _built(suite, _anchor(Path(tempfile.mkdtemp(prefix="melon-")), suite))
 
 
-def _built(width: int, anchor: Path) -> Kernels:
+def _built(suite: Suite, anchor: Path) -> dict[str, Compiled]:
     """Load the text as a module of its own; its file is what numba's cache on disk hangs on."""
     spec = importlib.util.spec_from_file_location(anchor.stem, anchor)
     assert spec is not None
@@ -78,17 +93,16 @@ def _built(width: int, anchor: Path) -> Kernels:
     module = importlib.util.module_from_spec(spec)
     sys.modules[anchor.stem] = module  # what is read back from disk looks its module up by name
     spec.loader.exec_module(module)
-    entries = {name: getattr(module, name) for name in ENTRIES}
-    kept = Path(entries["rows_forward"].stats.cache_path)
-    new = not all(any(kept.glob(f"*.{name}-*.nbi")) for name in ENTRIES)
+    entries: dict[str, Any] = {name: getattr(module, name) for name in suite.signatures}
+    new = not all(any(Path(each.stats.cache_path).glob(f"*.{name}-*.nbi")) for name, each in entries.items())
     began = time.monotonic()
     if new:
-        logger.warning("compiling the pair kernel, once per machine; this takes about half a minute")
-    for name, compiled in entries.items():
-        compiled.compile(_signatures()[name])
+        logger.warning("compiling %s, once per machine; this takes %s", suite.title, suite.takes)
+    for name, each in entries.items():
+        each.compile(suite.signatures[name])
     if new:
-        logger.warning("the pair kernel is compiled (%.0f s)", time.monotonic() - began)
-    return Kernels(width, **entries)
+        logger.warning("%s is compiled (%.0f s)", suite.title, time.monotonic() - began)
+    return entries
 
 
 def _signatures() -> dict[str, tuple[Any, ...]]:
@@ -122,10 +136,11 @@ def _home() -> Path:
     return (Path(told) if told else Path.home() / ".cache") / "melon" / "kernels"
 
 
-def _anchor(home: Path, text: str) -> Path:
+def _anchor(home: Path, suite: Suite) -> Path:
     """The file that holds the text, written once, under a name that changes with anything that matters."""
+    text = suite.text
     matters = text + inspect.getsource(sys.modules[__name__]) + numba.__version__
-    anchor = home / f"melon_pairs_{hashlib.sha256(matters.encode()).hexdigest()[:16]}.py"
+    anchor = home / f"melon_{suite.name}_{hashlib.sha256(matters.encode()).hexdigest()[:16]}.py"
     if not anchor.exists() or anchor.read_text(encoding="utf-8") != text:
         handle, name = tempfile.mkstemp(dir=home)
         with os.fdopen(handle, "w", encoding="utf-8") as file:

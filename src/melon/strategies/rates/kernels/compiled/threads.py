@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import torch
 
-#: Pieces that each thread gets, so that one that started late does not hold up the others.
-PIECES = 4
+#: Pieces that each thread gets at most. Whoever is through takes the next one, so that few wait at the end.
+PIECES = 8
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
-    """Call `work` with ranges of blocks until all are done. What a block computes depends on no other."""
+    """Call `work` with ranges of blocks until all are done. What a block computes depends on no other.
+
+    The caller works too: little work is done before another thread has woken up, and then nobody waits for it.
+    """
     threads = min(torch.get_num_threads(), blocks)
     if threads <= 1:
         work((0, blocks))
         return
+    left = pieces_of(blocks, threads)  # its `next` holds the interpreter's lock
+
+    def take() -> None:
+        for piece in left:
+            work(piece)
+
+    helpers = [_pool(threads - 1).submit(take) for _ in range(threads - 1)]
+    try:
+        take()
+    finally:
+        begun = [helper for helper in helpers if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
+        helper.result()  # raises what it met
+
+
+def pieces_of(blocks: int, threads: int) -> Iterator[tuple[int, int]]:
+    """The ranges of blocks that threads take one by one."""
     pieces = min(threads * PIECES, blocks)
-    edges = [blocks * piece // pieces for piece in range(pieces + 1)]
-    for _ in _pool(threads).map(work, pairwise(edges)):
-        pass
+    return pairwise([blocks * piece // pieces for piece in range(pieces + 1)])
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -1,0 +1,306 @@
+"""S2Meta's compiled cell against the reference: every output and gradient, whole steps, and the choice of cell."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learned_scenes import look_ahead_of
+from torch import Tensor
+
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.recommenders.ncf import NCF
+from melon.strategies.s2meta import cell as reference
+from melon.strategies.s2meta import kernel as choice
+from melon.strategies.s2meta.cell import Carried
+from melon.strategies.s2meta.kernel import ReferenceCell, cell_kernel, warm_up
+from melon.strategies.s2meta.strategy import S2Meta
+from melon.stream.batch import Batch
+from melon.stream.history import History
+
+pytest.importorskip("numba")
+
+from melon.strategies.s2meta.compiled import cells, functions
+
+#: Of the largest number of each tensor: what float32 gives.
+CLOSE = 3e-6
+LIKE = torch.ones(1)
+
+
+@pytest.fixture(autouse=True)
+def kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MELON_KERNEL", raising=False)
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+class Drawn:
+    """A cell of some shape and the scalars it runs over, the same in both number types."""
+
+    def __init__(self, units: int, inputs: int, scalars: int, *, persist: bool, size: float = 0.5) -> None:
+        self._generator = torch.Generator().manual_seed(units + 100 * inputs + scalars)
+        fresh = (self._normal(scalars) > 0).double()
+        self.features = self._normal(inputs, scalars)
+        self.carried = Carried(self._normal(units, scalars) * (1 - fresh), fresh) if persist else None
+        self.learned = [
+            size * self._normal(4 * units, inputs),
+            size * self._normal(4 * units),
+            self._normal(units),
+            size * self._normal(2, units),
+        ]
+        self.slopes = self._normal(2, scalars)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator).double()
+
+    def kept(self, dtype: torch.dtype) -> Carried | None:
+        return None if self.carried is None else Carried(self.carried.cell.to(dtype), self.carried.fresh.to(dtype))
+
+    def logits_and_gradients(self, kernel: Any, dtype: torch.dtype, *, normalise: bool) -> list[Tensor]:
+        free = [each.to(dtype).requires_grad_() for each in self.learned]
+        logits = kernel.cell_logits(self.features.to(dtype), *free, self.kept(dtype), normalise=normalise)
+        return [logits.detach(), *torch.autograd.grad(logits, free, self.slopes.to(dtype))]
+
+    def state(self, kernel: Any, dtype: torch.dtype, *, normalise: bool) -> list[Tensor]:
+        weights = [each.to(dtype) for each in self.learned[:3]]
+        return [*kernel.cell_state(self.features.to(dtype), *weights, self.kept(dtype), normalise=normalise)]
+
+    def everything(self, kernel: Any, dtype: torch.dtype, *, normalise: bool) -> list[Tensor]:
+        both = (self.logits_and_gradients, self.state)
+        return [each for part in both for each in part(kernel, dtype, normalise=normalise)]
+
+
+def compiled_cell() -> Any:
+    found = cell_kernel(LIKE)
+    assert not isinstance(found, ReferenceCell)
+    return found
+
+
+def assert_close(exact: list[Tensor], found: list[Tensor], most: float = CLOSE) -> None:
+    for place, (one, other) in enumerate(zip(exact, found, strict=True)):
+        assert one.shape == other.shape
+        if one.numel():
+            apart = (other.double() - one).abs().max() / one.abs().max().clamp(min=1e-30)
+            assert float(apart) < most, (place, float(apart))
+
+
+class TestCompiledCell:
+    @pytest.mark.parametrize("normalise", [False, True])
+    @pytest.mark.parametrize("persist", [False, True])
+    @pytest.mark.parametrize(("units", "inputs", "scalars"), [(16, 4, 9000), (20, 2, 600), (5, 21, 300), (1, 1, 3)])
+    def test_states_logits_and_every_gradient(
+        self, units: int, inputs: int, scalars: int, persist: bool, normalise: bool
+    ) -> None:
+        normalise = normalise and units > 1  # one unit alone is its own mean
+        drawn = Drawn(units, inputs, scalars, persist=persist)
+        exact = drawn.everything(reference, torch.float64, normalise=normalise)
+        assert_close(exact, drawn.everything(compiled_cell(), torch.float32, normalise=normalise))
+
+    @given(
+        units=st.integers(4, 9),
+        inputs=st.integers(1, 9),
+        scalars=st.integers(0, 2 * cells.TILE + 3),
+        persist=st.booleans(),
+        normalise=st.booleans(),
+    )
+    @settings(max_examples=40, deadline=None)
+    def test_any_shape(self, units: int, inputs: int, scalars: int, persist: bool, normalise: bool) -> None:
+        drawn = Drawn(units, inputs, scalars, persist=persist)
+        exact = drawn.everything(reference, torch.float64, normalise=normalise)
+        found = drawn.everything(compiled_cell(), torch.float32, normalise=normalise)
+        for one, other in zip(exact, found, strict=True):
+            # Where units say nearly the same, LayerNorm magnifies what float32 rounds off.
+            torch.testing.assert_close(other.double(), one, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("scalars", [cells.TILE - 1, cells.TILE, cells.TILE + 1, functions.SCALARS + 1])
+    def test_every_rest_of_a_tile_and_block(self, scalars: int) -> None:
+        drawn = Drawn(6, 4, scalars, persist=False)
+        exact = drawn.everything(reference, torch.float64, normalise=True)
+        assert_close(exact, drawn.everything(compiled_cell(), torch.float32, normalise=True))
+
+    @pytest.mark.parametrize("normalise", [False, True])
+    def test_strong_weights(self, normalise: bool) -> None:
+        drawn = Drawn(16, 4, 2000, persist=False, size=4.0)
+        exact = drawn.everything(reference, torch.float64, normalise=normalise)
+        assert_close(exact, drawn.everything(compiled_cell(), torch.float32, normalise=normalise), 1e-5)
+
+    def test_far_features_are_finite(self) -> None:
+        drawn = Drawn(5, 4, 40, persist=False)
+        weights = [each.float() for each in drawn.learned]
+        assert torch.isfinite(compiled_cell().cell_logits(1e6 * drawn.features.float(), *weights, normalise=True)).all()
+
+    @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+    def test_what_is_not_finite_stays_with_its_scalar(self, broken: float) -> None:
+        drawn = Drawn(5, 4, 40, persist=False)
+        weights, features = [each.float() for each in drawn.learned], drawn.features.float()
+        whole = compiled_cell().cell_logits(features, *weights, normalise=True)
+        features[1, 7] = broken
+        found = compiled_cell().cell_logits(features, *weights, normalise=True)
+        wanted = reference.cell_logits(features, *weights, normalise=True)
+        assert torch.equal(torch.isnan(found), torch.isnan(wanted))
+        others = torch.arange(40) != 7
+        torch.testing.assert_close(found[:, others], whole[:, others], rtol=1e-6, atol=1e-6)
+
+    def test_what_it_sees_of_numbers(self) -> None:
+        values = torch.tensor([1e-3, -1e-6, 0.0, 5.0, -2e4, 4.5e-5, 4.6e-5, 1e-20, float("nan")])
+        other = values.flip(0).contiguous()
+        found, wanted = compiled_cell().scale_and_sign(values, other), reference.scale_and_sign(values, other)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+    def test_the_loops_mean_what_they_say_as_plain_python(self) -> None:
+        drawn = Drawn(3, 5, 7, persist=True)
+        weights = [each.float() for each in drawn.learned]
+        kept = drawn.kept(torch.float32)
+        given_to_loops = functions._given(drawn.features.float(), *weights[:3], kept, True)
+        logits = np.empty((2, 7), np.float32)
+        cells.cell_logits((0, 1), *given_to_loops, weights[3].numpy(), logits)
+        wanted = compiled_cell().cell_logits(drawn.features.float(), *weights, kept, normalise=True)
+        torch.testing.assert_close(torch.from_numpy(logits), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_number_of_threads_changes_no_bit(threads: Any) -> None:
+    drawn = Drawn(16, 4, 5 * functions.SCALARS + 77, persist=False)
+    threads(1)
+    alone = drawn.everything(compiled_cell(), torch.float32, normalise=True)
+    for count in (2, 3):
+        threads(count)
+        found = drawn.everything(compiled_cell(), torch.float32, normalise=True)
+        assert all(torch.equal(one, other) for one, other in zip(alone, found, strict=True))
+
+
+@pytest.mark.parametrize("scalars", [cells.TILE, 3 * cells.TILE, 1 << 20])
+def test_the_size_of_blocks_changes_next_to_nothing(scalars: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Drawn(6, 4, 2000, persist=True)
+    exact = drawn.everything(reference, torch.float64, normalise=True)
+    monkeypatch.setattr(functions, "SCALARS", scalars)
+    assert_close(exact, drawn.everything(compiled_cell(), torch.float32, normalise=True))
+
+
+CELLS: dict[str, dict[str, Any]] = {
+    "A": {},
+    "A persist": {"state": "persist"},
+    "B": {"variant": "B", "width": 20},
+    "B persist": {"variant": "B", "state": "persist"},
+    "fading": {"fading": 50.0},
+}
+
+
+def updater_of(kind: str, settings: dict[str, Any]) -> tuple[Updater, Batch]:
+    """A recommender of ordinary size with a past, and the batch that comes next."""
+    rng = np.random.default_rng(0)
+    recommender = BPR({"dim": 32}) if kind == "bpr" else NCF({"dim": 16, "layers": (24, 16)})
+    recommender.grow(60, np.arange(60), 80, np.arange(80))
+    history = History()
+    history.append(rng.integers(0, 60, 400), rng.integers(0, 80, 400))
+    return Updater(recommender, S2Meta(settings), history), next_batch(history, rng)
+
+
+def next_batch(history: History, rng: np.random.Generator) -> Batch:
+    users, items = rng.integers(0, 60, 48), rng.integers(0, 80, 48)
+    return Batch(history.events, users, items, np.full(48, history.events), users, items)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("option", CELLS)
+@pytest.mark.parametrize("kind", ["bpr", "ncf"])
+def test_whole_steps_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 5: meta-gradients to 1e-5 of the largest, parameters to 2e-5."""
+    found = []
+    for asked in ("torch", "numba"):
+        monkeypatch.setenv("MELON_KERNEL", "torch")
+        updater, batch = updater_of(kind, {**CELLS[option], "meta_lr": 0.02})
+        rng = np.random.default_rng(5)
+        for _ in range(6 if trained else 0):
+            updater.learn(batch)
+            batch = next_batch(updater.history, rng)
+        monkeypatch.setenv("MELON_KERNEL", asked)
+        situation, meta_loss = look_ahead_of(updater, batch)
+        gradients, loss = updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
+        proposal = updater.strategy.propose(replace(situation, reach=None))
+        kept = {f"{table} {key}": each for table, held in proposal.row_state.items() for key, each in held.items()}
+        found.append((gradients, loss, {**proposal.values, **kept}))
+    (exact, loss, values), (gradients, loss_too, values_too) = found
+    assert float(loss_too) == pytest.approx(float(loss), rel=1e-5)
+    for name, gradient in gradients.items():
+        apart = (gradient - exact[name]).abs().max() / max(float(exact[name].abs().max()), 1e-7)
+        assert float(apart) < 1e-5, (name, float(apart))
+    for name, table in values_too.items():
+        torch.testing.assert_close(table, values[name], rtol=2e-5, atol=4e-6, msg=name)
+
+
+class TestTheChoice:
+    @pytest.mark.parametrize(("asked", "is_compiled"), [("torch", False), ("numba", True), ("auto", True), ("", True)])
+    def test_the_variable_decides(self, asked: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MELON_KERNEL", asked)
+        assert isinstance(cell_kernel(LIKE), ReferenceCell) is not is_compiled
+
+    def test_float64_goes_to_the_reference(self) -> None:
+        assert isinstance(cell_kernel(LIKE.double()), ReferenceCell)
+
+    def test_while_it_compiles_in_the_background_the_reference_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        build = functions.build
+
+        def slowly() -> functions.CompiledCell:
+            time.sleep(0.3)
+            return build()
+
+        monkeypatch.setattr(functions, "build", slowly)
+        monkeypatch.setattr(choice, "_STOCK", choice._stock())
+        warm_up(in_background=True)
+        assert isinstance(cell_kernel(LIKE), ReferenceCell)
+        until = time.monotonic() + 120
+        while isinstance(cell_kernel(LIKE), ReferenceCell):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    def test_a_compiler_that_fails_leaves_the_reference(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fails() -> functions.CompiledCell:
+            raise RuntimeError("no such processor")
+
+        monkeypatch.setattr(functions, "build", fails)
+        monkeypatch.setattr(choice, "_STOCK", choice._stock())
+        with caplog.at_level(logging.WARNING, logger="melon"):
+            assert all(isinstance(cell_kernel(LIKE), ReferenceCell) for _ in range(2))
+        assert [record.getMessage().count("no such processor") for record in caplog.records] == [1]
+
+    @pytest.mark.parametrize(("asked", "works"), [("auto", True), ("torch", True), ("numba", False)])
+    def test_without_numba(self, asked: str, works: bool) -> None:
+        """PyTorch serves, with one line on stderr where nobody asked for it; asked for by name, it is an error."""
+        code = """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "numba" else found(name, *more)
+import sys
+sys.modules["numba"] = None
+import torch
+from melon.strategies.s2meta.kernel import cell_kernel
+for _ in range(2):
+    print(type(cell_kernel(torch.ones(1))).__name__)
+"""
+        environment = {**os.environ, "MELON_KERNEL": asked}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        if works:
+            assert done.stdout.split() == ["ReferenceCell"] * 2, done.stderr
+            assert done.stderr.count("melon-recommender[fast]") == (asked == "auto")
+        else:
+            assert "melon-recommender[fast]" in done.stderr
+            assert done.returncode
