@@ -4,11 +4,13 @@
 
 Each line is one configuration, scored by HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md): one
 pre-trained recommender (L2 0.03, all epochs), which learned strategies practise on before they are judged.
+RECOMMENDER and SEED (bpr and 0) choose another recommender and seed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 
@@ -19,7 +21,8 @@ import torch
 from accuracy import DATA
 from melon.data.files import load_stream
 from melon.errors import LearningError
-from melon.evaluate.selection import PretrainedState, Protocol, RecommenderPlan, Selection, deploy
+from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, deploy
+from melon.evaluate.selection import Protocol, Selection
 from melon.experiments.config import parse_assignments
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
 from melon.strategies.registry import STRATEGIES
@@ -28,25 +31,26 @@ from melon.stream.split import DEFAULT_SPLIT, split
 SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}
 
 
-def main(stream: str, configurations: list[str], recommender: str = "bpr") -> None:
+def main(stream: str, configurations: list[str], recommender: str = "bpr", seed: int = 0) -> None:
     torch.set_num_threads(1)
     log = load_stream(DATA / f"{stream}.parquet")
     parts = split(log, SPLITS.get(stream, DEFAULT_SPLIT))
-    selection = Selection(log.head(parts.validation_stop), parts, Protocol())
+    selection = Selection(log.head(parts.validation_stop), parts, Protocol(seed))
     plan = RecommenderPlan(recommender)
-    training = Pretraining(plan.build(0), selection.before_window, PretrainSettings(l2=0.03), seed=0)
+    training = Pretraining(plan.build(seed), selection.before_window, PretrainSettings(l2=0.03), seed=seed)
     for _ in training.run(most_epochs(len(selection.before_window))):
         pass
-    start = PretrainedState.of(plan, 0, training.recommender)
-    print(f"| {stream}, {recommender} | score | s |\n|---|---|---|")
+    start = PretrainedState.of(plan, seed, training.recommender)
+    print(f"| {stream}, {recommender}, seed {seed} | score | s |\n|---|---|---|", flush=True)
     for text in configurations:
         name, _, assigned = text.partition(":")
-        settings = parse_assignments([each for each in assigned.split(",") if each])["strategy"]
-        strategy = STRATEGIES[name].load()(settings)
+        # A comma within a value is followed by no `name=`.
+        settings = parse_assignments([each for each in re.split(r",(?=\w+=)", assigned) if each])["strategy"]
+        strategy = STRATEGIES[name].load()(settings, seed=seed)
         began = time.perf_counter()
         try:
             practice = selection.train_meta_model(strategy, start, parts.judged_from)
-            score = f"{selection.judged(deploy(strategy, start, selection.before_window, 0, practice)):.4f}"
+            score = f"{selection.judged(deploy(strategy, start, selection.before_window, seed, practice)):.4f}"
         except LearningError as problem:
             score = f"broke: {problem}"
         print(f"| {name} {assigned or 'as it is'} | {score} | {time.perf_counter() - began:.0f} |", flush=True)
@@ -55,4 +59,4 @@ def main(stream: str, configurations: list[str], recommender: str = "bpr") -> No
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2:], os.environ.get("RECOMMENDER", "bpr"))
+    main(sys.argv[1], sys.argv[2:], os.environ.get("RECOMMENDER", "bpr"), int(os.environ.get("SEED", "0")))

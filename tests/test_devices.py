@@ -26,7 +26,7 @@ VARIANTS = {
     "eals": [{"replay": 8, "neg": "pop"}],
     "s2meta": [{}, {"variant": "B", "state": "persist"}, {"state": "persist", "fading": 100.0}],
     "sml": [{"width": 8}, {"width": 8, "optimizer": "adam_lazy", "fading": 100.0}],
-    "melon": [{}, {"fading": 100.0}, {"touch_feature": True, "flat_rates": True}],
+    "melon": [{}, {"fading": 100.0}, {"inputs": ["touches", "idle", "item_rate", "role"], "flat_rates": True}],
 }
 PAIRINGS = [
     pytest.param(recommender, strategy, settings, id=f"{recommender}-{strategy}-{number}")

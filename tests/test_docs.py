@@ -129,6 +129,8 @@ def test_every_choice_has_a_heading_and_its_settings_a_line(entry: Entry, page: 
 def plain_default(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
+    if value == ():
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -13,6 +13,7 @@ from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.rates.kernels import reference
 from melon.strategies.rates.presets import RATE_PRESETS
 
+EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {name: value for name, value in RATE_PRESETS["paper"].items() if name != "role_width"},
@@ -21,7 +22,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two layers": {"interaction_layers": 2},
     "linear role": {"role": "linear"},
     "pairwise": {"pairwise": True},
-    "touch feature": {"touch_feature": True},
+    "touches": {"inputs": ["touches"]},
+    "idle": {"inputs": ["idle"]},
+    "item rate": {"inputs": ["item_rate"]},
+    "role": {"inputs": ["role"]},
+    "every input": {"inputs": EVERY_INPUT},
+    "every input of pairs": {"inputs": EVERY_INPUT, "pairwise": True},
     "without theta": {"theta_feature": False},
     "batch loss": {"loss_feature": "batch"},
     "no forgetting": {"forgetting": False},
@@ -55,7 +61,7 @@ def test_meta_gradient_is_that_of_central_differences(kind: str, option: str, no
     assert max(found.values()) < RELATIVE, found
 
 
-@pytest.mark.parametrize("option", ["default", "paper", "touch feature", "square root", "shared forgetting"])
+@pytest.mark.parametrize("option", ["default", "paper", "touches", "every input", "square root", "shared forgetting"])
 @pytest.mark.parametrize("name", ["melon_i", "melon_p"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> None:
@@ -97,7 +103,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(gradient, other[name], rtol=1e-9, atol=1e-14, msg=name)
 
 
-@pytest.mark.parametrize("option", ["default", "paper", "code", "touch feature", "linear role", "square root"])
+@pytest.mark.parametrize("option", ["default", "paper", "code", "every input", "linear role", "square root"])
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [1, 64])
@@ -110,7 +116,7 @@ def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, mo
     assert float(loss) == pytest.approx(float(loss_too), rel=1e-12)
 
 
-@pytest.mark.parametrize("option", ["default", "code", "row mean", "square root", "batch mean"])
+@pytest.mark.parametrize("option", ["default", "code", "every input", "row mean", "square root", "batch mean"])
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_out_of_reach_are_dropped_exactly(kind: str, name: str, option: str) -> None:

@@ -270,7 +270,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {"shared_forgetting": True, "norm": "none", "rate_bias": -4.5},
     "pairwise": {"pairwise": True},
-    "without theta": {"theta_feature": False, "touch_feature": True},
+    "without theta": {"theta_feature": False, "inputs": ["touches"]},
+    "every input": {"inputs": ["touches", "idle", "item_rate", "role"]},
     "fading": {"fading": 50.0},
 }
 
@@ -327,7 +328,7 @@ class TestTheChoice:
     def test_while_it_compiles_in_the_background_the_reference_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from melon.strategies.rates.kernels.compiled import seam
 
-        stock, build = choice._Stock(), seam.build
+        stock, build = choice._stock(), seam.build
         monkeypatch.setattr(choice, "_STOCK", stock)
 
         def slowly(width: int) -> seam.Kernels:
@@ -356,7 +357,7 @@ class TestTheChoice:
             raise RuntimeError("no such processor")
 
         monkeypatch.setattr(seam, "build", fails)
-        monkeypatch.setattr(choice, "_STOCK", choice._Stock())
+        monkeypatch.setattr(choice, "_STOCK", choice._stock())
         network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
         with caplog.at_level(logging.WARNING, logger="melon"):
             for _ in range(2):
@@ -395,7 +396,12 @@ for _ in range(2):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         built: list[str] = []
-        monkeypatch.setattr(seam, "_built", lambda width, anchor: built.append(str(anchor)))
+
+        def keep(suite: seam.Suite, anchor: Any) -> dict[str, Any]:
+            built.append(str(anchor))
+            return dict.fromkeys(suite.signatures)
+
+        monkeypatch.setattr(seam, "_built", keep)
         seam.build(20)
         assert len(built) == 1
         assert str(tmp_path) not in built[0]

@@ -9,8 +9,13 @@ import torch
 
 pytest.importorskip("numba")
 
+from melon.checks.toys import toy_batches
+from melon.learning.updater import Updater
+from melon.recommenders.ncf import NCF
+from melon.strategies.melon import MeLON
 from melon.strategies.rates.kernels.compiled import threads
-from melon.strategies.rates.kernels.compiled.threads import spread
+from melon.strategies.rates.kernels.compiled.threads import kernels_first, spread
+from melon.strategies.s2meta.strategy import S2Meta
 
 
 @pytest.fixture
@@ -89,3 +94,49 @@ def test_nobody_waits_for_a_helper_that_has_not_begun(allowed: Any) -> None:
     assert not busy.done()
     released.set()
     busy.result()
+
+
+def test_kernels_get_the_threads_and_pytorch_one(allowed: Any) -> None:
+    allowed(3)
+    with kernels_first():
+        assert torch.get_num_threads() == 1
+        assert threads.allowed() == 3
+        with kernels_first():
+            assert threads.allowed() == 3
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads.allowed() == 3
+
+
+def test_threads_are_given_back_after_an_error(allowed: Any) -> None:
+    allowed(2)
+    with pytest.raises(ZeroDivisionError), kernels_first():
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == threads.allowed() == 2
+
+
+def test_one_thread_is_nothing_to_lend(allowed: Any) -> None:
+    allowed(1)
+    with kernels_first():
+        assert torch.get_num_threads() == threads.allowed() == 1
+
+
+@pytest.mark.parametrize("strategy", [MeLON, S2Meta])
+@pytest.mark.parametrize(("kernel", "given"), [("numba", 1), ("torch", 2)])
+def test_a_step_leaves_pytorch_one_thread_where_a_kernel_serves(
+    strategy: Any, kernel: str, given: int, allowed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MELON_KERNEL", kernel)
+    allowed(2)
+    recommender = NCF({"dim": 4, "layers": (4, 3)}, seed=1)
+    updater, met = Updater(recommender, strategy(), seed=1), []
+    evidence = recommender.evidence
+
+    def seen(*given: Any, **more: Any) -> Any:
+        met.append(torch.get_num_threads())
+        return evidence(*given, **more)
+
+    monkeypatch.setattr(recommender, "evidence", seen)
+    for batch in toy_batches()[:2]:
+        updater.learn(batch)
+    assert set(met) == {given}
+    assert torch.get_num_threads() == 2

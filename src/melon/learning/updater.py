@@ -200,9 +200,10 @@ class Updater:
         return np.where(absent, scores[np.arange(len(scores)), first][:, None], scores)
 
     def _step(self, batch: Batch) -> float:
-        offered = self._offered(batch)
-        last = self._last_offered(batch) if isinstance(self.strategy, LearnedStrategy) else None
-        return self.step(offered, last, batch)
+        with self.strategy.at_work():
+            offered = self._offered(batch)
+            last = self._last_offered(batch) if isinstance(self.strategy, LearnedStrategy) else None
+            return self.step(offered, last, batch)
 
     def step(self, offered: Offered, last: Offered | None, batch: Batch) -> float:
         """Learn interactions whose negatives are given; learned strategies look ahead from `last` first."""

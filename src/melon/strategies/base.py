@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -164,6 +165,10 @@ class Strategy(ABC):
         False, as here, means that nothing was done and the common pre-training is wanted.
         """
         return False
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """What surrounds a whole step; a strategy with kernels of its own lets the threads be theirs."""
+        return nullcontext()
 
     @abstractmethod
     def propose(self, situation: Situation) -> Proposal:

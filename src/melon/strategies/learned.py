@@ -179,6 +179,8 @@ class MetaAdam:
 
     def __init__(self, settings: LearnedSettings) -> None:
         self._settings = settings
+        #: What is left of the rate in the settings.
+        self.warmth = 1.0
         self._steps = 0
         self._moments: _Moments | None = None
         self._before: _Before | None = None
@@ -196,7 +198,8 @@ class MetaAdam:
         first = torch.lerp(kept.first, slopes, 1 - beta_1)
         second = torch.mul(kept.second, beta_2).addcmul_(slopes, slopes, value=1 - beta_2)
         scale = torch.div(second, 1 - beta_2**self._steps).sqrt_().add_(self._EPS)
-        moved = torch.addcdiv(values, first, scale, value=-settings.meta_lr / (1 - beta_1**self._steps))
+        rate = settings.meta_lr * self.warmth
+        moved = torch.addcdiv(values, first, scale, value=-rate / (1 - beta_1**self._steps))
         _put_back(moved, parameters)
         self._moments = _Moments(kept.shapes, first, second)
 

@@ -21,6 +21,7 @@ _RATE_SPACE = Space(
         "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
         "fading": FADING,
         "meta_lr": (0.0003, 0.001, 0.003, 0.01),
+        "meta_cooling": (1.0, 0.1),  # fast streams gain by it, others do not
         "aggregation": ("sum", "sqrt"),
         "passes": (10, 20),
     },

@@ -27,9 +27,8 @@ class PairModel:
         self.sees_interaction, self.sees_parameter = sees_interaction, sees_parameter
         width = settings.role_width
         if sees_parameter:
-            # Inputs: loss (2), gradient (2), then the optional ones.
-            inputs = 4 + int(settings.theta_feature) + int(settings.touch_feature)
-            parameters.weight("role.1", width, inputs)
+            # Inputs: loss (2), gradient (2), and the parameter's value; optional ones have weights of their own.
+            parameters.weight("role.1", width, 4 + int(settings.theta_feature))
             parameters.zeros("role.1.bias", width)
             if settings.role == "mlp":
                 parameters.weight("role.2", width, width)

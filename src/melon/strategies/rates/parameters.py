@@ -35,9 +35,9 @@ class Parameters:
         drawn = self._normals(name, 1, size)[0] * 0.01 if self._init == "normal" else np.zeros(size)
         self._put(name, drawn)
 
-    def zeros_exactly(self, name: str, size: int) -> None:
-        """A vector of zeros, whatever the other draws are."""
-        self._put(name, np.zeros(size))
+    def zeros_exactly(self, name: str, *shape: int) -> None:
+        """Zeros, whatever the other draws are."""
+        self._put(name, np.zeros(shape))
 
     def ones(self, name: str, size: int) -> None:
         """A vector of ones."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from melon.strategies.learned import LearnedSettings
 
 Aggregation = Literal["sum", "row_mean", "batch", "sqrt"]
+#: What the rates can be told of a line besides: how often the batch touches its row, how long the row was idle, how
+#: often its item was taken of late, and whether it is a user's, a taken item's or a negative's.
+Input = Literal["touches", "idle", "item_rate", "role"]
 
 
 class RateSettings(LearnedSettings):
@@ -19,7 +23,7 @@ class RateSettings(LearnedSettings):
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
     role_width: int = Field(20, ge=1)
-    touch_feature: bool = False  # log of how often the batch touches the row (METHODS.md 8.2)
+    inputs: tuple[Input, ...] = ()  # what the role is told besides (METHODS.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
     interaction_width: int = Field(20, ge=1)
     norm: Literal["layer", "batch", "none"] = "layer"  # 6
@@ -36,5 +40,21 @@ class RateSettings(LearnedSettings):
     shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows
     shared_forgetting: bool = False  # 11: the forgetting of shared weights, which ate the published NCF
     most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
+    meta_cooling: float = Field(1.0, gt=0, le=1)  # 23: what is left of Adam's rate when practice is over
     init: Literal["normal", "xavier"] = "xavier"  # 27
     flat_rates: bool = False  # a control: every rate is replaced by its mean over the batch and role
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values. What was saved before there were `inputs` has `touch_feature` instead."""
+        told = dict(values)
+        if told.pop("touch_feature", False):
+            told["inputs"] = ["touches", *told.get("inputs", ())]
+        return super().parse(told, owner)
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """`touches,idle` is a list too, and naming an input twice is naming it once."""
+        names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+        return tuple(dict.fromkeys(names)) if isinstance(names, list | tuple) else names

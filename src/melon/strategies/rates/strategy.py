@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,18 @@ from torch import Tensor
 
 from melon.data.interactions import Ints
 from melon.settings import Settings
-from melon.strategies.base import LearningRates, Proposal, Situation
+from melon.strategies.base import Kept, LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.rates.inputs import LineInputs
 from melon.strategies.rates.interactions import InteractionModel
-from melon.strategies.rates.kernels import PairKernel, RateNetwork, RowTouches, UnitTerms, pair_kernel
+from melon.strategies.rates.kernels import (
+    PairKernel,
+    RateNetwork,
+    RowTouches,
+    UnitTerms,
+    pair_kernel,
+    work_of_kernels,
+)
 from melon.strategies.rates.kernels.forms import Doubles
 from melon.strategies.rates.kernels.reference import Rates, line_rates, moved_at, shared_rates
 from melon.strategies.rates.pairs import PairModel
@@ -36,6 +45,7 @@ class RateStrategy(LearnedStrategy):
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self.per_branch = self.settings.pairwise
+        self._practised = 0
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         if hasattr(self, "_phi"):
@@ -46,6 +56,9 @@ class RateStrategy(LearnedStrategy):
         self._pairs = PairModel(
             self.settings, self._phi, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
+        # What describes a role means nothing to a model without one.
+        asked = self.settings.inputs if self.sees_parameter else ()
+        self._inputs = LineInputs(asked, specs, self._phi, self.settings.role_width)
         for name in self.fading_names(specs):
             self._phi.zeros_exactly(name, 1)
         self.prepare_optimizer()
@@ -53,12 +66,35 @@ class RateStrategy(LearnedStrategy):
     def parameters(self) -> dict[str, Tensor]:
         return self._phi.held
 
+    def memory(self) -> dict[str, Tensor]:
+        return {**super().memory(), "practised": torch.tensor(self._practised, device="cpu")}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        super().recall(memory)
+        self._has_practised(int(memory.get("practised", 0)))
+
+    def start_afresh(self) -> None:
+        self._has_practised(self._practised + 1)
+
+    def _has_practised(self, passes: int) -> None:
+        """Adam's rate falls from pass to pass; a stream goes on with what is left after the last of them."""
+        self._practised = passes
+        done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
+        self._optimizer.warmth = self.settings.meta_cooling**done
+
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        return self._inputs.row_state(spec)
+
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         return self._updated(situation, self._unit_terms(situation))
 
+    def at_work(self) -> AbstractContextManager[None]:
+        return work_of_kernels(self._pairs.network, next(iter(self.parameters().values())))
+
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        return Proposal(self._updated(situation, self._unit_terms(situation), control=self.settings.flat_rates))
+        values = self._updated(situation, self._unit_terms(situation), control=self.settings.flat_rates)
+        return Proposal(values, self._inputs.counted(situation))
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
@@ -140,7 +176,7 @@ class RateStrategy(LearnedStrategy):
         found = [self._touched(situation, each, old, terms) for each, old in zip(tables, olds, strict=True)]
         if kernel is None:
             return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, found, strict=True)}
-        if self._sees_touches(terms):  # each table has terms of its own
+        if self._inputs:  # each table has terms of its own
             moved = tuple(kernel.moved_rows([touched], here, network)[0] for touched, here in found)
         else:
             moved = kernel.moved_rows([touched for touched, _ in found], terms, network)
@@ -152,10 +188,8 @@ class RateStrategy(LearnedStrategy):
         """Lines as a kernel takes them, and the terms that their units stand for."""
         lines, here = table.lines, terms
         unit = lines.unit
-        if self._sees_touches(terms):  # then lines of one unit have terms of their own
-            device = terms.logits.device
-            touches = torch.from_numpy(lines.touches[lines.row]).to(device)
-            here = self._with_touches(terms.at(torch.from_numpy(unit).to(device)), touches)
+        if self._inputs:  # then lines of one unit have terms of their own
+            here = self._inputs.with_rows(terms, situation, table)
             unit = np.arange(len(unit))
         touched = RowTouches(
             values=situation.values[table.table][: len(lines.touches)],
@@ -179,7 +213,7 @@ class RateStrategy(LearnedStrategy):
             share = 1 / wide.units
         if kernel is None:
             return self._flat_shared(situation, wide, terms, scale, share)
-        here = self._shared_terms(wide, terms)
+        here = self._shared_terms(situation, wide, terms)
         return old + kernel.shared_move(old.flatten(), wide, here, self._pairs.network, scale, share).view_as(old)
 
     def _flat_shared(
@@ -196,25 +230,14 @@ class RateStrategy(LearnedStrategy):
         self, situation: Situation, wide: SharedLines, terms: UnitTerms
     ) -> Iterator[tuple[Tensor, Rates]]:
         theta = situation.values[wide.table].flatten()
-        return shared_rates(theta, wide, self._shared_terms(wide, terms), self._pairs.network)
+        return shared_rates(theta, wide, self._shared_terms(situation, wide, terms), self._pairs.network)
 
     def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> Tensor:
         found = [each.learning for _, each in self._shared_rates(situation, wide, terms)]
         return torch.cat(found).mean()
 
-    def _shared_terms(self, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
-        return self._with_touches(terms, torch.full((wide.units,), wide.touches, device=terms.logits.device))
-
-    def _sees_touches(self, terms: UnitTerms) -> bool:
-        return self.settings.touch_feature and terms.hidden is not None
-
-    def _with_touches(self, terms: UnitTerms, touches: Tensor) -> UnitTerms:
-        """The optional feature of METHODS.md 8.2: log of how often the batch touches what a line is about."""
-        if not self._sees_touches(terms):
-            return terms
-        assert terms.hidden is not None
-        touched = touches.to(terms.hidden.dtype).log()[:, None]
-        return UnitTerms(terms.hidden + touched * self._phi["role.1"][:, -1], terms.logits)
+    def _shared_terms(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
+        return self._inputs.with_shared(terms, situation, wide) if self._inputs else terms
 
     def _shared_scale(self, wide: SharedLines) -> float:
         scales = {

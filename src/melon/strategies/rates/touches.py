@@ -39,12 +39,18 @@ class Lines:
 
 @dataclass(frozen=True)
 class TableLines:
-    """The lines of one table; `gradient` is what is applied and `feature` what the rates see of it, by source."""
+    """The lines of one table; `gradient` is what is applied and `feature` what the rates see of it, by source.
+
+    `positions` (interactions × slots) are the compact rows that the batch touches; with `aggregated` a line stands for
+    all touches of its row.
+    """
 
     table: str
     lines: Lines
     gradient: Tensor
     feature: Tensor
+    positions: Tensor
+    aggregated: bool = False
 
 
 class LineBook:
@@ -67,7 +73,7 @@ class LineBook:
         if here not in self._found:
             self._found[here] = self._lines(gradient.positions, rows, reached)
         flat = gradient.gradient.flatten(0, 1)
-        return TableLines(gradient.table, self._found[here], flat, flat)
+        return TableLines(gradient.table, self._found[here], flat, flat, gradient.positions)
 
     def _lines(self, positions: Tensor, rows: int, reached: int) -> Lines:
         width, row = positions.shape[1], positions.reshape(-1).cpu().numpy()
@@ -83,7 +89,8 @@ def _aggregated(gradient: RowGradient, rows: int, reached: int) -> TableLines:
     touches = counted.cpu().numpy()
     row = np.flatnonzero(touches)
     lines = Lines(np.zeros_like(row), row, row, touches, np.ones(len(touches)))
-    return TableLines(gradient.table, lines, total, total / counted.clamp(min=1)[:, None])
+    mean = total / counted.clamp(min=1)[:, None]
+    return TableLines(gradient.table, lines, total, mean, gradient.positions, aggregated=True)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -57,6 +58,13 @@ class ReferenceCell:
 def cell_kernel(like: Tensor) -> CellKernel:
     """The implementation for numbers like these."""
     return (_STOCK.of("cell") if wanted(like) else None) or _REFERENCE
+
+
+def work_of_cell(like: Tensor) -> AbstractContextManager[None]:
+    """Around a whole step: where the compiled cell serves it, the threads are the cell's."""
+    from melon.strategies.rates.kernels.compiled.threads import kernels_first
+
+    return nullcontext() if cell_kernel(like) is _REFERENCE else kernels_first()
 
 
 def warm_up(*, in_background: bool = False) -> None:

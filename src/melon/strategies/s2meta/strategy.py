@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from melon.strategies.learned import LearnedStrategy
 from melon.strategies.rates.parameters import Parameters
 from melon.strategies.s2meta.cell import scale_and_sign
 from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
+from melon.strategies.s2meta.kernel import work_of_cell
 from melon.strategies.s2meta.settings import S2MetaSettings
 from melon.tables import TableSpec
 
@@ -53,6 +55,9 @@ class S2Meta(LearnedStrategy):
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._networks[spec.name].row_state(spec.dim)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return work_of_cell(next(iter(self.parameters().values())))
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         values = self._aged_values(situation)

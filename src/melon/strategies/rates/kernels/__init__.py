@@ -6,6 +6,7 @@ from melon.strategies.rates.kernels.choice import (
     interaction_kernel,
     pair_kernel,
     warm_up,
+    work_of_kernels,
 )
 from melon.strategies.rates.kernels.forms import RateNetwork, RowTouches, UnitTerms
 
@@ -18,4 +19,5 @@ __all__ = [
     "interaction_kernel",
     "pair_kernel",
     "warm_up",
+    "work_of_kernels",
 ]

@@ -7,6 +7,7 @@ implementation; a service calls `warm_up(in_background=True)` first, and PyTorch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -78,6 +79,13 @@ def interaction_kernel(role_width: int, like: Tensor) -> InteractionKernel | Non
 
 def _compiled(width: int, like: Tensor) -> CompiledKernel | None:
     return _STOCK.of(_padded(width)) if wanted(like) else None
+
+
+def work_of_kernels(network: RateNetwork, like: Tensor) -> AbstractContextManager[None]:
+    """Around a whole step: where a compiled kernel computes the pairs, the threads are the kernel's."""
+    from melon.strategies.rates.kernels.compiled.threads import kernels_first
+
+    return nullcontext() if pair_kernel(network, like) is _REFERENCE else kernels_first()
 
 
 def warm_up(width: int = 20, *, in_background: bool = False) -> None:

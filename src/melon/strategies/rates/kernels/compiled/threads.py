@@ -1,10 +1,15 @@
-"""Blocks of work on as many cores as PyTorch may use; kernels run without the interpreter's lock."""
+"""Blocks of work on as many cores as PyTorch may use; kernels run without the interpreter's lock.
+
+Around kernels, a step is many small operations that PyTorch is slower at with several threads than with one. So a
+strategy that has kernels works with `kernels_first`: they get the threads, and PyTorch gets one.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -13,6 +18,29 @@ import torch
 PIECES = 8
 
 _pools: dict[int, ThreadPoolExecutor] = {}
+_lent = 0
+
+
+@contextmanager
+def kernels_first() -> Iterator[None]:
+    """Lend the kernels all threads but one of PyTorch's, for as long as this lasts."""
+    global _lent  # noqa: PLW0603
+    asked = torch.get_num_threads()
+    if asked == 1:  # nothing to lend, or lent already
+        yield
+        return
+    _lent = asked
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(asked)
+        _lent = 0
+
+
+def allowed() -> int:
+    """How many threads a kernel may use."""
+    return max(_lent, torch.get_num_threads())
 
 
 def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
@@ -20,7 +48,7 @@ def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
 
     The caller works too: little work is done before another thread has woken up, and then nobody waits for it.
     """
-    threads = min(torch.get_num_threads(), blocks)
+    threads = min(allowed(), blocks)
     if threads <= 1:
         work((0, blocks))
         return
