@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from melon.checks.pairings import situation_of, state_of
 from melon.checks.toys import toy_batches
+from melon.learning import checkpoint
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, RecommenderSettings
 from melon.recommenders.bpr import BPR
@@ -251,3 +253,15 @@ class Mixed(Recommender):
     def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
         flavour = torch.tanh(values["flavour"][items] + values["shift"][0])
         return ((values["taste"][users] @ values["mix"]) * flavour).sum(-1) + values["fame"][items, 0]
+
+
+def require_saved_goes_on(updater: Updater, last: Batch, folder: Path) -> dict[str, Any]:
+    """A saved model learns the next batch as the one that stayed does, bit for bit; returns the state after it."""
+    checkpoint.save(folder, updater)
+    again = checkpoint.load(folder).updater
+    for each in (updater, again):
+        each.learn(last)
+    one, other = state_of(updater), state_of(again)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    return one

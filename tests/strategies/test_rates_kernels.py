@@ -6,26 +6,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rate_scenes import look_ahead_of
+from kernel_scenes import require_whole_steps_agree, updater_with_a_past
 from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import FactorGradient
-from melon.recommenders.ncf import NCF
 from melon.strategies.melon import MeLON
 from melon.strategies.rates.kernels import RateNetwork, RowTouches, UnitTerms, choice, pair_kernel, warm_up
 from melon.strategies.rates.kernels.compiled import generator, layout, tiles
 from melon.strategies.rates.touches import SharedLines
 from melon.stream.batch import Batch
-from melon.stream.history import History
 from melon.stream.kernels import stream_kernel
 
 pytest.importorskip("numba")
@@ -251,19 +248,7 @@ class TestTheGenerator:
 
 
 def updater_of(kind: str, settings: dict[str, Any]) -> tuple[Updater, Batch]:
-    """A recommender of ordinary size with a past, and the batch that comes next."""
-    rng = np.random.default_rng(0)
-    recommender = BPR({"dim": 32}) if kind == "bpr" else NCF({"dim": 16, "layers": (24, 16)})
-    recommender.grow(60, np.arange(60), 80, np.arange(80))
-    history = History()
-    history.append(rng.integers(0, 60, 400), rng.integers(0, 80, 400))
-    updater = Updater(recommender, MeLON(settings), history)
-    return updater, next_batch(history, rng)
-
-
-def next_batch(history: History, rng: np.random.Generator) -> Batch:
-    users, items = rng.integers(0, 60, 48), rng.integers(0, 80, 48)
-    return Batch(history.events, users, items, np.full(48, history.events), users, items)
+    return updater_with_a_past(kind, MeLON(settings))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -280,27 +265,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("option", SETTINGS)
 @pytest.mark.parametrize("kind", ["bpr", "ncf"])
 def test_whole_steps_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 5: meta-gradients to 1e-5 of the largest, parameters to 2e-5."""
-    found = []
-    for asked in ("torch", "numba"):
-        monkeypatch.setenv("MELON_KERNEL", "torch")
-        updater, batch = updater_of(kind, {**SETTINGS[option], "meta_lr": 0.02})
-        rng = np.random.default_rng(5)
-        for _ in range(6 if trained else 0):
-            updater.learn(batch)
-            batch = next_batch(updater.history, rng)
-        monkeypatch.setenv("MELON_KERNEL", asked)
-        situation, meta_loss = look_ahead_of(updater, batch)
-        gradients, loss = updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
-        proposal = updater.strategy.propose(replace(situation, reach=None))
-        found.append((gradients, loss, proposal.values))
-    (exact, loss, values), (gradients, loss_too, values_too) = found
-    assert float(loss_too) == pytest.approx(float(loss), rel=1e-5)
-    for name, gradient in gradients.items():
-        apart = (gradient - exact[name]).abs().max() / max(float(exact[name].abs().max()), 1e-7)
-        assert float(apart) < 1e-5, (name, float(apart))
-    for name, table in values_too.items():
-        torch.testing.assert_close(table, values[name], rtol=2e-5, atol=2e-6, msg=name)
+    told = {**SETTINGS[option], "meta_lr": 0.02}
+    require_whole_steps_agree(kind, lambda: MeLON(told), monkeypatch, trained=trained, atol=2e-6)
 
 
 class TestTheChoice:

@@ -4,15 +4,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from learned_scenes import require_saved_goes_on
 from rate_scenes import FAMILY, strategy_of, updater_of
 
-from melon.checks.pairings import state_of
 from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
-from melon.learning import checkpoint
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.strategies.melon import MeLON
@@ -90,19 +88,15 @@ def test_a_model_that_was_saved_goes_on_at_the_cooled_rate(tmp_path: Path) -> No
     updater.take_over(practised.practice())
     for batch in past:
         updater.learn(batch)
-    checkpoint.save(tmp_path, updater)
-    again = checkpoint.load(tmp_path).updater
-    for each in (updater, again):
-        each.learn(last)
-    one, other = state_of(updater), state_of(again)
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    require_saved_goes_on(updater, last, tmp_path)
 
 
-def test_what_was_saved_before_there_was_cooling_starts_warm() -> None:
-    practice = practise(strategy_of(passes=2, meta_lr=0.0), 1)
+def test_what_was_saved_before_there_was_cooling_counts_as_not_practised() -> None:
+    practice = practise(strategy_of(passes=2), 1)
+    fresh = {**practice, "practised": torch.tensor(0)}
     del practice["practised"]
-    updater_of("bpr", strategy_of(passes=2)).take_over(practice)
+    steps = [first_step(strategy_of(passes=2, meta_cooling=0.1), told) for told in (practice, fresh)]
+    assert steps[0] == steps[1] > 0
 
 
 @pytest.mark.parametrize("left", [0.0, 1.5, -1.0])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learned_scenes import look_ahead_of
+from kernel_scenes import require_whole_steps_agree, updater_with_a_past
 from torch import Tensor
 
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
 from melon.strategies.s2meta import cell as reference
 from melon.strategies.s2meta import kernel as choice
 from melon.strategies.s2meta.cell import Carried
 from melon.strategies.s2meta.kernel import ReferenceCell, cell_kernel, warm_up
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.batch import Batch
-from melon.stream.history import History
 
 pytest.importorskip("numba")
 
@@ -201,46 +197,15 @@ CELLS: dict[str, dict[str, Any]] = {
 
 
 def updater_of(kind: str, settings: dict[str, Any]) -> tuple[Updater, Batch]:
-    """A recommender of ordinary size with a past, and the batch that comes next."""
-    rng = np.random.default_rng(0)
-    recommender = BPR({"dim": 32}) if kind == "bpr" else NCF({"dim": 16, "layers": (24, 16)})
-    recommender.grow(60, np.arange(60), 80, np.arange(80))
-    history = History()
-    history.append(rng.integers(0, 60, 400), rng.integers(0, 80, 400))
-    return Updater(recommender, S2Meta(settings), history), next_batch(history, rng)
-
-
-def next_batch(history: History, rng: np.random.Generator) -> Batch:
-    users, items = rng.integers(0, 60, 48), rng.integers(0, 80, 48)
-    return Batch(history.events, users, items, np.full(48, history.events), users, items)
+    return updater_with_a_past(kind, S2Meta(settings))
 
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("option", CELLS)
 @pytest.mark.parametrize("kind", ["bpr", "ncf"])
 def test_whole_steps_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 5: meta-gradients to 1e-5 of the largest, parameters to 2e-5."""
-    found = []
-    for asked in ("torch", "numba"):
-        monkeypatch.setenv("MELON_KERNEL", "torch")
-        updater, batch = updater_of(kind, {**CELLS[option], "meta_lr": 0.02})
-        rng = np.random.default_rng(5)
-        for _ in range(6 if trained else 0):
-            updater.learn(batch)
-            batch = next_batch(updater.history, rng)
-        monkeypatch.setenv("MELON_KERNEL", asked)
-        situation, meta_loss = look_ahead_of(updater, batch)
-        gradients, loss = updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
-        proposal = updater.strategy.propose(replace(situation, reach=None))
-        kept = {f"{table} {key}": each for table, held in proposal.row_state.items() for key, each in held.items()}
-        found.append((gradients, loss, {**proposal.values, **kept}))
-    (exact, loss, values), (gradients, loss_too, values_too) = found
-    assert float(loss_too) == pytest.approx(float(loss), rel=1e-5)
-    for name, gradient in gradients.items():
-        apart = (gradient - exact[name]).abs().max() / max(float(exact[name].abs().max()), 1e-7)
-        assert float(apart) < 1e-5, (name, float(apart))
-    for name, table in values_too.items():
-        torch.testing.assert_close(table, values[name], rtol=2e-5, atol=4e-6, msg=name)
+    told = {**CELLS[option], "meta_lr": 0.02}
+    require_whole_steps_agree(kind, lambda: S2Meta(told), monkeypatch, trained=trained, atol=4e-6)
 
 
 class TestTheChoice:

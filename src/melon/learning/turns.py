@@ -65,10 +65,10 @@ def waves(examples: Examples) -> Iterator[Examples]:
     """The interactions of a batch in waves, each in the first one after all earlier ones that it shares a row with."""
     users, items = examples.users, examples.items
     rows = torch.cat([users[:, None], items + users.max() + 1], dim=1)
-    left = torch.arange(len(users), device=users.device)
+    left, size = torch.arange(len(users), device=users.device), int(rows.max()) + 1
     while len(left):
         here = rows[left]
-        first = torch.full((int(rows.max()) + 1,), len(users), device=users.device)
+        first = torch.full((size,), len(users), device=users.device)
         first.scatter_reduce_(0, here.flatten(), left.repeat_interleave(here.shape[1]), "amin")
         ready = (first[here] == left[:, None]).all(1)
         yield _taken(examples, left[ready])

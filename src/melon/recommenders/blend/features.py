@@ -80,7 +80,7 @@ class StreamFeatures:
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, and of late."""
         lasts = past.of_users.recent(users).partners[:, :LAST]
-        met = self.counts.totals(np.maximum(lasts, 0), _ALWAYS)
+        met = self.counts.totals(np.maximum(lasts, 0))
         sums = self.neighbours.add_up(lasts, _GAIN / np.sqrt(met + _SHRINK), items)
         columns = np.empty((*items.shape, len(PAIR_FEATURES)), dtype=self._dtype)
         for number, divisor in enumerate((0, 0, 1)):
@@ -91,7 +91,7 @@ class StreamFeatures:
         """How like each other item is each of the given ones, by shared users; items × all that were counted."""
         ids, counts, _ = self.neighbours.of(items)
         everything = np.arange(self.neighbours.rows)
-        totals = np.sqrt(self.counts.totals(everything, _ALWAYS) + _SHRINK)
+        totals = np.sqrt(self.counts.totals(everything) + _SHRINK)
         table = np.zeros((len(items), len(everything) + 1))
         np.put_along_axis(table, np.where(ids < 0, len(everything), ids), counts, axis=1)
         alike: Floats = table[:, :-1] / totals / totals[np.minimum(items, len(everything) - 1)][:, None]

@@ -47,8 +47,9 @@ class ItemCounts:
             counts[~known] = 0.0
         return counts
 
-    def totals(self, items: Ints, which: int) -> Floats:
-        """The count at one half-life that is infinite: how often each item was taken in all."""
+    def totals(self, items: Ints) -> Floats:
+        """How often each item was taken in all; one of the half-lives has to be infinite."""
+        (which,) = np.flatnonzero(self._rates == 0)[:1]
         if not len(self._first):
             return np.zeros(items.shape)
         at, known = self._places(items)
