@@ -14,7 +14,7 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.past import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend.features import HALF_LIVES
+from melon.recommenders.blend.features import HALF_LIVES, Named
 from melon.recommenders.blend.head import SCALED_BY, TABLES, BlendHead, HeadSettings, head_scores, head_tables
 from melon.recommenders.blend.inputs import INPUTS, PARTS, personal_score
 from melon.recommenders.blend.recommender import Blend
@@ -65,21 +65,26 @@ class TestScores:
         assert torch.allclose(found, blend.score_catalogue(users, log.n_items + 6, now), atol=1e-12)
         assert found.std() > 0.1
 
-    def test_compiled_loops_and_plain_ones_agree(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("settings", [{}, {"without": ["personal"]}, {"without": ["neighbours", "activity"]}])
+    def test_compiled_loops_and_plain_ones_agree(
+        self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    ) -> None:
         log, found = toy_log(), []
         for kernel in ("torch", "numba"):
             monkeypatch.setenv("MELON_KERNEL", kernel)
-            blend, history = Blend(SMALL, seed=4), History()
+            blend, history = Blend({**SMALL, **settings}, seed=4), History()
             blend.grow(log.n_users, log.user_keys, log.n_items, log.item_keys)
             live_through(blend, history, log)
             for name in ("item_factors", "item_bias"):
                 blend.tables[name].half_life = 40.0
-            linear = blend.tables["head_linear"]
-            linear.scatter(torch.arange(1), torch.linspace(-1, 1, linear.spec.dim)[None])
+            for name in ("head_linear", "head_output"):
+                weights = blend.tables[name]
+                weights.scatter(torch.arange(1), torch.linspace(-1, 1, weights.spec.dim)[None])
             blend.clock.now = 30
             lines = torch.arange(log.n_items + 3).expand(6, -1)
             found.append(blend.score(torch.arange(6), lines, Context(0, history)))
-        assert torch.allclose(found[0], found[1], atol=1e-5)
+        assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+        assert found[0].std() > 0.1
 
     def test_items_without_a_past_are_alike(self) -> None:
         blend, history, log = lived()
@@ -357,7 +362,7 @@ class TestParts:
         blend = updater.recommender
         assert isinstance(blend, Blend)
         users, items = torch.arange(4), torch.arange(20).expand(4, -1)
-        inputs = blend._stored_inputs(users, items, Context(0, updater.history))
+        inputs = blend._stored_inputs(users, Named.of(items.numpy()), Context(0, updater.history))
         linear = blend.tables[TABLES[0]].everything()[0]
         expected = personal_score(inputs) + blend.head.scaled(inputs) @ linear
         assert torch.allclose(blend.score(users, items, Context(0, updater.history)), expected, atol=1e-10)

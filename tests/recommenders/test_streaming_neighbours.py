@@ -203,7 +203,7 @@ def test_what_will_not_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ({"slots": 0}, {"reach": 51}, {"half_life": 0.0}):
         with pytest.raises(SettingsError, match="at least one slot"):
             ItemNeighbours(**wrong)  # type: ignore[arg-type]
-    monkeypatch.setattr("melon.recommenders.streaming.kernels.numba_installed", lambda: False)
+    monkeypatch.setattr("melon.stream.kernels.numba_installed", lambda: False)
     assert slot_kernel() is slots  # without numba, numpy serves
     monkeypatch.setenv("MELON_KERNEL", "fast")
     with pytest.raises(SettingsError, match="MELON_KERNEL='fast' is unknown"):

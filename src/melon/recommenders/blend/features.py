@@ -13,7 +13,7 @@ import torch
 from melon.data.interactions import Ints
 from melon.recommenders.streaming.counts import Arrays, Floats, ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
-from melon.recommenders.streaming.slots import EMPTY
+from melon.recommenders.streaming.slots import EMPTY, Sums
 from melon.stream.history import History
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
@@ -65,23 +65,25 @@ class StreamFeatures:
         self.neighbours.observe(users, items, past.of_users)
         self.counts.observe(items)
 
-    def of_items(self, named: Named) -> tuple[Columns, Columns]:
-        """Features of items (shape × ITEM_FEATURES), and what their neighbours are divided by (shape × 2)."""
-        distinct = named.distinct
-        counts = self.counts.read(distinct)
-        columns = np.empty((len(distinct), len(ITEM_FEATURES)), dtype=self._dtype)
+    def of_items(self, items: Ints) -> tuple[Columns, Columns]:
+        """Features of some items (n × ITEM_FEATURES), and what their neighbours are divided by (n × 2)."""
+        counts = self.counts.read(items)
+        columns = np.empty((len(items), len(ITEM_FEATURES)), dtype=self._dtype)
         columns[:, :_ALWAYS] = counts[:, :_ALWAYS]
-        columns[:, _ALWAYS] = self.counts.idle(distinct)
-        columns[:, _ALWAYS + 1] = self.counts.age(distinct)
+        columns[:, _ALWAYS] = self.counts.idle(items)
+        columns[:, _ALWAYS + 1] = self.counts.age(items)
         divisors = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT)).astype(self._dtype)
-        logs, divided = (np.take(each, named.places, axis=0) for each in (_log1p(columns), divisors))
-        return logs, divided
+        return _log1p(columns), divisors
+
+    def met(self, users: Ints, items: Ints, past: History) -> Sums:
+        """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`)."""
+        lasts = past.of_users.recent(users).partners[:, :LAST]
+        totals = self.counts.totals(np.maximum(lasts, 0))
+        return self.neighbours.add_up(lasts, _GAIN / np.sqrt(totals + _SHRINK), items)
 
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, and of late."""
-        lasts = past.of_users.recent(users).partners[:, :LAST]
-        met = self.counts.totals(np.maximum(lasts, 0))
-        sums = self.neighbours.add_up(lasts, _GAIN / np.sqrt(met + _SHRINK), items)
+        sums = self.met(users, items, past)
         columns = np.empty((*items.shape, len(PAIR_FEATURES)), dtype=self._dtype)
         for number, divisor in enumerate((0, 0, 1)):
             np.divide(sums[number], divisors[..., divisor], out=columns[..., number], casting="same_kind")

@@ -10,7 +10,7 @@ from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES
 STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
 #: Streaming features that are worth more, or less, for a user of whom much is known.
 ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
-_BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
+BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
 INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
 #: Parts of the blend that can be left out, and their inputs; what the rows say stands beside the head, too.
 PARTS = {
@@ -25,7 +25,7 @@ def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
     """Inputs in the order of INPUTS; the last of the features is the user's activity."""
     streamed, active = features[..., :-1], features[..., -1:]
     personal = torch.stack([dot, bias], -1)
-    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, streamed[..., _BY_ACTIVITY] * active], -1)
+    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, streamed[..., BY_ACTIVITY] * active], -1)
 
 
 def personal_score(inputs: Tensor) -> Tensor:

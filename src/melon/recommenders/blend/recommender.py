@@ -15,8 +15,9 @@ from melon.data.interactions import Ints
 from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
-from melon.recommenders.blend.head import TABLES, BlendHead, HeadSettings, head_tables, silent
+from melon.recommenders.blend.head import LINEAR, TABLES, BlendHead, HeadSettings, head_tables, silent
 from melon.recommenders.blend.inputs import INPUTS, PARTS, STREAMED, inputs_of
+from melon.recommenders.blend.quick import Offered, compiles, quick_scores
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factor_kernel import quick_dots
 from melon.recommenders.factorisation import factor_evidence, factor_scores
@@ -125,15 +126,18 @@ class Blend(HeadedRecommender):
         return Evidence(losses, (*gradients, *silent))
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
-        return Lesson(self._stored_inputs(users, items, context), allowed)
+        return Lesson(self._stored_inputs(users, Named.of(items.cpu().numpy()), context), allowed)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = {name: self.tables[name].everything() for name in TABLES}
+        named = Named.of(items.cpu().numpy())
         if silent(head):
-            dot, bias = self._stored_personal(users, Named.of(items.cpu().numpy()))
-            return dot + bias
-        inputs = self._stored_inputs(users, items, context)
+            dots, bias = self._stored_personal(users, named)
+            return dots + bias[self._places(named)]
+        if compiles(head[LINEAR]):
+            return quick_scores(self.head, head, self._offered(users, named, context))
         linear, hidden, shift, output = self.head.folded(head)
+        inputs = self._stored_inputs(users, named, context)
         deep = (inputs @ hidden.T).add_(shift).relu_() @ output
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
@@ -145,8 +149,8 @@ class Blend(HeadedRecommender):
         if silent(head):
             return dots.add_(bias)
         past, items = context.history if context else History(), np.arange(n_items)[None, :]
-        columns, divisors = self.stream.of_items(Named(items, items[0], items))
-        scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns[0]))
+        columns, divisors = self.stream.of_items(items[0])
+        scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns))
         rows = users.cpu().numpy()
         # One user at a time: what is held beside the scores does not grow with the number of users.
         for line, active in enumerate(activity(rows, past).tolist()):
@@ -175,22 +179,32 @@ class Blend(HeadedRecommender):
     def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         past = context.history if context else History()
         rows = users.cpu().numpy()
-        columns, divisors = self.stream.of_items(named)
+        columns, divisors = (np.take(each, named.places, axis=0) for each in self.stream.of_items(named.distinct))
         pairs = self.stream.of_pairs(rows, named.items, divisors, past)
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
         return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
 
+    def _offered(self, users: Tensor, named: Named, context: Context | None) -> Offered:
+        past, rows = context.history if context else History(), users.numpy()
+        of_items = self.stream.of_items(named.distinct)
+        sums = self.stream.met(rows, named.items, past)
+        return Offered(named.places, *self._stored_personal(users, named), *of_items, sums, activity(rows, past))
+
     def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
-        distinct, places = (torch.from_numpy(each).to(users.device) for each in (named.distinct, named.places))
+        """Dot products of pairs, and the biases of distinct items."""
+        distinct, places = torch.from_numpy(named.distinct).to(users.device), self._places(named)
         factors, vectors = self.tables["user_factors"].gather(users), self.tables["item_factors"].gather(distinct)
         dot = quick_dots(factors, vectors, places)
         if dot is None:
             dot = vectors[places].mul_(factors.unsqueeze(1)).sum(-1)
-        return dot, self.tables["item_bias"].gather(distinct)[:, 0][places]
+        return dot, self.tables["item_bias"].gather(distinct)[:, 0]
 
-    def _stored_inputs(self, users: Tensor, items: Tensor, context: Context | None) -> Tensor:
-        named = Named.of(items.cpu().numpy())
-        return inputs_of(*self._stored_personal(users, named), self._features(users, named, context))
+    def _stored_inputs(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
+        dots, bias = self._stored_personal(users, named)
+        return inputs_of(dots, bias[self._places(named)], self._features(users, named, context))
+
+    def _places(self, named: Named) -> Tensor:
+        return torch.from_numpy(named.places).to(self.device)
 
     def _inputs_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor) -> Tensor:
         dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)

@@ -49,6 +49,7 @@ def add_up(
     """
     lines, width = items.shape
     sums = np.zeros((3, lines, width))
+    offered = np.empty(ids.shape[1], dtype=np.int64)  # slots whose item is among the line's candidates
     for x in range(lines):
         for c in range(width):
             if columns[items[x, c]] == _FREE:
@@ -58,16 +59,18 @@ def add_up(
             if row < 0 or row >= len(ids):
                 continue
             weight, met = weights[x, place], ids[row]
+            hits = 0
             for s in range(len(met)):
                 item = met[s]
                 if item == _FREE:
                     break
-                c = columns[item]
-                if c != _FREE:
-                    plain = weight * counts[row, s]
-                    sums[0, x, c] += plain
-                    sums[1, x, c] += plain / (place + 1)
-                    sums[2, x, c] += weight * math.pow(2.0, recent[row, s] - now)
+                offered[hits] = s  # written over where it is none: few are, and a branch would be guessed wrong
+                hits += columns[np.uint32(item)] != _FREE
+            for s in offered[:hits]:
+                c, plain = columns[met[s]], weight * counts[row, s]
+                sums[0, x, c] += plain
+                sums[1, x, c] += plain / (place + 1)
+                sums[2, x, c] += weight * math.pow(2.0, recent[row, s] - now)
         for c in range(width):  # the same item may stand in a line twice
             first = columns[items[x, c]]
             for number in range(3):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+import numpy as np
+
 from melon.data.interactions import Ints
 from melon.recommenders.streaming.slots import Slots, Sums, Weights
-from melon.stream.kernels import asked_kernel, numba_installed
+from melon.stream.kernels import may_compile
 
 
 class SlotKernel(Protocol):
@@ -31,10 +33,20 @@ class SlotKernel(Protocol):
 
 def slot_kernel() -> SlotKernel:
     """The implementation for this process; both give the same bits."""
-    if asked_kernel() == "torch" or not numba_installed():
+    if not may_compile():
         from melon.recommenders.streaming import slots
 
         return cast("SlotKernel", slots)
     from melon.recommenders.streaming import compiled
 
     return cast("SlotKernel", compiled)
+
+
+def warm_up() -> None:
+    """Have both functions compiled, by asking them for next to nothing."""
+    from melon.recommenders.streaming import compiled
+
+    ids, counts = np.full((1, 1), -1, dtype=np.int32), np.zeros((1, 1), dtype=np.float32)
+    place, number = np.zeros(1, dtype=np.int64), np.zeros(1)
+    compiled.count(ids, counts, counts.copy(), place, place, number)
+    compiled.add_up(ids, counts, counts, place[None], number[None], place[None], 0.0, ids[0])

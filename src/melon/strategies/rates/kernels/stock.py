@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from melon.recommenders import factor_kernel
+from melon.recommenders.blend import quick
+from melon.recommenders.streaming import kernels as slot_kernels
 from melon.stream import kernels as stream_kernels
 from melon.stream.kernels import asked_kernel, numba_installed
 
@@ -62,6 +64,8 @@ class Stock(Generic[Key, Made]):
         try:
             stream_kernels.warm_up()
             factor_kernel.warm_up()
+            slot_kernels.warm_up()
+            quick.warm_up()
         finally:
             self._make(key)
             stream_kernels.compiled()
