@@ -5,7 +5,7 @@
 
 `melon bench` runs the cells, so a run that was stopped goes on where it was; each way to fade has a folder of its own
 under --out. The reference that everything is compared with is the tuned Default, named here before any test part is
-read (`frozen` with --against frozen); the family for Holm's correction is the printed table.
+read (`frozen` with --against frozen); a family for Holm's correction is what the printed table says of one stream.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def verdicts(cells: Cells, names: list[str], strategies: list[str], against: str
         family |= {f"{name} {label}": compare_mean([each]) for name, each in found.items()}
         if len(names) > 1:
             family[f"mean {label}"] = compare_mean(list(found.values()))
-    better = holm(family)
+    better: dict[str, bool] = {}
+    for name in [*names, "mean"]:
+        better |= holm({key: each for key, each in family.items() if key.split()[0] == name})
     print(f"\n| HR@5 against {against}, unless said | difference | 95 % by user | by item | se over seeds | verdict |")
     print("|---|---|---|---|---|---|")
     for key, each in family.items():

@@ -104,7 +104,13 @@ class Selection:
         return chosen, best["state"]
 
     def strategy(self, name: str, start: PretrainedState, budget: int, fixed: Plain, seed: int) -> Choice:
-        """Settings of a strategy, each trial streaming through the window from the same recommender."""
+        """Settings of a strategy, each trial streaming through the window from the same recommender.
+
+        Where everything is fixed there is nothing to compare, and no trial is made.
+        """
+        space = self.space(name, fixed)
+        if space.axes.keys() <= fixed.keys():
+            return Choice(dict(fixed), None, (), ())
 
         def judge(point: Plain) -> Trial:
             try:
@@ -115,7 +121,7 @@ class Selection:
             self._report(f"{name} {_words(point)}: {score:.4f}")
             return Trial(point, score)
 
-        return search(self.space(name, fixed), budget, judge, fixed, self._enough)
+        return search(space, budget, judge, fixed, self._enough)
 
     def at_window(self, name: str, settings: Plain, start: PretrainedState, seed: int) -> Updater:
         """A strategy that has practised on what is not judged, and stands where the window begins."""
