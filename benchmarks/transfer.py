@@ -5,8 +5,8 @@ with a window, a validation part and a last part.
 
     python benchmarks/transfer.py amazon_grocery default:lr=1.0 melon:most_rate=2,meta_lr=0.01
 
-For each configuration: the score on the window (HR@5 + NDCG@10 of what is judged), then HR@5 and NDCG@10 on the last
-part when the recommender is trained again on everything before it (as `melon evaluate` does), and when the one from
+For each configuration: the score on the window (HR@5 + NDCG@10 of what is judged) on the recommender from before it and
+on one that was trained again before the judged part, then HR@5 and NDCG@10 on the last part when the recommender is trained again on everything before it (as `melon evaluate` does), and when the one from
 before the window goes on instead. RECOMMENDER and SEED (ncf and 0) choose another recommender and seed; L2 and EPOCHS
 (0.1 and 24) are its pre-training.
 """
@@ -49,12 +49,14 @@ class Transfer:
         self.log, self.parts, self.seed = log, parts, seed
         self.selection = Selection(log.head(parts.validation_stop), parts, Protocol(seed))
         self.early = refit(plan, self.selection.before_window, dict(plan.pretrain), seed)
+        self.between = refit(plan, self.selection.before_judged, dict(plan.pretrain), seed)
         self.late = refit(plan, log.head(parts.train_stop), dict(plan.pretrain), seed)
         self.candidates = Candidates(log, mode="catalogue", seed=seed, count=99)
 
-    def window(self, name: str, settings: dict[str, object]) -> str:
-        """The score by which settings are chosen."""
-        return f"{self.selection.judged(self.selection.at_window(name, settings, self.early, self.seed)):.4f}"
+    def window(self, name: str, settings: dict[str, object], again: PretrainedState | None = None) -> str:
+        """The score by which settings are chosen: without shared weights, and with a recommender trained `again`."""
+        updater = self.selection.at_window(name, settings, self.early, self.seed, again)
+        return f"{self.selection.judged(updater):.4f}"
 
     def later(self, name: str, settings: dict[str, object], start: PretrainedState) -> str:
         """HR@5 and NDCG@10 of the last part, after practice on the whole window."""
@@ -85,13 +87,13 @@ def main(stream: str, configurations: list[str]) -> None:
         log, split(log, INNER.get(stream, USUAL)), RecommenderPlan(recommender, pretrain=pretrain), seed
     )
     print(
-        f"| {stream}, {recommender}, seed {seed} | window | trained again | going on |\n|---|---|---|---|", flush=True
+        f"| {stream}, {recommender}, seed {seed} | window | window, trained again | last part, trained again | going on |\n|---|---|---|---|---|", flush=True
     )
     for text in configurations:
         name, _, assigned = text.partition(":")
         settings = parse_assignments([each for each in re.split(r",(?=\w+=)", assigned) if each])["strategy"]
         try:
-            cells = [transfer.window(name, settings)]
+            cells = [transfer.window(name, settings), transfer.window(name, settings, transfer.between)]
             cells += [transfer.later(name, settings, start) for start in (transfer.late, transfer.early)]
         except LearningError as problem:
             cells = [f"broke: {problem}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
@@ -278,7 +279,9 @@ class Melon:
             if negatives >= 1 and selection.possible:
                 plan = RecommenderPlan(self.recommender, self.recommender_settings, self.pretrain_settings, self.epochs)
                 pretraining, start = selection.pretraining(plan, self.budget)
-                chosen = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed).settings
+                again = partial(selection.trained_again, plan, pretraining.settings)
+                choice = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed, again)
+                chosen = choice.settings
                 strategy = STRATEGIES[self.strategy].load()(chosen, seed=self.seed)
                 practice = {
                     name: tensor.to(DTYPES[self.dtype]) if tensor.is_floating_point() else tensor

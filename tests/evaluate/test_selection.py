@@ -322,3 +322,43 @@ def test_fading_that_is_settled_is_not_searched(log: Interactions, parts: Parts)
     state = PretrainedState.of(PLAN, 0, PLAN.build(0))
     choice = selection.strategy("default", state, 4, {"fading": None}, 0)
     assert {trial.settings["fading"] for trial in choice.trials} == {None}
+
+
+class TestJudgedAfterTrainingAgain:
+    PLAN = RecommenderPlan("ncf", {"dim": 4, "layers": [4]}, {"l2": 0.01, "epochs": 2})
+
+    def test_only_where_weights_are_shared(self, log: Interactions, parts: Parts) -> None:
+        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+        for plan, wanted in ((PLAN, False), (self.PLAN, True), (RecommenderPlan("blend"), False)):
+            assert selection.judges_again(plan) is wanted, plan.name
+            assert (selection.trained_again(plan, {"epochs": 1}) is not None) is wanted
+
+    def test_it_is_what_deployment_does_a_little_earlier(self, log: Interactions, parts: Parts) -> None:
+        """Practice on the one from before the window; then the judged part, on one that was trained up to there."""
+        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+        _, start = selection.pretraining(self.PLAN, 1)
+        again = selection.trained_again(self.PLAN, dict(self.PLAN.pretrain))
+        assert again is not None
+        assert bytes_of(again) == bytes_of(refit(self.PLAN, log.head(parts.judged_from), dict(self.PLAN.pretrain), 0))
+        updater = selection.at_window("mwnet", {"passes": 1}, start, 0, again)
+        assert updater.history.events == parts.judged_from
+        seen = [(point.start, point.stop) for point in selection.through(updater)]
+        assert (seen[0][0], seen[-1][1]) == (parts.judged_from, parts.validation_stop)
+        strategy = STRATEGIES["mwnet"].load()({"passes": 1}, seed=0)
+        practice = selection.train_meta_model(strategy, start, parts.judged_from)
+        by_hand = pretrained.deploy(strategy, again, log.head(parts.judged_from), 0, practice)
+        twin = selection.at_window("mwnet", {"passes": 1}, start, 0, again)
+        assert selection.judged(by_hand) == selection.judged(twin)
+
+    def test_the_judged_part_does_not_reach_it(self, log: Interactions, parts: Parts) -> None:
+        """Other events from there on change nothing of it."""
+        items = log.items.copy()
+        items[parts.judged_from : parts.validation_stop] = items[parts.judged_from : parts.validation_stop][::-1]
+        other = Interactions(log.users, items, log.times, log.user_keys, log.item_keys)
+        states = [
+            Selection(each.head(parts.validation_stop), parts, PROTOCOL).trained_again(self.PLAN, {"epochs": 2})
+            for each in (log, other)
+        ]
+        assert states[0] is not None
+        assert states[1] is not None
+        assert bytes_of(states[0]) == bytes_of(states[1])

@@ -18,11 +18,11 @@ from commands import Run
 from melon.data.files import load_stream
 from melon.errors import LearningError
 from melon.evaluate.rivals import RIVALS
-from melon.experiments.bench import standing
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.experiments.executors import LocalExecutor, environment
 from melon.experiments.grid import Outcome, Task, Watcher, run_grid, tasks_of
+from melon.experiments.standing import standing
 from melon.experiments.work import Work
 
 SPLIT = (0.8, 0.05, 0.15)

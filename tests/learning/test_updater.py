@@ -393,3 +393,43 @@ class TestFading:
         far = updater.score(users, items, time=10**6)
         assert (np.abs(far) < np.abs(near)).all()
         assert (updater.score(users, items, time=5) == near).all()
+
+
+class TestMostStep:
+    @EVERY
+    def test_a_row_moves_in_the_same_direction_and_no_further(self, kind: str, how: str) -> None:
+        log = drifting(96)
+        recommender, settings = RECOMMENDERS[kind]
+        strategy, step = STRATEGIES[how]
+        moves = {}
+        for most in (None, 1e-3, 1e3):
+            told = {**step, "lr": 0.5, "most_step": most}
+            updater = Updater(recommender(settings, dtype=torch.float64), strategy(told))
+            updater.learn(batch_of(log, 0, 16))  # makes the rows
+            start = {name: table.everything().clone() for name, table in updater.recommender.tables.items()}
+            updater.learn(
+                Batch(16, *(each[:16] for each in (log.users, log.items, log.times)), log.users[:16], log.items[:16])
+            )
+            moves[most] = {name: table.everything() - start[name] for name, table in updater.recommender.tables.items()}
+        lengths = {most: torch.cat([move.norm(dim=1) for move in made.values()]) for most, made in moves.items()}
+        assert lengths[None].max() > 1e-3
+        assert lengths[1e-3].max() == pytest.approx(1e-3)
+        assert all(torch.equal(moves[None][name], moves[1e3][name]) for name in moves[None])
+
+    def test_known_answer(self) -> None:
+        before = {"rows": torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])}
+        proposed = Proposal({"rows": torch.tensor([[3.0, 4.0], [1.0, 1.5], [2.0, 0.0]])})
+        within = proposed.within(1.0, before).values["rows"]
+        assert within.tolist() == [pytest.approx([0.6, 0.8]), [1.0, 1.5], [2.0, 0.0]]
+
+    def test_it_keeps_a_wild_step_finite(self) -> None:
+        log = drifting(640)
+        for most, alive in ((None, False), (0.5, True)):
+            updater = Updater(NCF({"dim": 3, "layers": (4, 3)}), Default({"lr": 1e4, "most_step": most}))
+            try:
+                for batch in batches_of(log):
+                    updater.learn(batch)
+            except LearningError:
+                assert not alive
+            else:
+                assert alive

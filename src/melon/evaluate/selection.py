@@ -7,7 +7,7 @@ window and the validation part. The functions here are given the log up to the e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +17,16 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError, StreamError
 from melon.evaluate.predictors import Frozen, Popularity, Predictor, RowsAlone
 from melon.evaluate.prequential import Point, Tally, prequential
-from melon.evaluate.pretrained import Observed, Practice, PretrainedState, RecommenderPlan, Report, deploy, silent
+from melon.evaluate.pretrained import (
+    Observed,
+    Practice,
+    PretrainedState,
+    RecommenderPlan,
+    Report,
+    deploy,
+    refit,
+    silent,
+)
 from melon.evaluate.ranking import selection_score
 from melon.evaluate.rivals import RIVALS, RivalColumns, RivalTrials
 from melon.evaluate.search import Choice, Plain, Trial, search
@@ -74,7 +83,7 @@ class Selection:
             )
         self.log, self.parts, self.protocol = log, parts, protocol
         self._report = report
-        self.before_window = log.head(parts.window_start)
+        self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
         judged = parts.validation_stop - parts.judged_from
         pool = int(log.items_born[parts.judged_from]) if protocol.candidates == "born" else log.n_items
         self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > protocol.negatives
@@ -103,18 +112,44 @@ class Selection:
             raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
         return chosen, best["state"]
 
-    def strategy(self, name: str, start: PretrainedState, budget: int, fixed: Plain, seed: int) -> Choice:
+    def judges_again(self, plan: RecommenderPlan) -> bool:
+        """Whether strategies are judged on a recommender that was trained again.
+
+        They practise on the one from before the window, and are deployed on another. Where weights are shared by all
+        users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        """
+        recommender = plan.build(self.protocol.seed)
+        return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
+
+    def trained_again(self, plan: RecommenderPlan, settings: Plain) -> PretrainedState | None:
+        """That recommender, trained on all that precedes the judged part; None where there is no need of it."""
+        if not self.judges_again(plan):
+            return None
+        self._report(f"training {plan.name} again, on the {len(self.before_judged):,} events before the judged part")
+        return refit(plan, self.before_judged, settings, self.protocol.seed)
+
+    def strategy(
+        self,
+        name: str,
+        start: PretrainedState,
+        budget: int,
+        fixed: Plain,
+        seed: int,
+        again: Callable[[], PretrainedState | None] = lambda: None,
+    ) -> Choice:
         """Settings of a strategy, each trial streaming through the window from the same recommender.
 
-        Where everything is fixed there is nothing to compare, and no trial is made.
+        With one that was trained `again`, trials stream through the judged part alone. Where everything is fixed there
+        is nothing to compare, and no trial is made.
         """
         space = self.space(name, fixed)
         if space.axes.keys() <= fixed.keys():
             return Choice(dict(fixed), None, (), ())
+        later = again()
 
         def judge(point: Plain) -> Trial:
             try:
-                score = self.judged(self.at_window(name, point, start, seed))
+                score = self.judged(self.at_window(name, point, start, seed, later))
             except LearningError as problem:
                 self._report(f"{name} {_words(point)}: {problem}")
                 return Trial(point, None, str(problem))
@@ -123,10 +158,16 @@ class Selection:
 
         return search(space, budget, judge, fixed, self._enough)
 
-    def at_window(self, name: str, settings: Plain, start: PretrainedState, seed: int) -> Updater:
-        """A strategy that has practised on what is not judged, and stands where the window begins."""
+    def at_window(
+        self, name: str, settings: Plain, start: PretrainedState, seed: int, again: PretrainedState | None = None
+    ) -> Updater:
+        """A strategy that has practised on what is not judged, and stands where the window begins: or, on a recommender
+        that was trained `again`, where the judged part does.
+        """
         strategy: Strategy = STRATEGIES[name].load()(settings, seed=seed)
         practice = self.train_meta_model(strategy, start, stop=self.parts.judged_from)
+        if again is not None:
+            return deploy(strategy, again, self.before_judged, seed, practice)
         return deploy(strategy, start, self.before_window, seed, practice)
 
     def space(self, name: str, fixed: Plain) -> Space:
@@ -261,10 +302,15 @@ class Selection:
         return selection_score(tally.rank)
 
     def through(self, predictor: Predictor) -> Iterator[Point]:
-        """Every batch of the window and of validation as it goes by; those from `judged_from` on are what is judged."""
+        """Every batch of the window and of validation as it goes by; those from `judged_from` on are what is judged.
+
+        An updater that has more than the time before the window behind it starts where its history ends.
+        """
         parts = self.parts
+        known = predictor.history.events if isinstance(predictor, Updater) else 0
         for first, last in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
-            yield from self._points(predictor, first, last)
+            if first >= known:
+                yield from self._points(predictor, first, last)
 
     def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
         if self._candidates is None:

@@ -138,7 +138,8 @@ class Cell:
 
             def settings(name: str = name, fixed: Plain = fixed) -> Plain:
                 self.listener.stage(f"choosing settings of {name}")
-                return selection.strategy(name, before_window, config.budget, fixed, config.seed).plain()
+                found = selection.strategy(name, before_window, config.budget, fixed, config.seed, self.window_again)
+                return found.plain()
 
             choices[name] = self._work.once(f"choice/{name}", plain, settings)
 
@@ -166,6 +167,19 @@ class Cell:
 
         choice = self._work.once("choice/pretrain", PlainKeeper(), pretraining)
         return choice, start[0] if start else self._work.once("window", self._states, _never)
+
+    def window_again(self) -> PretrainedState | None:
+        """The recommender on which strategies are judged, where it is not the one from before the window."""
+        if not self.selection.judges_again(self._plan):
+            return None
+        settings = self.window()[0]["settings"]
+
+        def state() -> PretrainedState:
+            made = self.selection.trained_again(self._plan, settings)
+            assert made is not None
+            return made
+
+        return self._work.once("window-again", self._states, state)
 
     def _practise(self, name: str, settings: Plain) -> Practice:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""

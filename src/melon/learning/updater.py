@@ -227,6 +227,9 @@ class Updater:
             if adapted is not None:
                 adapted.undo()
             raise
+        most_step = getattr(self.strategy.settings, "most_step", None)
+        if most_step is not None:
+            proposal = proposal.within(most_step, situation.values)
         self._write(compact, situation, proposal)
         for table, rows, values in provisional:
             table.scatter(rows, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -106,6 +106,16 @@ class Proposal:
     row_state: RowState = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
+    def within(self, most_step: float, before: Mapping[str, Tensor]) -> Proposal:
+        """The same directions, and no row further than `most_step` from where it was."""
+
+        def shortened(old: Tensor, new: Tensor) -> Tensor:
+            move = new - old
+            length = torch.linalg.vector_norm(move, dim=1, keepdim=True)
+            return torch.where(length > most_step, old + move * (most_step / length), new)
+
+        return replace(self, values={name: shortened(before[name], new) for name, new in self.values.items()})
+
 
 @dataclass(frozen=True)
 class LearningRates:
@@ -123,10 +133,13 @@ class LearningRates:
 
 
 class StrategySettings(Settings):
-    """What any strategy can be told: after how long an idle item has faded to a half (METHODS.md 8.3), if at all."""
+    """What any strategy can be told: after how long an idle item has faded to a half (METHODS.md 8.3), if at all, and
+    how far a row may move in one step.
+    """
 
     fading: float | None = Field(None, gt=0)
     fading_clock: Literal["interactions", "seconds"] = "interactions"
+    most_step: float | None = Field(None, gt=0)
 
 
 class Strategy(ABC):

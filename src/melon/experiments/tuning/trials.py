@@ -97,7 +97,9 @@ class Foundation:
         torch.set_num_threads(self.config.threads)
         began = time.perf_counter()
         try:
-            choice, _ = Cell(log, self.config, work=work).window()
+            cell = Cell(log, self.config, work=work)
+            choice, _ = cell.window()
+            cell.window_again()
         except MelonError as problem:
             return self.lost(str(problem))
         return Tried(self.key, time.perf_counter() - began, choice["score"], pretrain=choice["settings"])
@@ -128,7 +130,8 @@ class TrialJob:
         try:
             cell = Cell(log, self.config, work=work)
             selection, (_, start) = cell.selection, cell.window()
-            updater = selection.at_window(self.config.strategy, self.settings, start, self.config.seed)
+            again = cell.window_again()
+            updater = selection.at_window(self.config.strategy, self.settings, start, self.config.seed, again)
             for point in selection.through(updater):
                 curve.add(point)
                 if point.start >= selection.parts.judged_from:
