@@ -6,9 +6,10 @@ with a window, a validation part and a last part.
     python benchmarks/transfer.py amazon_grocery default:lr=1.0 melon:most_rate=2,meta_lr=0.01
 
 For each configuration: the score on the window (HR@5 + NDCG@10 of what is judged) on the recommender from before it and
-on one that was trained again before the judged part, then HR@5 and NDCG@10 on the last part when the recommender is trained again on everything before it (as `melon evaluate` does), and when the one from
-before the window goes on instead. RECOMMENDER and SEED (ncf and 0) choose another recommender and seed; L2 and EPOCHS
-(0.1 and 24) are its pre-training.
+on one that was trained again before the judged part; then HR@5 and NDCG@10 on the last part, when the recommender is
+trained again on everything before it (as `melon evaluate` does), and when the one from before the window goes on
+instead. RECOMMENDER and SEED (ncf and 0) choose another recommender and seed; L2 and EPOCHS (0.1 and 24) are its
+pre-training.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def main(stream: str, configurations: list[str]) -> None:
         log, split(log, INNER.get(stream, USUAL)), RecommenderPlan(recommender, pretrain=pretrain), seed
     )
     print(
-        f"| {stream}, {recommender}, seed {seed} | window | window, trained again | last part, trained again | going on |\n|---|---|---|---|---|", flush=True
+        f"| {stream}, {recommender}, seed {seed} | window | window, trained again | last part, trained again | going on |"
+        "\n|---|---|---|---|---|",
+        flush=True,
     )
     for text in configurations:
         name, _, assigned = text.partition(":")
