@@ -88,7 +88,7 @@ def main(stream: str, configurations: list[str]) -> None:
         log, split(log, INNER.get(stream, USUAL)), RecommenderPlan(recommender, pretrain=pretrain), seed
     )
     print(
-        f"| {stream}, {recommender}, seed {seed} | window | window, trained again | last part, trained again | going on |"
+        f"| {stream}, {recommender}, seed {seed} | window | trained again | last part, trained again | going on |"
         "\n|---|---|---|---|---|",
         flush=True,
     )
