@@ -154,3 +154,14 @@ def test_names_and_colours() -> None:
     assert colour("melon (paper)") == COLOURS["melon"]
     lights = [each.light for each in COLOURS.values()]
     assert len(set(lights)) == len(lights)  # the page finds a method's colour by it
+
+
+def test_pretraining_that_was_tuned_for_each_stream_is_no_arrangement(tmp_path: Path) -> None:
+    for stream, l2 in (("one", 0.1), ("two", 0.3)):
+        write_run(tmp_path, stream=stream, pretrain_settings={"l2": l2, "epochs": 3})
+    write_run(tmp_path, stream="two", seed=1, pretrain_settings={"l2": 0.01, "epochs": 3})
+    found = [(contest.stream, contest.apart) for contest in read_bench([tmp_path]).contests]
+    assert ("one", "") in found
+    others = [apart for stream, apart in found if stream == "two"]
+    assert len(others) == 2, "two trainings of one stream are two contests, and are told apart"
+    assert all("l2" in apart for apart in others)

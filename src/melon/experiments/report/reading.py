@@ -10,6 +10,8 @@ from pathlib import Path
 from melon.errors import DataError
 from melon.experiments.report.contests import Bench, Contest, Gap, Plain, Run, stream_name
 
+#: What tuned configs settle for each stream and recommender: no arrangement of its own.
+_ITS_OWN = ("pretrain_settings", "epochs")
 _NEEDED = ("dataset", "recommender", "strategy", "seed", "config", "protocol", "metrics", "baselines", "batches")
 
 
@@ -126,7 +128,9 @@ def _apart(run: Run, usual: Run, others: Sequence[Run]) -> str:
     ours = told(run)
     differing = [name for name in ours if any(told(other).get(name) != ours[name] for other in alike)]
     differing += [
-        n for n in ours if n in run.arrangement and usual.arrangement.get(n) != ours[n] and n not in differing
+        name
+        for name in ours
+        if name in run.arrangement and name not in (*_ITS_OWN, *differing) and usual.arrangement.get(name) != ours[name]
     ]
     return ", ".join(f"{name.replace('_', ' ')} {ours[name]}" for name in differing)
 
