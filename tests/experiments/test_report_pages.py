@@ -251,3 +251,11 @@ class TestCommand:
         ended = run("report", tmp_path)
         assert ended.code == 1
         assert "melon-recommender[plots]" in ended.said
+
+
+def test_the_fewest_seeds_of_a_contest_are_told(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, seed=seed)
+    assert "3 seeds" in report(read_bench([tmp_path]), "melon report").facts
+    write_run(tmp_path, recommender="ncf")
+    assert "1 to 3 seeds" in report(read_bench([tmp_path]), "melon report").facts

@@ -77,12 +77,15 @@ def _facts(bench: Bench) -> list[str]:
         "stream": len({run.stream for run in bench.runs}),
         "recommender": len({run.record["recommender"] for run in bench.runs}),
         "strategy": len(strategies),
-        "seed": len({run.seed for run in bench.runs}),
+        "seed": max(len(contest.seeds) for contest in bench.contests),
         "record": len(bench.runs),
     }
-    told = [f"{n} {name if n == 1 else name.replace('y', 'ie') + 's'}" for name, n in counts.items()]
+    told = {name: f"{n} {name if n == 1 else name.replace('y', 'ie') + 's'}" for name, n in counts.items()}
+    fewest = min(len(contest.seeds) for contest in bench.contests)
+    if fewest < counts["seed"]:
+        told["seed"] = f"{fewest} to {told['seed']}"
     failed = sum(gap.kind == "failed" for gap in bench.gaps)
-    return [*told, *([f"{failed} failed"] if failed else [])]
+    return [*told.values(), *([f"{failed} failed"] if failed else [])]
 
 
 def _say(text: str) -> None:
