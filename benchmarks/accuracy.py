@@ -22,13 +22,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import polars as pl
 
-from melon.evaluate.compare import Comparison, Sides, compare_mean, hits, holm
+from melon.evaluate.compare import Comparison, Sides, compare_mean, hits
 from melon.experiments.bench import bench_streams
+from verdicts import show_verdicts
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[1] / "../shared/data"))
 STREAMS = ("news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp")
 SPLITS = ("0.95,0.005,0.045", "amazon_grocery=0.8,0.02,0.18", "amazon_electronics=0.9,0.01,0.09")
-MARGINS = {"news_globo": 0.005}
 BASELINES = ("frozen", "popularity", "recent_popularity", "default")
 
 
@@ -112,23 +112,14 @@ def verdicts(cells: Cells, names: list[str], strategies: list[str], against: str
     pairs: dict[str, tuple[str, str | None]] = {strategy: (strategy, None) for strategy in strategies}
     if "melon" in strategies:
         pairs |= {f"melon − {other}": ("melon", other) for other in ("melon_i", "melon_p") if other in strategies}
-    family: dict[str, Comparison] = {}
+    families: dict[str, dict[str, Comparison]] = {name: {} for name in names}
     for label, (strategy, other) in pairs.items():
         found = {name: sides(cells, name, strategy, other, against) for name in names}
-        family |= {f"{name} {label}": compare_mean([each]) for name, each in found.items()}
+        for name, each in found.items():
+            families[name][f"{name} {label}"] = compare_mean([each])
         if len(names) > 1:
-            family[f"mean {label}"] = compare_mean(list(found.values()))
-    better: dict[str, bool] = {}
-    for name in [*names, "mean"]:
-        better |= holm({key: each for key, each in family.items() if key.split()[0] == name})
-    print(f"\n| HR@5 against {against}, unless said | difference | 95 % by user | by item | se over seeds | verdict |")
-    print("|---|---|---|---|---|---|")
-    for key, each in family.items():
-        margin = MARGINS.get(key.split()[0], 0.015)
-        verdict = "better" if better[key] else "not worse" if each.not_worse(margin) else "not shown"
-        error = "–" if each.seed_error is None else f"{each.seed_error:.4f}"
-        by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (each.by_user, each.by_item))
-        print(f"| {key} | {each.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
+            families.setdefault("mean", {})[f"mean {label}"] = compare_mean(list(found.values()))
+    show_verdicts(f"HR@5 against {against}, unless said", families)
 
 
 def sides(cells: Cells, name: str, strategy: str, other: str | None, against: str) -> Sides:

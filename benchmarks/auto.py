@@ -6,8 +6,8 @@
 
 `melon bench` runs the cells, each kind in a folder of its own under --out, so a run that was stopped goes on where it
 was: the blend and bpr with the tuned Default and fading chosen on the selection window; and, unless --rivals few, bpr
-without fading, with four negatives, and learned one interaction after another. The rivals of every record stand beside
-them. The family for Holm's correction are a stream's comparisons, both metrics together.
+with one and four negatives, in batches and one interaction after another, with and without fading. The rivals of every
+record stand beside them. The family for Holm's correction are a stream's comparisons, both metrics together.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from accuracy import DATA, MARGINS, SPLITS, STREAMS, Cells
-from melon.evaluate.compare import Comparison, Sides, compare_mean, gains, hits, holm
+from accuracy import DATA, SPLITS, STREAMS, Cells
+from melon.evaluate.compare import Comparison, Sides, compare_mean, gains, hits
 from melon.evaluate.rivals import RIVALS
 from melon.experiments.bench import bench_streams
+from verdicts import show_verdicts
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
 BASELINES = ("frozen", "popularity", "recent_popularity", *RIVALS)
@@ -47,10 +48,14 @@ class Kind:
 
 
 MAIN = Kind("auto", "blend,bpr")
+#: Every other way to drive bpr by plain steps.
 PLAIN = {
     "bpr, default": Kind("no-fading", fading="off"),
+    "bpr, 4 negatives, default": Kind("negatives-no-fading", fading="off", negatives=4),
     "bpr, 4 negatives, default + fading": Kind("negatives", negatives=4),
+    "bpr, default in turn": Kind("in-turn-no-fading", fading="off", in_turn=True),
     "bpr, default in turn + fading": Kind("in-turn", in_turn=True),
+    "bpr, 4 negatives, default in turn": Kind("negatives-in-turn-no-fading", "bpr", "off", 4, in_turn=True),
     "bpr, 4 negatives, default in turn + fading": Kind("negatives-in-turn", negatives=4, in_turn=True),
 }
 
@@ -191,28 +196,18 @@ def _baseline(rival: str, pair: list[Any]) -> list[Any]:
 
 def verdicts(found: Mapping[str, Mapping[str, Method]]) -> None:
     """`auto` minus each rival, on each stream, over the seeds that both have."""
-    family: dict[tuple[str, str, str], Comparison] = {}
+    families: dict[str, dict[str, Comparison]] = {}
     for name, of_stream in found.items():
         auto = of_stream["auto"]
         users, items = (auto.frames[0][side].to_numpy() for side in ("user", "item"))
         rivals = [label for label in of_stream if label != "auto" and (label not in BASELINES or label in COMPARED)]
+        families[name] = {}
         for rival in rivals:
             seeds = min(len(auto.frames), len(of_stream[rival].frames))
             for metric, of in METRICS.items():
                 sides = (each.values(of, seeds) for each in (auto, of_stream[rival]))
-                family[name, rival, metric] = compare_mean([Sides(*sides, users, items)])
-    better: dict[str, bool] = {}
-    for name in found:
-        better |= holm({"|".join(key): each for key, each in family.items() if key[0] == name})
-    print("\n| auto against | metric | difference | 95 % by user | by item | se over seeds | verdict |")
-    print("|---|---|---|---|---|---|---|")
-    for (name, rival, metric), each in family.items():
-        margin = MARGINS.get(name, 0.015)
-        good = better[f"{name}|{rival}|{metric}"]
-        verdict = "better" if good else "not worse" if each.not_worse(margin) else "not shown"
-        error = "–" if each.seed_error is None else f"{each.seed_error:.4f}"
-        by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (each.by_user, each.by_item))
-        print(f"| {rival}, {name} | {metric} | {each.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
+                families[name][f"{rival}, {name} | {metric}"] = compare_mean([Sides(*sides, users, items)])
+    show_verdicts("auto against | metric", families)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 
-from accuracy import DATA, MARGINS
+from accuracy import DATA
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.evaluate.compare import Sides, compare_mean, gains, hits
@@ -29,13 +29,15 @@ from melon.evaluate.ranking import metrics
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig, read_config
 from melon.experiments.work import Work
+from verdicts import show_verdicts
 
 
 def judged(log: Interactions, config: CellConfig, work: Work) -> Tally:
     """Every event by which settings are judged, under one strategy."""
     cell = Cell(log, config, work=work)
-    selection, (_, start) = cell.selection, cell.window()
-    updater = selection.at_window(config.strategy, config.fixed, start, config.seed, cell.window_again())
+    selection, (choice, start) = cell.selection, cell.window()
+    again = cell.window_again(choice["settings"])
+    updater = selection.at_window(config.strategy, config.fixed, start, config.seed, again)
     tally = Tally()
     for point in selection.through(updater):
         if point.start >= selection.parts.judged_from:
@@ -62,19 +64,13 @@ def main() -> None:
             found.append(judged(log, CellConfig(**{**told, "seed": seed}), work))
             level = metrics(found[-1].rank)
             print(f"seed {seed}, {name}: HR@5 {level['HR@5']:.4f}, NDCG@10 {level['NDCG@10']:.4f}", flush=True)
-    margin = MARGINS.get(asked.stream, 0.015)
-    title = f"{asked.stream}, {asked.recommender}: {asked.ours} − {asked.theirs}"
-    print(f"\n| {title} | difference | 95 % by user | by item | se over seeds | verdict |")
-    print("|---|---|---|---|---|---|")
+    first = tallies[asked.ours][0]
+    users, items = log.users[first.events], log.items[first.events]
+    family = {}
     for metric, value in (("HR@5", hits), ("NDCG@10", gains)):
         ours, theirs = ([value(np.asarray(tally.rank)) for tally in tallies[name]] for name in tallies)
-        first = tallies[asked.ours][0]
-        users, items = log.users[first.events], log.items[first.events]
-        each = compare_mean([Sides(ours, theirs, users, items)])
-        verdict = "better" if each.by_user[0] > 0 else "not worse" if each.not_worse(margin) else "not shown"
-        by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (each.by_user, each.by_item))
-        error = "–" if each.seed_error is None else f"{each.seed_error:.4f}"
-        print(f"| {metric} | {each.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
+        family[metric] = compare_mean([Sides(ours, theirs, users, items)])
+    show_verdicts(f"{asked.stream}, {asked.recommender}: {asked.ours} − {asked.theirs}", {asked.stream: family})
 
 
 if __name__ == "__main__":

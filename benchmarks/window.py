@@ -21,11 +21,10 @@ import torch
 from accuracy import DATA
 from melon.data.files import load_stream
 from melon.errors import LearningError
-from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, deploy
+from melon.evaluate.pretrained import RecommenderPlan, refit
 from melon.evaluate.selection import Protocol, Selection
 from melon.experiments.config import parse_assignments
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs
-from melon.strategies.registry import STRATEGIES
+from melon.learning.pretrain import most_epochs
 from melon.stream.split import DEFAULT_SPLIT, split
 
 SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}
@@ -37,20 +36,16 @@ def main(stream: str, configurations: list[str], recommender: str = "bpr", seed:
     parts = split(log, SPLITS.get(stream, DEFAULT_SPLIT))
     selection = Selection(log.head(parts.validation_stop), parts, Protocol(seed))
     plan = RecommenderPlan(recommender)
-    training = Pretraining(plan.build(seed), selection.before_window, PretrainSettings(l2=0.03), seed=seed)
-    for _ in training.run(most_epochs(len(selection.before_window))):
-        pass
-    start = PretrainedState.of(plan, seed, training.recommender)
+    epochs = most_epochs(len(selection.before_window))
+    start = refit(plan, selection.before_window, {"l2": 0.03, "epochs": epochs}, seed)
     print(f"| {stream}, {recommender}, seed {seed} | score | s |\n|---|---|---|", flush=True)
     for text in configurations:
         name, _, assigned = text.partition(":")
         # A comma within a value is followed by no `name=`.
         settings = parse_assignments([each for each in re.split(r",(?=\w+=)", assigned) if each])["strategy"]
-        strategy = STRATEGIES[name].load()(settings, seed=seed)
         began = time.perf_counter()
         try:
-            practice = selection.train_meta_model(strategy, start, parts.judged_from)
-            score = f"{selection.judged(deploy(strategy, start, selection.before_window, seed, practice)):.4f}"
+            score = f"{selection.judged(selection.at_window(name, settings, start, seed)):.4f}"
         except LearningError as problem:
             score = f"broke: {problem}"
         print(f"| {name} {assigned or 'as it is'} | {score} | {time.perf_counter() - began:.0f} |", flush=True)

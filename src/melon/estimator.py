@@ -279,7 +279,8 @@ class Melon:
             if negatives >= 1 and selection.possible:
                 plan = RecommenderPlan(self.recommender, self.recommender_settings, self.pretrain_settings, self.epochs)
                 pretraining, start = selection.pretraining(plan, self.budget)
-                again = partial(selection.trained_again, plan, pretraining.settings)
+                train = partial(selection.trained_again, plan, pretraining.settings)
+                again = train if selection.judges_again(plan) else None
                 choice = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed, again)
                 chosen = choice.settings
                 strategy = STRATEGIES[self.strategy].load()(chosen, seed=self.seed)

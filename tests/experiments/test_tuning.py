@@ -137,10 +137,10 @@ class TestTrialJob:
         config = replace(CONFIG, recommender="ncf", recommender_settings={"dim": 4, "layers": [4]})
         work = Work()
         cell = Cell(log, config, work=work)
-        _, start = cell.window()
+        choice, start = cell.window()
         settings = {"optimizer": "sgd", "lr": 0.2, "reduction": "sum", "fading": None}
         tried = TrialJob("trial 0", "flip", "g", config, settings).run(log, work)
-        again = cell.window_again()
+        again = cell.window_again(choice["settings"])
         assert again is not None
         selection = cell.selection
         assert tried.score == selection.judged(selection.at_window("default", settings, start, 0, again))

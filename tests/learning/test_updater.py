@@ -17,6 +17,7 @@ from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.strategies.melon import MeLON
+from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
@@ -397,7 +398,7 @@ class TestFading:
 
 class TestMostStep:
     @EVERY
-    def test_a_row_moves_in_the_same_direction_and_no_further(self, kind: str, how: str) -> None:
+    def test_no_row_moves_further(self, kind: str, how: str) -> None:
         log = drifting(96)
         recommender, settings = RECOMMENDERS[kind]
         strategy, step = STRATEGIES[how]
@@ -416,7 +417,11 @@ class TestMostStep:
         assert lengths[1e-3].max() == pytest.approx(1e-3)
         assert all(torch.equal(moves[None][name], moves[1e3][name]) for name in moves[None])
 
-    def test_known_answer(self) -> None:
+    def test_every_strategy_has_it(self) -> None:
+        for entry in REGISTERED:
+            assert "most_step" in entry.load().settings_type.model_fields, entry.name
+
+    def test_a_longer_move_keeps_its_direction(self) -> None:
         before = {"rows": torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])}
         proposed = Proposal({"rows": torch.tensor([[3.0, 4.0], [1.0, 1.5], [2.0, 0.0]])})
         within = proposed.within(1.0, before).values["rows"]

@@ -121,10 +121,8 @@ class Selection:
         recommender = plan.build(self.protocol.seed)
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
 
-    def trained_again(self, plan: RecommenderPlan, settings: Plain) -> PretrainedState | None:
-        """That recommender, trained on all that precedes the judged part; None where there is no need of it."""
-        if not self.judges_again(plan):
-            return None
+    def trained_again(self, plan: RecommenderPlan, settings: Plain) -> PretrainedState:
+        """That recommender, trained on all that precedes the judged part."""
         self._report(f"training {plan.name} again, on the {len(self.before_judged):,} events before the judged part")
         return refit(plan, self.before_judged, settings, self.protocol.seed)
 
@@ -135,7 +133,7 @@ class Selection:
         budget: int,
         fixed: Plain,
         seed: int,
-        again: Callable[[], PretrainedState | None] = lambda: None,
+        again: Callable[[], PretrainedState] | None = None,
     ) -> Choice:
         """Settings of a strategy, each trial streaming through the window from the same recommender.
 
@@ -145,7 +143,7 @@ class Selection:
         space = self.space(name, fixed)
         if space.axes.keys() <= fixed.keys():
             return Choice(dict(fixed), None, (), ())
-        later = again()
+        later = None if again is None else again()
 
         def judge(point: Plain) -> Trial:
             try:

@@ -138,8 +138,8 @@ class Cell:
 
             def settings(name: str = name, fixed: Plain = fixed) -> Plain:
                 self.listener.stage(f"choosing settings of {name}")
-                found = selection.strategy(name, before_window, config.budget, fixed, config.seed, self.window_again)
-                return found.plain()
+                again = self._again(chosen["settings"])
+                return selection.strategy(name, before_window, config.budget, fixed, config.seed, again).plain()
 
             choices[name] = self._work.once(f"choice/{name}", plain, settings)
 
@@ -168,18 +168,18 @@ class Cell:
         choice = self._work.once("choice/pretrain", PlainKeeper(), pretraining)
         return choice, start[0] if start else self._work.once("window", self._states, _never)
 
-    def window_again(self) -> PretrainedState | None:
-        """The recommender on which strategies are judged, where it is not the one from before the window."""
+    def window_again(self, settings: Plain) -> PretrainedState | None:
+        """The recommender on which strategies are judged, pre-trained with these settings; None where it is the one
+        from before the window.
+        """
+        again = self._again(settings)
+        return None if again is None else again()
+
+    def _again(self, settings: Plain) -> Callable[[], PretrainedState] | None:
         if not self.selection.judges_again(self._plan):
             return None
-        settings = self.window()[0]["settings"]
-
-        def state() -> PretrainedState:
-            made = self.selection.trained_again(self._plan, settings)
-            assert made is not None
-            return made
-
-        return self._work.once("window-again", self._states, state)
+        train = partial(self.selection.trained_again, self._plan, settings)
+        return partial(self._work.once, "window-again", self._states, train)
 
     def _practise(self, name: str, settings: Plain) -> Practice:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""

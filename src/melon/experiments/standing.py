@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -15,33 +13,24 @@ from rich.live import Live
 from rich.table import Table as RichTable
 
 from melon.experiments.grid import Outcome, Task, Watcher
+from melon.experiments.terminal import Shown, time_left
 
 
-class BenchWatcher(Watcher):
+class BenchWatcher(Shown, Watcher):
     """A live table in a terminal, a line for each cell in a pipe."""
 
     def __init__(self, workers: int) -> None:
-        self._workers, self._live = workers, Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
+        self._live = Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
+        super().__init__(self._live)
+        self._workers = workers
         self._tasks: Sequence[Task] = ()
         self._outcomes: dict[str, Outcome] = {}
         self._running: dict[str, float] = {}
-        self._terminal = sys.stderr.isatty()
-
-    def __enter__(self) -> Self:
-        if self._terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._terminal:
-            self._live.stop()
 
     def begin(self, tasks: Sequence[Task], done: Mapping[str, Outcome]) -> None:
         self._tasks, self._outcomes = tasks, dict(done)
         if done:
-            self._say(f"{len(done)} of {len(tasks)} cells are there already")
+            self.say(f"{len(done)} of {len(tasks)} cells are there already")
 
     def started(self, task: Task) -> None:
         self._running[task.key] = time.monotonic()
@@ -50,21 +39,14 @@ class BenchWatcher(Watcher):
     def ended(self, outcome: Outcome) -> None:
         self._running.pop(outcome.task.key, None)
         self._outcomes[outcome.task.key] = outcome
-        self._say(
+        self.say(
             f"{outcome.task.key}: {became(outcome)}  ({len(self._outcomes)} of {len(self._tasks)}, {self._left()})"
         )
         self.waiting()
 
     def waiting(self) -> None:
-        if self._terminal:
+        if self.terminal:
             self._live.update(self._table())
-
-    def _say(self, text: str) -> None:
-        if self._terminal:
-            self._live.console.print(text, markup=False, highlight=False)
-        else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
 
     def _table(self) -> RichTable:
         running = ", ".join(f"{key} ({time.monotonic() - since:.0f} s)" for key, since in self._running.items())
@@ -83,8 +65,7 @@ class BenchWatcher(Watcher):
             return "time left unknown"
         left = [task for task in self._tasks if task.key not in self._outcomes]
         seconds = sum(next(float(np.mean(took[kind])) for kind in _kinds(task) if kind in took) for task in left)
-        minutes = seconds / self._workers / 60
-        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+        return time_left(seconds / self._workers)
 
 
 def _kinds(task: Task) -> list[tuple[str, ...]]:

@@ -99,7 +99,7 @@ class Foundation:
         try:
             cell = Cell(log, self.config, work=work)
             choice, _ = cell.window()
-            cell.window_again()
+            cell.window_again(choice["settings"])
         except MelonError as problem:
             return self.lost(str(problem))
         return Tried(self.key, time.perf_counter() - began, choice["score"], pretrain=choice["settings"])
@@ -129,8 +129,8 @@ class TrialJob:
         curve, tally = Curve(), Tally()
         try:
             cell = Cell(log, self.config, work=work)
-            selection, (_, start) = cell.selection, cell.window()
-            again = cell.window_again()
+            selection, (choice, start) = cell.selection, cell.window()
+            again = cell.window_again(choice["settings"])
             updater = selection.at_window(self.config.strategy, self.settings, start, self.config.seed, again)
             for point in selection.through(updater):
                 curve.add(point)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from melon.experiments.config import Plain
+from melon.experiments.terminal import Shown, time_left
 from melon.experiments.tuning.study import Trial, best
 from melon.experiments.tuning.trials import Tried
 
 
-class TuneWatcher:
+class TuneWatcher(Shown):
     """Told of stages and trials."""
 
     def __init__(self, trials: int) -> None:
         self._trials, self._workers, self._stage = trials, 1, ""
         self._began = time.monotonic()
-        self._terminal = sys.stderr.isatty()
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -31,38 +28,28 @@ class TuneWatcher:
             console=Console(stderr=True),
             transient=True,
         )
+        super().__init__(self._progress)
         self._task = self._progress.add_task("", total=None, extra="")
-
-    def __enter__(self) -> Self:
-        if self._terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._terminal:
-            self._progress.stop()
 
     def stage(self, name: str) -> None:
         """A new stage begins."""
         self._stage, self._began = name, time.monotonic()
-        if self._terminal:
+        if self.terminal:
             self._progress.update(self._task, description=name)
         else:
-            self._say(name)
+            self.say(name)
 
     def known(self, trials: list[Trial], workers: int) -> None:
         """Trials begin; some may be there already."""
         self._workers = workers
         ended = sum(trial.ended for trial in trials)
         if ended:
-            self._say(f"{ended} of {self._trials} trials are there already")
+            self.say(f"{ended} of {self._trials} trials are there already")
         self._progress.update(self._task, description="trials", total=self._trials, completed=ended)
 
     def waiting(self) -> None:
         """Time passes."""
-        if self._terminal and self._stage:
+        if self.terminal and self._stage:
             self._progress.update(self._task, extra=f"{time.monotonic() - self._began:.0f} s")
 
     def ended(self, tried: Tried, settings: Plain, trials: list[Trial]) -> None:
@@ -74,7 +61,7 @@ class TuneWatcher:
             how = f"{tried.score:.4f}{', given up on the way' if tried.pruned else ''} in {tried.seconds:.0f} s"
         standing = self._standing(trials)
         shown = words(settings)
-        self._say(f"{tried.key}{f' ({shown})' if shown else ''}: {how}  [{standing}]")
+        self.say(f"{tried.key}{f' ({shown})' if shown else ''}: {how}  [{standing}]")
         self._progress.update(self._task, completed=sum(trial.ended for trial in trials), extra=standing)
 
     def _standing(self, trials: list[Trial]) -> str:
@@ -87,15 +74,7 @@ class TuneWatcher:
         took = [trial.seconds for trial in ended if trial.problem is None]
         if not took:
             return "time left unknown"
-        minutes = float(np.mean(took)) * (self._trials - len(ended)) / self._workers / 60
-        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
-
-    def _say(self, text: str) -> None:
-        if self._terminal:
-            self._progress.console.print(text, markup=False, highlight=False)
-        else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+        return time_left(float(np.mean(took)) * (self._trials - len(ended)) / self._workers)
 
 
 def words(point: Plain) -> str:
