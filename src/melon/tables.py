@@ -34,6 +34,15 @@ class TableSpec:
     rows: int = 0  # only shared tables have a fixed number of rows
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Rows where they stand, for loops that read them without a copy: row n is `left[n] * values[places[n]]`."""
+
+    values: Tensor
+    places: Tensor
+    left: Tensor
+
+
 class Clock:
     """The moment at which rows are read: in interactions or in seconds, advanced by the updater alone."""
 
@@ -82,6 +91,14 @@ class Table:
         if self.half_life is None:
             return values
         return values.mul_(fade(self._touched[places], self._clock.now, self.half_life).to(values.dtype).unsqueeze(-1))
+
+    def standing(self, rows: Tensor) -> Standing:
+        """The storage itself, where in it rows are, and what fading has left of each; read it and let go."""
+        places = rows.clamp(max=self.rows)
+        if self.half_life is None:
+            return Standing(self._values, places, self._values.new_ones(places.shape))
+        left = fade(self._touched[places], self._clock.now, self.half_life)
+        return Standing(self._values, places, left.to(self._values.dtype))
 
     def storage(self) -> Tensor | None:
         """The storage itself, for loops that read rows where they stand: a row from number `rows` on is absent, and
@@ -277,4 +294,4 @@ class Snapshot:
 
 def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
     """What is left of a row after its idle time: 0.5^(idle / half-life), METHODS.md 8.3."""
-    return torch.pow(0.5, (now - touched).clamp(min=0).to(torch.float64) / half_life)
+    return torch.exp2((touched - now).clamp(max=0).to(torch.float64) / half_life)

@@ -69,7 +69,7 @@ class TestScores:
     def test_compiled_loops_and_plain_ones_agree(
         self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
     ) -> None:
-        log, found = toy_log(), []
+        log, found, taught = toy_log(), [], []
         for kernel in ("torch", "numba"):
             monkeypatch.setenv("MELON_KERNEL", kernel)
             blend, history = Blend({**SMALL, **settings}, seed=4), History()
@@ -82,9 +82,23 @@ class TestScores:
                 weights.scatter(torch.arange(1), torch.linspace(-1, 1, weights.spec.dim)[None])
             blend.clock.now = 30
             lines = torch.arange(log.n_items + 3).expand(6, -1)
-            found.append(blend.score(torch.arange(6), lines, Context(0, history)))
+            now = Context(0, history)
+            found.append(blend.score(torch.arange(6), lines, now))
+            taught.append(blend.lesson(torch.arange(6), lines, torch.ones_like(lines, dtype=torch.bool), now).inputs)
         assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+        assert torch.allclose(taught[0], taught[1], rtol=1e-5, atol=1e-6)
         assert found[0].std() > 0.1
+
+    @pytest.mark.parametrize("kernel", ["torch", "numba"])
+    def test_a_head_that_is_no_number_gives_none(self, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+        monkeypatch.setenv("MELON_KERNEL", kernel)
+        log = toy_log()
+        blend = Blend(SMALL, seed=4)
+        blend.grow(log.n_users, log.user_keys, log.n_items, log.item_keys)
+        for name, value in (("head_hidden", float("nan")), ("head_output", 1.0)):
+            rows, dim = blend.tables[name].everything().shape
+            blend.tables[name].scatter(torch.arange(rows), torch.full((rows, dim), value))
+        assert blend.score(torch.arange(2), torch.arange(5).expand(2, -1), Context(0, History())).isnan().all()
 
     def test_items_without_a_past_are_alike(self) -> None:
         blend, history, log = lived()

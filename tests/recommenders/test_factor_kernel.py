@@ -12,6 +12,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Evidence, Examples, losses_by_evidence
 from melon.recommenders.factor_kernel import quick_dots
 from melon.recommenders.ncf import NCF
+from melon.tables import Clock, Table, TableSpec
 
 pytest.importorskip("numba")
 
@@ -45,14 +46,24 @@ def test_scores_are_those_of_pytorch(seed: int, lines: int, width: int) -> None:
         torch.testing.assert_close(found[0], found[1], rtol=2e-6, atol=2e-6)
 
 
-def test_dots_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("half_life", [None, 7.0])
+def test_dots_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch, half_life: float | None) -> None:
+    """Distinct rows, one of them absent, are read where they stand; lines name them in any order, some twice."""
     generator = torch.Generator().manual_seed(0)
-    factors, vectors = torch.randn(7, 9, generator=generator), torch.randn(11, 9, generator=generator)
-    places = torch.randint(0, 11, (7, 5), generator=generator)
+    clock = Clock()
+    table = Table(TableSpec("rows", "item", "embedding", 9, 1.0), clock=clock)
+    table.grow(11, np.arange(11))
+    clock.now = 20
+    table.scatter(torch.tensor([4, 2]), torch.randn(2, 9, generator=generator))
+    clock.now, table.half_life = 30, half_life
+    rows, named = torch.tensor([4, 9, 2, 0, 30]), torch.randint(0, 5, (7, 6), generator=generator)
+    factors = torch.randn(7, 9, generator=generator)
     monkeypatch.setenv("MELON_KERNEL", "numba")
-    found = quick_dots(factors, vectors, places)
-    torch.testing.assert_close(found, (vectors[places] * factors[:, None]).sum(-1))
-    assert quick_dots(factors.double(), vectors.double(), places) is None
+    found = quick_dots(factors, table.standing(rows), named.numpy())
+    assert found is not None
+    torch.testing.assert_close(found, (table.gather(rows)[named] * factors[:, None]).sum(-1))
+    assert not found[named == 4].any()
+    assert quick_dots(factors.double(), table.standing(rows), named.numpy()) is None
 
 
 def test_equal_rows_tie_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,14 @@ def test_rings_are_bounded_deques(batches: list[list[tuple[int, int]]]) -> None:
     assert rings.met(rows).tolist() == [met[row] for row in range(8)]
     assert rings.last(rows).tolist() == [twin[row][-1] if twin[row] else NOBODY for row in range(8)]
     assert rings.most_met == max(met.values(), default=0)
-    recent = rings.recent(rows)
+    recent, few = rings.recent(rows), rings.recent(rows, 3)
     assert recent.counts.tolist() == [len(twin[row]) for row in range(8)]
     for row in range(8):
         assert remembered(rings, row) == sorted(twin[row])
         newest_first = [*reversed(twin[row])]
         assert recent.partners[row].tolist() == newest_first + [NOBODY] * (RING - len(newest_first))
+        assert few.partners[row].tolist() == recent.partners[row, :3].tolist()
+        assert few.counts[row] == min(recent.counts[row], 3)
 
 
 def test_one_user_256_times_in_a_batch() -> None:

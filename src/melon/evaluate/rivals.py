@@ -69,7 +69,7 @@ class RivalColumns:
         found: Columns = {}
         if self._frozen is not None:
             found["frozen"] = self._frozen.score(users, items, time).astype(np.float64)
-        lasts = self._rings.recent(users).partners[:, :_LAST]
+        lasts = self._rings.recent(users, _LAST).partners
         if self._transitions is not None:
             sums = self._transitions.add_up(lasts[:, :1], np.ones((len(users), 1)), items)
             found["transitions"], found["transitions_recent"] = np.log1p(10 * sums[0]), np.log1p(10 * sums[2])

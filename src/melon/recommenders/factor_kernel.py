@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from melon.data.interactions import Ints
 from melon.recommenders.evidence import Examples, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.stream.kernels import loaded, may_compile
-from melon.tables import Table
+from melon.tables import Standing, Table
 
 
 def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tensor | None:
@@ -32,14 +33,14 @@ def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tens
     return out
 
 
-def quick_dots(factors: Tensor, vectors: Tensor, places: Tensor) -> Tensor | None:
-    """factors[n] · vectors[places[n, c]] for every n and c; None where PyTorch has to do it."""
+def quick_dots(factors: Tensor, rows: Standing, named: Ints) -> Tensor | None:
+    """factors[n] · row[named[n, c]] for every n and c; None where PyTorch has to do it."""
     loops = _loops_for(factors)
     if loops is None:
         return None
-    out = factors.new_empty(places.shape)
-    given = (each.detach().contiguous().numpy() for each in (places, factors, vectors))
-    loops.dots(*given, out.numpy())
+    out = factors.new_empty(named.shape)
+    given = (each.detach().contiguous().numpy() for each in (rows.places, rows.left, factors, rows.values))
+    loops.dots(named, *given, out.numpy())
     return out
 
 
@@ -71,7 +72,7 @@ def warm_up() -> None:
     flat, cube = number[0].copy(), number[None].copy()
     loops.pairwise_evidence(place, place[None], number, number, number, flat, number.copy(), number.copy(), cube)
     loops.scores(place, place[None], (1, 1), number, number, number, number, number.copy())
-    loops.dots(place[None], number, number, number.copy())
+    loops.dots(place[None], place, flat, number, number, number.copy())
 
 
 def _loops() -> ModuleType | None:

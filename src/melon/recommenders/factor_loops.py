@@ -77,8 +77,9 @@ def scores(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "arcp", "contract"})
-def dots(places: Ints, factors: Floats, vectors: Floats, out: Floats) -> None:
-    """Each line's vector times those that stand at its places."""
-    for n in range(places.shape[0]):
-        for c in range(places.shape[1]):
-            out[n, c] = _dot(factors[n], vectors[places[n, c]])
+def dots(named: Ints, places: Ints, left: Floats, factors: Floats, values: Floats, out: Floats) -> None:
+    """Each line's vector times the rows that it names, which stand at places of storage and have faded."""
+    for n in range(named.shape[0]):
+        for c in range(named.shape[1]):
+            row = named[n, c]
+            out[n, c] = left[row] * _dot(factors[n], values[places[row]])

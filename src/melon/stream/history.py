@@ -76,15 +76,17 @@ class PartnerRings:
         safe = np.where(met > 0, rows, 0)
         return np.where(met > 0, self._ring[safe, (met - 1) % RING], np.int64(NOBODY))
 
-    def recent(self, rows: Ints) -> Neighbours:
-        """All remembered partners of each row, newest first; a partner met again stands there again."""
-        met = self.met(rows)
-        counts = np.minimum(met, RING)
+    def recent(self, rows: Ints, most: int = RING) -> Neighbours:
+        """The last `most` partners of each row, at most all remembered ones, newest first; a partner met again stands
+        there again.
+        """
+        met, most = self.met(rows), min(most, RING)
+        counts = np.minimum(met, most)
         if not self._rows or not len(rows):
-            return Neighbours(np.full((len(rows), RING), NOBODY, dtype=np.int64), counts)
-        back = np.arange(RING)[None, :]
-        rings = self._ring[np.where(met > 0, rows, 0)]
-        partners = np.take_along_axis(rings, (met[:, None] - 1 - back) % RING, axis=1).astype(np.int64)
+            return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
+        back = np.arange(most)[None, :]
+        known = np.where(met > 0, rows, 0)[:, None]
+        partners = self._ring[known, (met[:, None] - 1 - back) % RING].astype(np.int64)
         partners[back >= counts[:, None]] = NOBODY
         return Neighbours(partners, counts)
 

@@ -77,7 +77,7 @@ class StreamFeatures:
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`)."""
-        lasts = past.of_users.recent(users).partners[:, :LAST]
+        lasts = past.of_users.recent(users, LAST).partners
         totals = self.counts.totals(np.maximum(lasts, 0))
         return self.neighbours.add_up(lasts, _GAIN / np.sqrt(totals + _SHRINK), items)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from melon.data.interactions import Ints
-from melon.recommenders.blend.features import Columns
+from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, Columns
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.blend.inputs import BY_ACTIVITY, INPUTS
 from melon.recommenders.evidence import Values
@@ -22,7 +24,7 @@ _BY_ACTIVITY = np.array(BY_ACTIVITY)
 
 
 @dataclass(frozen=True)
-class Offered:
+class KnownPairs:
     """What is known of candidates n × c: of pairs, of distinct items (named by `places`), and of users."""
 
     places: Ints
@@ -33,31 +35,34 @@ class Offered:
     sums: Sums
     active: Floats
 
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """As the loops take them."""
+        bias, active = self.bias.contiguous().numpy(), self.active.astype(np.float32)
+        return self.places, self.dots.numpy(), bias, self.columns, self.divisors, self.sums, active, _BY_ACTIVITY
+
 
 def compiles(like: Tensor) -> bool:
     """Whether compiled loops can be had for such numbers."""
     return like.dtype == torch.float32 and like.device.type == "cpu" and may_compile() and loaded(_LOOPS) is not None
 
 
-def quick_scores(head: BlendHead, values: Values, offered: Offered) -> Tensor:
+def quick_inputs(known: KnownPairs) -> Tensor:
+    """The head's inputs of candidates, where `compiles` says so: as PyTorch puts them together, to rounding."""
+    loops = loaded(_LOOPS)
+    assert loops is not None
+    out = known.dots.new_empty((*known.places.shape, len(INPUTS)))
+    loops.inputs(*known.arrays(), out.view(-1, len(INPUTS)).numpy())
+    return out
+
+
+def quick_scores(head: BlendHead, values: Values, known: KnownPairs) -> Tensor:
     """The scores of candidates, where `compiles` says so: as the head gives them, to rounding."""
     loops = loaded(_LOOPS)
     assert loops is not None
     linear, hidden, shift, output = head.folded(values)
-    out = torch.empty_like(offered.dots)
-    loops.scores(
-        offered.places,
-        offered.dots.numpy(),
-        offered.bias.contiguous().numpy(),
-        offered.columns,
-        offered.divisors,
-        offered.sums,
-        offered.active.astype(np.float32),
-        _BY_ACTIVITY,
-        head.trust,
-        *(each.contiguous().numpy() for each in (linear, hidden.T, shift, output)),
-        out.numpy(),
-    )
+    weights = (each.contiguous().numpy() for each in (linear, hidden.T, shift, output))
+    out = torch.empty_like(known.dots)
+    loops.scores(*known.arrays(), head.trust, *weights, out.numpy())
     return out.sub_(linear @ head.centre)
 
 
@@ -66,8 +71,9 @@ def warm_up() -> None:
     loops = loaded(_LOOPS)
     if loops is None:
         return
-    ones = [np.ones(shape, dtype=np.float32) for shape in ((1, 1), (1,), (1, 8), (1, 2), (len(INPUTS), 1))]
-    pair, flat, columns, divisors, hidden = ones
-    linear, sums, places = hidden[:, 0].copy(), np.ones((3, 1, 1)), np.zeros((1, 1), dtype=np.int64)
+    shapes = ((1, 1), (1,), (1, len(ITEM_FEATURES)), (1, 2), (len(INPUTS), 1))
+    pair, flat, columns, divisors, hidden = (np.ones(shape, dtype=np.float32) for shape in shapes)
+    sums, places = np.ones((len(PAIR_FEATURES), 1, 1)), np.zeros((1, 1), dtype=np.int64)
     known = (places, pair, flat, columns, divisors, sums, flat, _BY_ACTIVITY)
-    loops.scores(*known, 1.0, linear, hidden, flat, flat, pair.copy())
+    loops.inputs(*known, hidden.T.copy())
+    loops.scores(*known, 1.0, hidden[:, 0].copy(), hidden, flat, flat, pair.copy())

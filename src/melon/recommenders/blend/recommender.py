@@ -17,7 +17,7 @@ from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
 from melon.recommenders.blend.head import LINEAR, TABLES, BlendHead, HeadSettings, head_tables, silent
 from melon.recommenders.blend.inputs import INPUTS, PARTS, STREAMED, inputs_of
-from melon.recommenders.blend.quick import Offered, compiles, quick_scores
+from melon.recommenders.blend.quick import KnownPairs, compiles, quick_inputs, quick_scores
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factor_kernel import quick_dots
 from melon.recommenders.factorisation import factor_evidence, factor_scores
@@ -126,7 +126,10 @@ class Blend(HeadedRecommender):
         return Evidence(losses, (*gradients, *silent))
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
-        return Lesson(self._stored_inputs(users, Named.of(items.cpu().numpy()), context), allowed)
+        named = Named.of(items.cpu().numpy())
+        if compiles(self.head.centre):
+            return Lesson(quick_inputs(self._known_pairs(users, named, context)), allowed)
+        return Lesson(self._stored_inputs(users, named, context), allowed)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = {name: self.tables[name].everything() for name in TABLES}
@@ -135,7 +138,7 @@ class Blend(HeadedRecommender):
             dots, bias = self._stored_personal(users, named)
             return dots + bias[self._places(named)]
         if compiles(head[LINEAR]):
-            return quick_scores(self.head, head, self._offered(users, named, context))
+            return quick_scores(self.head, head, self._known_pairs(users, named, context))
         linear, hidden, shift, output = self.head.folded(head)
         inputs = self._stored_inputs(users, named, context)
         deep = (inputs @ hidden.T).add_(shift).relu_() @ output
@@ -184,19 +187,19 @@ class Blend(HeadedRecommender):
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
         return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
 
-    def _offered(self, users: Tensor, named: Named, context: Context | None) -> Offered:
+    def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
         of_items = self.stream.of_items(named.distinct)
         sums = self.stream.met(rows, named.items, past)
-        return Offered(named.places, *self._stored_personal(users, named), *of_items, sums, activity(rows, past))
+        return KnownPairs(named.places, *self._stored_personal(users, named), *of_items, sums, activity(rows, past))
 
     def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
-        distinct, places = torch.from_numpy(named.distinct).to(users.device), self._places(named)
-        factors, vectors = self.tables["user_factors"].gather(users), self.tables["item_factors"].gather(distinct)
-        dot = quick_dots(factors, vectors, places)
+        distinct, factors = torch.from_numpy(named.distinct).to(users.device), self.tables["user_factors"].gather(users)
+        dot = quick_dots(factors, self.tables["item_factors"].standing(distinct), named.places)
         if dot is None:
-            dot = vectors[places].mul_(factors.unsqueeze(1)).sum(-1)
+            vectors = self.tables["item_factors"].gather(distinct)[self._places(named)]
+            dot = vectors.mul_(factors.unsqueeze(1)).sum(-1)
         return dot, self.tables["item_bias"].gather(distinct)[:, 0]
 
     def _stored_inputs(self, users: Tensor, named: Named, context: Context | None) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Protocol, cast
 import numpy as np
 
 from melon.data.interactions import Ints
+from melon.recommenders.streaming import slots
 from melon.recommenders.streaming.slots import Slots, Sums, Weights
-from melon.stream.kernels import may_compile
+from melon.stream.kernels import loaded, may_compile
 
 
 class SlotKernel(Protocol):
@@ -33,20 +34,20 @@ class SlotKernel(Protocol):
 
 def slot_kernel() -> SlotKernel:
     """The implementation for this process; both give the same bits."""
-    if not may_compile():
-        from melon.recommenders.streaming import slots
-
-        return cast("SlotKernel", slots)
-    from melon.recommenders.streaming import compiled
-
-    return cast("SlotKernel", compiled)
+    compiled = _loops() if may_compile() else None
+    return cast("SlotKernel", slots) if compiled is None else compiled
 
 
 def warm_up() -> None:
     """Have both functions compiled, by asking them for next to nothing."""
-    from melon.recommenders.streaming import compiled
-
-    ids, counts = np.full((1, 1), -1, dtype=np.int32), np.zeros((1, 1), dtype=np.float32)
+    compiled = _loops()
+    if compiled is None:
+        return
+    ids, counts = np.full((1, 1), slots.EMPTY, dtype=np.int32), np.zeros((1, 1), dtype=np.float32)
     place, number = np.zeros(1, dtype=np.int64), np.zeros(1)
     compiled.count(ids, counts, counts.copy(), place, place, number)
     compiled.add_up(ids, counts, counts, place[None], number[None], place[None], 0.0, ids[0])
+
+
+def _loops() -> SlotKernel | None:
+    return cast("SlotKernel | None", loaded("melon.recommenders.streaming.compiled"))

@@ -163,7 +163,7 @@ def previous_items(users: Ints, items: Ints, past: PartnerRings, reach: int) -> 
     sorted_users = users[order]
     starts = np.flatnonzero(np.r_[True, sorted_users[1:] != sorted_users[:-1]])
     sizes = np.diff(np.r_[starts, len(users)])
-    older = past.recent(sorted_users[starts]).partners[:, :reach][:, ::-1]
+    older = past.recent(sorted_users[starts], reach).partners[:, ::-1]
     # Each user's items in order of time, the remembered ones first, one user behind the other.
     offsets = starts + np.arange(len(starts)) * reach
     everything = np.empty(len(users) + len(starts) * reach, dtype=np.int64)
