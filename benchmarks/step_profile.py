@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from melon.learning.gathering import Gatherer
+from melon.learning.offering import Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.rates.interactions import InteractionModel
@@ -44,7 +45,7 @@ def parts() -> list[tuple[Any, str]]:
     """What `--parts` times: the pieces of a step, from the outside in."""
     kernel = choice._STOCK.of(20)
     found: list[tuple[Any, str]] = [
-        (Updater, "learn"), (Updater, "_offered"), (Updater, "_last_offered"), (Updater, "step"),
+        (Updater, "learn"), (Offers, "of"), (Offers, "last"), (Updater, "step"),
         (Gatherer, "touched"), (Gatherer, "extended"), (Gatherer, "situation"), (Recommender, "losses_once"),
         (RateStrategy, "meta_gradient"), (RateStrategy, "look_ahead"), (torch.autograd, "grad"),
         (RateStrategy, "adapt"), (RateStrategy, "propose"), (InteractionModel, "targets"), (InteractionModel, "side"),

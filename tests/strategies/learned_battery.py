@@ -13,7 +13,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from learned_scenes import KINDS, RELATIVE, Mixed, finite, look_ahead_of, past_and_batch, updater_of, worst_error
+from learned_scenes import (
+    KINDS,
+    RELATIVE,
+    Mixed,
+    finite,
+    look_ahead_of,
+    past_and_batch,
+    recommender_of,
+    updater_of,
+    worst_error,
+)
 from torch import Tensor
 
 from melon.checks.pairings import state_of
@@ -23,7 +33,7 @@ from melon.errors import CheckpointError, LearningError
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from melon.learning import checkpoint
-from melon.learning.gathering import Offered
+from melon.learning.offering import Offered
 from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
@@ -153,12 +163,10 @@ class State(Battery):
     def test_what_is_remembered_is_recalled_exactly(self, kind: str) -> None:
         past, batch = past_and_batch()
         original = updater_of(kind, self.made(fading=60.0), past)
-        copy = updater_of(kind, self.made(fading=60.0))
+        copy = Updater(recommender_of(kind, torch.float64), self.made(fading=60.0), original.history, seed=7)
         for (_, source), (_, target) in zip(_all_tables(original), _all_tables(copy), strict=True):
             target.restore(source.state())
         copy.strategy.recall(original.strategy.memory())
-        copy.history = original.history
-        copy._gatherer._history = original.history
         wanted, found = (updater.learning_rates(batch) for updater in (original, copy))
         assert torch.equal(wanted.rows, found.rows)
         assert original.strategy.memory().keys() == copy.strategy.memory().keys()

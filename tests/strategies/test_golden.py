@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from melon.learning.gathering import Offered
+from melon.learning.offering import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF

@@ -26,7 +26,7 @@ from melon.checks.toys import toy_batch, toy_batches, toy_log
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, LearningError, SettingsError
 from melon.learning import checkpoint
-from melon.learning.gathering import Offered
+from melon.learning.offering import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.base import LearningRates

@@ -9,22 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Flags, Ints
+from melon.data.interactions import Ints
+from melon.learning.offering import Offered
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.evidence import Examples
 from melon.strategies.base import Situation, Surroundings
 from melon.stream.history import History
 from melon.stream.pairs import distinct
 from melon.tables import Table
-
-
-@dataclass(frozen=True)
-class Offered:
-    """Interactions with their negatives as stored rows: users n, items n × (1 + negatives)."""
-
-    users: Ints
-    items: Ints
-    fresh: Flags | None = None
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from melon.data.interactions import Flags, Ints
 from melon.errors import CheckpointError, LearningError
-from melon.learning.gathering import Compact, Gatherer, Offered
-from melon.learning.meta import last_interactions
+from melon.learning.gathering import Compact, Gatherer
+from melon.learning.offering import Offered, Offers
 from melon.learning.teaching import HEAD, HeadTeacher
 from melon.learning.turns import propose_in_turn
 from melon.recommenders.base import Context, Recommender
@@ -22,9 +22,7 @@ from melon.recommenders.heads import HeadStep, Lesson
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
-from melon.stream.draws import Draws
 from melon.stream.history import History
-from melon.stream.negatives import Negatives
 from melon.tables import LazyTable, Table, TableSpec
 
 FadingClock = Literal["interactions", "seconds"]
@@ -62,9 +60,7 @@ class Updater:
         )
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._last_move: list[tuple[Tensor, Tensor]] = []
-        self._negative_draws = Draws(seed, "training negatives")
-        self._last_draws = Draws(seed, "negatives of last interactions")
-        self._replay_draws = Draws(seed, "replay")
+        self._offers = Offers(recommender, strategy, self.history, seed)
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a moment of the stream; changes nothing but the reading clock."""
@@ -94,7 +90,7 @@ class Updater:
         self.tick(int(batch.times[0]))
         taught = self._head_step(batch) if teach_head else None
         self._make_rows(batch)
-        loss = self._step(batch) if self._pool(batch) > 1 else 0.0
+        loss = self._step(batch) if self._offers.pool(batch) > 1 else 0.0
         if taught is not None:
             self._write_shared(taught.values)
             self._teacher.keep(taught)
@@ -201,9 +197,7 @@ class Updater:
 
     def _step(self, batch: Batch) -> float:
         with self.strategy.at_work():
-            offered = self._offered(batch)
-            last = self._last_offered(batch) if isinstance(self.strategy, LearnedStrategy) else None
-            return self.step(offered, last, batch)
+            return self.step(self._offers.of(batch), self._offers.last(batch), batch)
 
     def step(self, offered: Offered, last: Offered | None, batch: Batch) -> float:
         """Learn interactions whose negatives are given; learned strategies look ahead from `last` first."""
@@ -268,33 +262,12 @@ class Updater:
         return provisional, strategy.adapt(gradients, situation)
 
     def _situation(self, batch: Batch) -> tuple[Compact, Situation]:
-        offered = self._offered(batch)
+        offered = self._offers.of(batch)
         compact = self._compact(offered)
         return compact, self._gatherer.situation(compact, offered)
 
     def _compact(self, offered: Offered) -> Compact:
         return self._gatherer.everything() if self.strategy.dense else self._gatherer.touched(offered)
-
-    def _offered(self, batch: Batch) -> Offered:
-        users, items, fresh = self._with_replay(batch)
-        # Replayed interactions are numbered apart from the stream's own events.
-        events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
-        return self._with_negatives(batch, users, items, events, self._negative_draws, fresh)
-
-    def _last_offered(self, batch: Batch) -> Offered | None:
-        assert isinstance(self.strategy, LearnedStrategy)
-        last = last_interactions(batch.users, batch.items, batch.events, self.history, self.strategy.settings.cold)
-        if not len(last):
-            return None
-        return self._with_negatives(batch, last.users, last.items, last.events, self._last_draws)
-
-    def _with_negatives(
-        self, batch: Batch, users: Ints, items: Ints, events: Ints, draws: Draws, fresh: Flags | None = None
-    ) -> Offered:
-        popularity = self.history.of_items if self.strategy.negatives == "popular" else None
-        negatives = Negatives(self._pool(batch), self.history.seen, draws, popularity)
-        drawn = negatives.draw(users, items, events, self.recommender.settings.negatives)
-        return Offered(users, np.concatenate([items[:, None], drawn], axis=1), fresh)
 
     def _require_finite(self, proposal: Proposal, batch: Batch) -> None:
         if all_finite([*proposal.values.values(), *(v for kept in proposal.row_state.values() for v in kept.values())]):
@@ -318,16 +291,6 @@ class Updater:
                 table = self.row_state[name][key]
                 table.scatter(compact.rows(table), values.detach())
         self.strategy.keep(proposal.memory)
-
-    def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags | None]:
-        if not self.strategy.replay:
-            return batch.users, batch.items, None
-        users, items = self.history.replay(self.strategy.replay, self._replay_draws, batch.first_event)
-        fresh = np.arange(len(batch) + len(users)) < len(batch)
-        return np.concatenate([batch.users, users]), np.concatenate([batch.items, items]), fresh
-
-    def _pool(self, batch: Batch) -> int:
-        return max(self.history.items_born, int(batch.items.max()) + 1)
 
     def _make_rows(self, batch: Batch) -> None:
         users, user_keys = _new_rows(batch.users, batch.user_keys, self.recommender.rows_of("user"))

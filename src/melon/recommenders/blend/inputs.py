@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES
+from melon.data.interactions import Ints
+from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, Columns
+from melon.recommenders.streaming.slots import Sums
 
 STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
 #: Streaming features that are worth more, or less, for a user of whom much is known.
@@ -19,6 +23,23 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
+
+
+class KnownPairs(NamedTuple):
+    """What is known of candidates n × c before it is put together as inputs.
+
+    `places` are theirs among distinct items, to which `bias`, `columns` and `divisors` belong; `dots` and `sums` are of
+    pairs, `active` of users.
+    """
+
+    places: Ints
+    dots: Columns
+    bias: Columns
+    columns: Columns
+    divisors: Columns
+    sums: Sums
+    active: Columns
+    by_activity: Ints
 
 
 def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:

@@ -7,10 +7,8 @@ import math
 import numba
 import numpy as np
 
-from melon.data.interactions import Ints
 from melon.recommenders.blend.features import PAIR_FEATURES, Columns
-from melon.recommenders.blend.inputs import INPUTS
-from melon.recommenders.streaming.slots import Sums
+from melon.recommenders.blend.inputs import INPUTS, KnownPairs
 
 #: Known to the compiler, which unrolls the loop over inputs.
 _INPUTS, _PAIR = len(INPUTS), len(PAIR_FEATURES)
@@ -19,67 +17,33 @@ _FAST = {"reassoc", "nsz", "arcp", "contract"}
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST, inline="always")
-def _write(
-    n: int,
-    c: int,
-    places: Ints,
-    dots: Columns,
-    bias: Columns,
-    columns: Columns,
-    divisors: Columns,
-    sums: Sums,
-    active: Columns,
-    by_activity: Ints,
-    out: Columns,
-    row: int,
-) -> None:
+def _write(known: KnownPairs, n: int, c: int, out: Columns, row: int) -> None:
     """The inputs of one pair, in the order of INPUTS."""
-    at, wide = places[n, c], columns.shape[1]
+    at, wide, active = known.places[n, c], known.columns.shape[1], known.active[n]
     repeated = 2 + wide + _PAIR
-    out[row, 0], out[row, 1] = dots[n, c], bias[at]
+    out[row, 0], out[row, 1] = known.dots[n, c], known.bias[at]
     for f in range(wide):
-        out[row, 2 + f] = columns[at, f]
+        out[row, 2 + f] = known.columns[at, f]
     for kind in range(_PAIR):  # most pairs have no neighbours in common, and log(1 + 0) is 0
-        met = sums[kind, n, c]
-        out[row, 2 + wide + kind] = math.log1p(met / divisors[at, 1 if kind == 2 else 0]) if met != 0 else 0.0
-    out[row, repeated] = out[row, 0] * active[n]
-    for f in range(by_activity.size):
-        out[row, repeated + 1 + f] = out[row, 2 + by_activity[f]] * active[n]
+        met, divisor = known.sums[kind, n, c], known.divisors[at, 1 if kind == 2 else 0]
+        out[row, 2 + wide + kind] = math.log1p(met / divisor) if met != 0 else 0.0
+    out[row, repeated] = out[row, 0] * active
+    for f in range(known.by_activity.size):
+        out[row, repeated + 1 + f] = out[row, 2 + known.by_activity[f]] * active
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
-def inputs(
-    places: Ints,
-    dots: Columns,
-    bias: Columns,
-    columns: Columns,
-    divisors: Columns,
-    sums: Sums,
-    active: Columns,
-    by_activity: Ints,
-    out: Columns,
-) -> None:
-    """Inputs of lines of candidates, by the places of their items among distinct ones; one pair after the other.
-
-    `dots` and `sums` are of pairs; `bias`, `columns` and `divisors` of distinct items; `active` of lines.
-    """
-    lines, width = places.shape
+def inputs(known: KnownPairs, out: Columns) -> None:
+    """Inputs of lines of candidates, one pair after the other."""
+    lines, width = known.places.shape
     for n in range(lines):
         for c in range(width):
-            row = n * width + c
-            _write(n, c, places, dots, bias, columns, divisors, sums, active, by_activity, out, row)
+            _write(known, n, c, out, n * width + c)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
 def scores(
-    places: Ints,
-    dots: Columns,
-    bias: Columns,
-    columns: Columns,
-    divisors: Columns,
-    sums: Sums,
-    active: Columns,
-    by_activity: Ints,
+    known: KnownPairs,
     trust: float,
     linear: Columns,
     hidden: Columns,
@@ -87,15 +51,15 @@ def scores(
     output: Columns,
     out: Columns,
 ) -> None:
-    """Scores of lines of candidates, of whom the same is known as for `inputs`.
+    """Scores of lines of candidates.
 
     The head's weights are those of unscaled inputs in the order of INPUTS, the hidden ones inputs × units.
     """
-    units = output.size
+    (lines, width), units = known.places.shape, output.size
     said, deep = np.empty((1, _INPUTS), dtype=out.dtype), np.empty(units, dtype=out.dtype)
-    for n in range(places.shape[0]):
-        for c in range(places.shape[1]):
-            _write(n, c, places, dots, bias, columns, divisors, sums, active, by_activity, said, 0)
+    for n in range(lines):
+        for c in range(width):
+            _write(known, n, c, said, 0)
             score = trust * (said[0, 0] + said[0, 1])
             for f in range(_INPUTS):
                 score += said[0, f] * linear[f]

@@ -16,8 +16,8 @@ from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
 from melon.recommenders.blend.head import LINEAR, TABLES, BlendHead, HeadSettings, head_tables, silent
-from melon.recommenders.blend.inputs import INPUTS, PARTS, STREAMED, inputs_of
-from melon.recommenders.blend.quick import KnownPairs, compiles, quick_inputs, quick_scores
+from melon.recommenders.blend.inputs import BY_ACTIVITY, INPUTS, PARTS, STREAMED, KnownPairs, inputs_of
+from melon.recommenders.blend.quick import compiles, quick_inputs, quick_scores
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factor_kernel import quick_dots
 from melon.recommenders.factorisation import factor_evidence, factor_scores
@@ -189,9 +189,10 @@ class Blend(HeadedRecommender):
 
     def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
-        of_items = self.stream.of_items(named.distinct)
-        sums = self.stream.met(rows, named.items, past)
-        return KnownPairs(named.places, *self._stored_personal(users, named), *of_items, sums, activity(rows, past))
+        dots, bias = (each.contiguous().numpy() for each in self._stored_personal(users, named))
+        columns, divisors = self.stream.of_items(named.distinct)
+        sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
+        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, np.array(BY_ACTIVITY))
 
     def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
