@@ -5,12 +5,15 @@ There is only a CPU to test on, so the test turns it round: the model lives on t
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from melon.checks.toys import toy_batches
+from melon.errors import SettingsError
+from melon.estimator import Melon, load
 from melon.learning import checkpoint
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
@@ -64,3 +67,17 @@ def test_everything_follows_the_model(
     assert again.learn(last) == updater.learn(last)
     for name, table in again.recommender.tables.items():
         assert torch.equal(table.everything(), updater.recommender.tables[name].everything())
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("recommender", SETTINGS)
+def test_a_model_lives_where_it_is_told(recommender: str, tmp_path: Path) -> None:
+    told = {"recommender_settings": SETTINGS[recommender], "epochs": 1, "budget": 1, "device": "cpu"}
+    drawn = np.random.default_rng(0).integers(0, 30, (600, 2)).tolist()
+    model = Melon(recommender, "mwnet", **told).fit([(u, i, t) for t, (u, i) in enumerate(drawn)])
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model", device="cpu")
+    assert again.recommend([1, 999], k=3) == model.recommend([1, 999], k=3)
+    assert again.similar_items([2], k=3) == model.similar_items([2], k=3)
+    with pytest.raises(SettingsError, match="device = 'abacus' will not do"):
+        load(tmp_path / "model", device="abacus")

@@ -57,6 +57,7 @@ class Melon:
         minutes: how long `fit` tries settings before it takes the best so far; 30 where the strategy is "auto".
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
         dtype: "float32" or "float64".
+        device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
         report: called with a line of text now and then while `fit` runs.
 
     After `fit`, `choices` says which settings it came to.
@@ -77,6 +78,7 @@ class Melon:
         minutes: float | None = None,
         threads: int = 1,
         dtype: str = "float32",
+        device: str = "cpu",
         report: Report | None = None,
     ) -> None:
         _at_least("batch_size", batch_size, 1)
@@ -95,7 +97,7 @@ class Melon:
         self.minutes: float | None = named.get("minutes") if minutes is None else minutes
         self.settings, self.pretrain_settings = dict(settings or {}), dict(pretrain_settings or {})
         self.recommender_settings = dict(recommender_settings or {})
-        self.threads, self.dtype = threads, dtype
+        self.threads, self.dtype, self.device = threads, dtype, device
         self.report: Report = report or (lambda _: None)
         self.choices: dict[str, dict[str, Any]] = {}
         self._columns: dict[str, str | None] = {}
@@ -258,7 +260,7 @@ class Melon:
         make_recommender = self._factory(RECOMMENDERS, self.recommender)
         make_strategy = self._factory(STRATEGIES, self.strategy)
         recommender = make_recommender(
-            self.recommender_settings, seed=self.seed, dtype=DTYPES[self.dtype], device="cpu"
+            self.recommender_settings, seed=self.seed, dtype=DTYPES[self.dtype], device=self.device
         )
         return LiveModel(Updater(recommender, make_strategy(settings, seed=self.seed), seed=self.seed))
 
@@ -277,7 +279,8 @@ class Melon:
             protocol = Protocol(self.seed, self.batch_size, negatives=negatives)
             selection = Selection(log, _all_but_validation(log), protocol, self.report, self.minutes)
             if negatives >= 1 and selection.possible:
-                plan = RecommenderPlan(self.recommender, self.recommender_settings, self.pretrain_settings, self.epochs)
+                given = self.recommender_settings, self.pretrain_settings, self.epochs, self.device
+                plan = RecommenderPlan(self.recommender, *given)
                 pretraining, start = selection.pretraining(plan, self.budget)
                 train = partial(selection.trained_again, plan, pretraining.settings)
                 again = train if selection.judges_again(plan) else None
@@ -329,12 +332,14 @@ def load(
     recommender: RecommenderFactory | None = None,
     strategy: StrategyFactory | None = None,
     threads: int = 1,
+    device: str = "cpu",
 ) -> Melon:
     """The model that `Melon.save` wrote, ready to go on exactly where it was.
 
-    A recommender or strategy class of your own that is not registered has to be given again.
+    A recommender or strategy class of your own that is not registered has to be given again. Any device will do,
+    whichever it was saved from.
     """
-    model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy)
+    model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy, device=device)
     about = extra["estimator"]
     used = model.updater.recommender
     made = Melon(
@@ -343,6 +348,7 @@ def load(
         recommender_settings=used.settings.plain(),
         dtype=str(used.dtype).removeprefix("torch."),
         threads=threads,
+        device=device,
         **{key: about[key] for key in _REMEMBERED if key in about},
     )
     made._model, made._columns, made.choices = model, about["columns"], about["choices"]

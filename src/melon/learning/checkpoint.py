@@ -23,7 +23,7 @@ from melon import __version__
 from melon.errors import CheckpointError, MelonError
 from melon.learning.tensorfiles import FolderWriter, locked, read_tensors
 from melon.learning.updater import FadingClock, Updater
-from melon.recommenders.base import Recommender
+from melon.recommenders.base import Recommender, usable_device
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
 from melon.strategies.base import Strategy
@@ -121,6 +121,7 @@ def load(
     anything that is called like one.
     """
     source = Path(folder)
+    usable_device(device)
     with locked(source, exclusive=False):
         manifest = read_manifest(source)
         for kind, expected, made in (

@@ -137,9 +137,10 @@ class LiveModel:
         *,
         recommender: RecommenderFactory | None = None,
         strategy: StrategyFactory | None = None,
+        device: str = "cpu",
     ) -> tuple[Self, dict[str, Any]]:
         """The model that `save` wrote, and the extra that came with it."""
-        saved = checkpoint.load(folder, recommender=recommender, strategy=strategy)
+        saved = checkpoint.load(folder, recommender=recommender, strategy=strategy, device=device)
         if "model" not in saved.extra:
             raise CheckpointError(
                 f"{os.fspath(folder)} holds the state of an evaluation rather than a model to use: it knows no ids. "

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.data.interactions import Ints
+from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
 from melon.settings import Settings
@@ -60,7 +61,7 @@ class Recommender(ABC):
     ) -> None:
         self.settings = self.settings_type.parse(settings or {}, f"recommender {self.name!r}")
         self.loss = loss or make_loss(self.settings.loss)
-        self.seed, self.dtype, self.device = seed, dtype, torch.device(device)
+        self.seed, self.dtype, self.device = seed, dtype, usable_device(device)
         self.clock = Clock()
         self.specs: tuple[TableSpec, ...] = self.declare()
         self.tables: dict[str, Table] = {
@@ -175,3 +176,13 @@ class Recommender(ABC):
 def _flat(values: dict[str, Tensor], tables: Mapping[str, Table]) -> dict[str, Tensor]:
     """Rows gathered in any shape as plain rows × dim."""
     return {name: rows.reshape(-1, tables[name].spec.dim) for name, rows in values.items()}
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device, if this machine has it."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise SettingsError(f"device = {str(device)!r} will not do here: {reason}") from None
+    return torch.device(device)
