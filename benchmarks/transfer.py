@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -95,12 +96,21 @@ def main(stream: str, configurations: list[str]) -> None:
     for text in configurations:
         name, _, assigned = text.partition(":")
         settings = parse_assignments([each for each in re.split(r",(?=\w+=)", assigned) if each])["strategy"]
-        try:
-            cells = [transfer.window(name, settings), transfer.window(name, settings, transfer.between)]
-            cells += [transfer.later(name, settings, start) for start in (transfer.late, transfer.early)]
-        except LearningError as problem:
-            cells = [f"broke: {problem}"]
+        cells = [
+            unless_broken(transfer.window, name, settings),
+            unless_broken(transfer.window, name, settings, transfer.between),
+            unless_broken(transfer.later, name, settings, transfer.late),
+            unless_broken(transfer.later, name, settings, transfer.early),
+        ]
         print(f"| {name} {assigned or 'as it is'} | {' | '.join(cells)} |", flush=True)
+
+
+def unless_broken(measure: Callable[..., str], *told: object) -> str:
+    """What is measured, or where the model left the finite numbers."""
+    try:
+        return measure(*told)
+    except LearningError as problem:
+        return f"broke: {problem}"
 
 
 if __name__ == "__main__":
