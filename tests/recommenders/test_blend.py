@@ -89,6 +89,22 @@ class TestScores:
         assert torch.allclose(taught[0], taught[1], rtol=1e-5, atol=1e-6)
         assert found[0].std() > 0.1
 
+    def test_compiled_loops_keep_the_number_type_of_the_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever PyTorch's default number type is."""
+        monkeypatch.setenv("MELON_KERNEL", "numba")
+        log = toy_log()
+        blend = Blend(SMALL, seed=4)
+        blend.grow(log.n_users, log.user_keys, log.n_items, log.item_keys)
+        blend.tables["head_linear"].scatter(torch.arange(1), torch.ones((1, blend.tables["head_linear"].spec.dim)))
+        items, now = torch.arange(5).expand(2, -1), Context(0, History())
+        torch.set_default_dtype(torch.float64)
+        try:
+            scores = blend.score(torch.arange(2), items, now)
+            lesson = blend.lesson(torch.arange(2), items, torch.ones((2, 5), dtype=torch.bool), now)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert scores.dtype == lesson.inputs.dtype == torch.float32
+
     @pytest.mark.parametrize("kernel", ["torch", "numba"])
     def test_a_head_that_is_no_number_gives_none(self, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
         monkeypatch.setenv("MELON_KERNEL", kernel)

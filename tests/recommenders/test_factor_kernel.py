@@ -59,11 +59,11 @@ def test_dots_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch, half_life: f
     rows, named = torch.tensor([4, 9, 2, 0, 30]), torch.randint(0, 5, (7, 6), generator=generator)
     factors = torch.randn(7, 9, generator=generator)
     monkeypatch.setenv("MELON_KERNEL", "numba")
-    found = quick_dots(factors, table.standing(rows), named.numpy())
+    found = quick_dots(factors, table, rows, named.numpy())
     assert found is not None
     torch.testing.assert_close(found, (table.gather(rows)[named] * factors[:, None]).sum(-1))
     assert not found[named == 4].any()
-    assert quick_dots(factors.double(), table.standing(rows), named.numpy()) is None
+    assert quick_dots(factors.double(), table, rows, named.numpy()) is None
 
 
 def test_equal_rows_tie_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from melon.data.interactions import Ints
 from melon.recommenders.evidence import Examples, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.stream.kernels import loaded, may_compile
-from melon.tables import Standing, Table
+from melon.tables import Table
 
 
 def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tensor | None:
@@ -33,13 +33,13 @@ def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tens
     return out
 
 
-def quick_dots(factors: Tensor, rows: Standing, named: Ints) -> Tensor | None:
-    """factors[n] · row[named[n, c]] for every n and c; None where PyTorch has to do it."""
+def quick_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints) -> Tensor | None:
+    """factors[n] · the table's rows[named[n, c]] for every n and c; None where PyTorch has to do it."""
     loops = _loops_for(factors)
     if loops is None:
         return None
-    out = factors.new_empty(named.shape)
-    given = (each.detach().contiguous().numpy() for each in (rows.places, rows.left, factors, rows.values))
+    out, there = factors.new_empty(named.shape), table.standing(rows)
+    given = (each.detach().contiguous().numpy() for each in (there.places, there.left, factors, there.values))
     loops.dots(named, *given, out.numpy())
     return out
 

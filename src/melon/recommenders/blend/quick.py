@@ -24,7 +24,7 @@ def quick_inputs(known: KnownPairs) -> Tensor:
     """The head's inputs of candidates, where `compiles` says so: as PyTorch puts them together, to rounding."""
     loops = loaded(_LOOPS)
     assert loops is not None
-    out = torch.empty((*known.places.shape, len(INPUTS)), device="cpu")
+    out = torch.empty((*known.places.shape, len(INPUTS)), dtype=torch.float32, device="cpu")
     loops.inputs(known, out.view(-1, len(INPUTS)).numpy())
     return out
 
@@ -35,7 +35,7 @@ def quick_scores(head: BlendHead, values: Values, known: KnownPairs) -> Tensor:
     assert loops is not None
     linear, hidden, shift, output = head.folded(values)
     weights = (each.contiguous().numpy() for each in (linear, hidden.T, shift, output))
-    out = torch.empty(known.places.shape, device="cpu")
+    out = torch.empty(known.places.shape, dtype=torch.float32, device="cpu")
     loops.scores(known, head.trust, *weights, out.numpy())
     return out.sub_(linear @ head.centre)
 

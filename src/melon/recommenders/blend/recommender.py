@@ -196,11 +196,11 @@ class Blend(HeadedRecommender):
 
     def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
-        distinct, factors = torch.from_numpy(named.distinct).to(users.device), self.tables["user_factors"].gather(users)
-        dot = quick_dots(factors, self.tables["item_factors"].standing(distinct), named.places)
+        distinct, vectors = torch.from_numpy(named.distinct).to(users.device), self.tables["item_factors"]
+        factors = self.tables["user_factors"].gather(users)
+        dot = quick_dots(factors, vectors, distinct, named.places)
         if dot is None:
-            vectors = self.tables["item_factors"].gather(distinct)[self._places(named)]
-            dot = vectors.mul_(factors.unsqueeze(1)).sum(-1)
+            dot = vectors.gather(distinct)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
         return dot, self.tables["item_bias"].gather(distinct)[:, 0]
 
     def _stored_inputs(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
