@@ -182,3 +182,16 @@ def test_a_terminal_gets_a_bar() -> None:
         told._progress.refresh()
     assert "streaming [/odd]" in out.getvalue()
     assert "HR@5 0.250" in out.getvalue()
+
+
+@pytest.mark.parametrize("candidates", ["catalogue", "born"])
+def test_a_result_without_ranks_says_why(record: Record, capsys: pytest.CaptureFixture[str], candidates: str) -> None:
+    empty = {**record, "metrics": {}, "interactions_evaluated": 0, "set_aside": 250}
+    show_result({**empty, "protocol": {**record["protocol"], "candidates": candidates}})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"nothing could be ranked: beside each interaction there were fewer than {record['protocol']['negatives']}"
+        in shown
+    )
+    assert ("or its item was new" in shown) == (candidates == "born")
+    assert "--negatives" in shown

@@ -48,8 +48,8 @@ class Listener:
     def tick(self, text: str) -> None:
         """One of many small steps of a stage is done."""
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float) -> None:
-        """A batch of the stream was evaluated."""
+    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
+        """A batch of the stream was evaluated; `hit_rate` is None until something was ranked."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class Cell:
                     tally.add(point)
                     hits += float((point.ranks.rank <= 5).sum())
                     seen += len(point.ranks)
-                self.listener.point(point, point.stop - self.parts.train_stop, total, hits / max(seen, 1))
+                self.listener.point(point, point.stop - self.parts.train_stop, total, hits / seen if seen else None)
         found = watched.found if watched is not None else None
         if found is not None:
             self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: found)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from melon.evaluate.prequential import Point
 from melon.experiments.cell import Listener
+from melon.experiments.show import shown
 
 _LINE_EVERY_S = 5.0
 
@@ -51,9 +52,9 @@ class BarListener(Listener):
     def tick(self, text: str) -> None:
         self.note(text)
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float) -> None:
+    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
         rate = done / max(time.perf_counter() - self._began, 1e-9)
-        self._progress.update(self._task, completed=done, total=total, extra=f"{rate:,.0f}/s  HR@5 {hit_rate:.3f}")
+        self._progress.update(self._task, completed=done, total=total, extra=_standing(rate, hit_rate))
 
 
 class LineListener(Listener):
@@ -82,17 +83,21 @@ class LineListener(Listener):
             self._said = time.perf_counter()
             self._say(f"  {text}")
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float) -> None:
+    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
         now = time.perf_counter()
         if done == total or now - self._said > _LINE_EVERY_S:
             self._said = now
             rate = done / max(now - self._began, 1e-9)
-            self._say(f"  {done:,} of {total:,}  {rate:,.0f}/s  HR@5 {hit_rate:.3f}")
+            self._say(f"  {done:,} of {total:,}  {_standing(rate, hit_rate)}")
 
     @staticmethod
     def _say(text: str) -> None:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def _standing(rate: float, hit_rate: float | None) -> str:
+    return f"{rate:,.0f}/s  HR@5 {shown(hit_rate)}"
 
 
 def listener() -> BarListener | LineListener:

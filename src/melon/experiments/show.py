@@ -87,6 +87,13 @@ def show_result(record: Mapping[str, Any]) -> None:
         + (f" (HR@5 {cold['HR@5']:.3f})" if "HR@5" in cold else "")
         + (f"; update {speed['median']:.2f} ms per batch" if speed else "")
     )
+    if record["set_aside"] and not record["interactions_evaluated"]:
+        protocol = record["protocol"]
+        new = ", or its item was new" if protocol["candidates"] == "born" else ""
+        console.print(
+            f"nothing could be ranked: beside each interaction there were fewer than {protocol['negatives']} other "
+            f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."
+        )
     for name, choice in record["config"]["chosen"].items():
         chosen = ", ".join(f"{key}={value}" for key, value in choice["settings"].items()) or "defaults"
         edge = f"  (on the edge of its grid: {', '.join(choice['at_edge'])})" if choice.get("at_edge") else ""
