@@ -21,6 +21,7 @@ from learned_scenes import (
     look_ahead_of,
     past_and_batch,
     recommender_of,
+    require_saved_goes_on,
     updater_of,
     worst_error,
 )
@@ -32,7 +33,6 @@ from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, LearningError
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
-from melon.learning import checkpoint
 from melon.learning.offering import Offered
 from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
@@ -149,15 +149,7 @@ class State(Battery):
         batches = toy_batches()
         strategy = self.made(keep_prelim=True, fading=fading)
         original = updater_of(kind, strategy, batches[:8], dtype=torch.float32)
-        checkpoint.save(tmp_path, original)
-        copy = checkpoint.load(tmp_path).updater
-        for batch in batches[8:12]:
-            original.learn(batch)
-            copy.learn(batch)
-        one, other = state_of(original), state_of(copy)
-        assert one.keys() == other.keys()
-        for key in one:
-            assert one[key].tobytes() == other[key].tobytes(), key
+        require_saved_goes_on(original, tmp_path, *batches[8:12])
 
     @EVERY_KIND
     def test_what_is_remembered_is_recalled_exactly(self, kind: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learned_scenes import Mixed, finite, require_others_untouched
+from learned_scenes import Mixed, finite, require_others_untouched, require_saved_goes_on
 from rate_scenes import (
     FAMILY,
     KINDS,
@@ -25,7 +25,6 @@ from melon.checks.pairings import situation_of, state_of
 from melon.checks.toys import toy_batch, toy_batches, toy_log
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, LearningError, SettingsError
-from melon.learning import checkpoint
 from melon.learning.offering import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -413,15 +412,7 @@ class TestState:
     def test_a_checkpoint_goes_on_bit_for_bit(self, kind: str, name: str, tmp_path: Any) -> None:
         batches = toy_batches()
         original = updater_of(kind, strategy_of(name, keep_prelim=True, fading=60.0), batches[:8], dtype=torch.float32)
-        checkpoint.save(tmp_path, original)
-        copy = checkpoint.load(tmp_path).updater
-        for batch in batches[8:12]:
-            original.learn(batch)
-            copy.learn(batch)
-        one, other = state_of(original), state_of(copy)
-        assert one.keys() == other.keys()
-        for key in one:
-            assert one[key].tobytes() == other[key].tobytes(), key
+        require_saved_goes_on(original, tmp_path, *batches[8:12])
 
     def recalled(self, strategy: RateStrategy, memory: Mapping[str, Tensor]) -> str:
         """The refusal, which leaves the strategy as it was."""

@@ -189,7 +189,7 @@ def test_a_model_that_was_saved_goes_on_bit_for_bit(kind: str, tmp_path: Path) -
     updater = Updater(make[kind](), MeLON({"inputs": list(EACH)}))
     for batch in past:
         updater.learn(batch)
-    assert any("recent" in name for name in require_saved_goes_on(updater, last, tmp_path))
+    assert any("recent" in name for name in require_saved_goes_on(updater, tmp_path, last))
 
 
 def test_practice_takes_the_weights_along_but_not_the_counts() -> None:

@@ -88,7 +88,7 @@ def test_a_model_that_was_saved_goes_on_at_the_cooled_rate(tmp_path: Path) -> No
     updater.take_over(practised.practice())
     for batch in past:
         updater.learn(batch)
-    require_saved_goes_on(updater, last, tmp_path)
+    require_saved_goes_on(updater, tmp_path, last)
 
 
 def test_what_was_saved_before_there_was_cooling_counts_as_not_practised() -> None:
