@@ -39,6 +39,7 @@ RECOMMENDERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bpr": (BPR, {"dim": 4}),
     "ncf": (NCF, {"dim": 3, "layers": (4, 4)}),
     "blend": (Blend, {"dim": 4, "head_units": 3, "slots": 5}),
+    "blend with transitions": (Blend, {"dim": 4, "head_units": 3, "slots": 5, "transitions": True}),
 }
 STRATEGIES = {
     "sgd": (Default, {"optimizer": "sgd", "lr": 0.3}),

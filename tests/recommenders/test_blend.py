@@ -42,8 +42,9 @@ def lived(head_speaks: bool = True, **settings: Any) -> tuple[Blend, History, In
             table = blend.tables[name]
             new = torch.randn((table.rows, table.spec.dim), generator=generator, dtype=torch.float64)
             table.scatter(torch.arange(table.rows), new)
-        blend.head.centre = torch.randn(len(INPUTS), generator=generator, dtype=torch.float64)
-        blend.head.scale = torch.rand(len(INPUTS), generator=generator, dtype=torch.float64) + 0.5
+        width = len(blend.inputs)
+        blend.head.centre = torch.randn(width, generator=generator, dtype=torch.float64)
+        blend.head.scale = torch.rand(width, generator=generator, dtype=torch.float64) + 0.5
     return blend, history, log
 
 
@@ -56,8 +57,9 @@ class TestScores:
         assert torch.equal(blend.score(users, items, now), plain.score(users, items))
         assert torch.allclose(blend.score_catalogue(users, 45, now)[:, :40], plain.score(users, items), atol=1e-12)
 
-    def test_all_ways_of_scoring_agree(self) -> None:
-        blend, history, log = lived()
+    @pytest.mark.parametrize("transitions", [False, True])
+    def test_all_ways_of_scoring_agree(self, transitions: bool) -> None:
+        blend, history, log = lived(transitions=transitions)
         users, now = torch.tensor([0, 3, 3, log.n_users + 7]), Context(0, history)
         items = torch.arange(log.n_items + 6).expand(len(users), -1)
         found = blend.score(users, items, now)
@@ -65,7 +67,9 @@ class TestScores:
         assert torch.allclose(found, blend.score_catalogue(users, log.n_items + 6, now), atol=1e-12)
         assert found.std() > 0.1
 
-    @pytest.mark.parametrize("settings", [{}, {"without": ["personal"]}, {"without": ["neighbours", "activity"]}])
+    @pytest.mark.parametrize(
+        "settings", [{}, {"without": ["personal"]}, {"without": ["neighbours"]}, {"transitions": True}]
+    )
     def test_compiled_loops_and_plain_ones_agree(
         self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
     ) -> None:
@@ -164,6 +168,34 @@ class TestFeatures:
                 wanted.append(np.log1p(len(lasts)) / 4 - 1)
                 assert found[line, column].tolist() == pytest.approx(wanted, rel=1e-6)
 
+    def test_transitions_are_what_followed_the_last_item(self) -> None:
+        """They come behind the neighbours; everything else is as without them."""
+        blend, history, log = lived(transitions=True)
+        users, items, now = log.users.tolist(), log.items.tolist(), len(log)
+        plain, decayed = np.zeros((2, log.n_items, log.n_items))
+        last: dict[int, int] = {}
+        for at, (user, item) in enumerate(zip(users, items, strict=True)):
+            if last.get(user, item) != item:
+                plain[last[user], item] += 1
+                decayed[last[user], item] += 0.5 ** ((now - at) / 20_000)
+            last[user] = item
+        total = [items.count(item) for item in range(log.n_items)]
+        recent = np.array(
+            [sum(0.5 ** ((now - at) / 20_000) for at in np.flatnonzero(log.items == i)) for i in range(12)]
+        )
+        asked, offered = torch.tensor([2, 5, 1]), torch.arange(12).expand(3, -1)
+        found = blend.features(asked, offered, Context(0, history))
+        without = lived()[0].features(asked, offered, Context(0, history))
+        assert torch.equal(found[..., [*range(11), 13]], without)
+        for line, user in enumerate(asked.tolist()):
+            before = np.sqrt(total[last[user]] + 5)
+            for item in range(12):
+                one = plain[last[user], item] / before / np.sqrt(total[item] + 5)
+                other = decayed[last[user], item] / before / np.sqrt(recent[item] + 2)
+                wanted = [np.log1p(20 * one), np.log1p(20 * other)]
+                assert found[line, item, 11:13].tolist() == pytest.approx(wanted, rel=1e-6)
+        assert found[..., 11].any()
+
     def test_nothing_tells_whether_the_user_has_had_the_item(self) -> None:
         """An item that one user alone has had looks the same to that user and to another with the same past."""
         history, blend = History(), Blend(SMALL, dtype=torch.float64)
@@ -174,9 +206,9 @@ class TestFeatures:
 
 
 class TestGradients:
-    @pytest.mark.parametrize("per_branch", [False, True])
-    def test_a_head_that_a_strategy_drives_is_in_closed_form(self, per_branch: bool) -> None:
-        blend, history, log = lived(head="strategy")
+    @pytest.mark.parametrize(("per_branch", "transitions"), [(False, False), (True, False), (False, True)])
+    def test_a_head_that_a_strategy_drives_is_in_closed_form(self, per_branch: bool, transitions: bool) -> None:
+        blend, history, log = lived(head="strategy", transitions=transitions)
         values = {name: table.state()["values"] for name, table in blend.tables.items()}
         users = torch.tensor([0, 1, 1, 4, 2])
         items = torch.tensor(np.random.default_rng(0).integers(0, log.n_items, (5, 4)))
@@ -346,10 +378,11 @@ class TestLearning:
         assert "head.steps" not in fresh.recommender.streaming_state()
         assert Updater(BPR({"dim": 4}), Default()).practise_head([]) == {}
 
-    def test_how_a_log_is_cut_does_not_matter_to_what_is_observed(self) -> None:
+    @pytest.mark.parametrize("transitions", [False, True])
+    def test_how_a_log_is_cut_does_not_matter_to_what_is_observed(self, transitions: bool) -> None:
         log, states = toy_log(), []
         for size in (1, 16, len(log)):
-            blend, history = Blend(SMALL), History()
+            blend, history = Blend({**SMALL, "transitions": transitions}), History()
             for start in range(0, len(log), size):
                 batch = batch_of(log, start, min(start + size, len(log)))
                 blend.observe(batch.users, batch.items, batch.times, history)
@@ -399,9 +432,10 @@ class TestParts:
 
 
 class TestConformance:
-    @pytest.fixture(params=["own", "strategy"])
+    @pytest.fixture(params=[("own", False), ("strategy", False), ("own", True)])
     def settings(self, request: pytest.FixtureRequest) -> dict[str, Any]:
-        return {**SMALL, "head": request.param, "negatives": 2}
+        head, transitions = request.param
+        return {**SMALL, "head": head, "transitions": transitions, "negatives": 2}
 
     def test_both_ways_of_training_the_head_conform(self, settings: dict[str, Any]) -> None:
         def make(*, seed: int, dtype: torch.dtype) -> Blend:

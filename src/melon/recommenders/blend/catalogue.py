@@ -34,10 +34,11 @@ class CatalogueScorer:
         self._active_sums = active @ self._linear[_ACTIVE_ITEM]
 
     def of_user(self, dot: Tensor, pairs: Tensor, active: float) -> Tensor:
-        """Scores of all items for one user: its dot products, the pairs' features (items × PAIR_FEATURES), activity."""
+        """Scores of all items for one user: its dot products, the features of pairs (items × features), activity."""
         units = self._units + active * self._active_units
         units.addr_(dot, self._hidden[:, _DOT] + active * self._hidden[:, _ACTIVE_DOT])
-        hidden, linear = self._hidden[:, _PAIR].clone(), self._linear[_PAIR].clone()
+        of_pairs = [*_PAIR, *range(len(INPUTS), len(self._linear))]
+        hidden, linear = self._hidden[:, of_pairs].clone(), self._linear[of_pairs].clone()
         hidden[:, 0] += active * self._hidden[:, _ACTIVE_PAIR]
         linear[0] += active * self._linear[_ACTIVE_PAIR]
         units.addmm_(pairs, hidden.T)

@@ -21,11 +21,18 @@ HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
 _RECENT, _ALWAYS = 4, len(HALF_LIVES)
 ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
 PAIR_FEATURES = ("neighbours", "neighbours_by_lag", "neighbours_recent")
+#: Of pairs too, where they are asked for: how often the item came right after the user's last one.
+TRANSITIONS = ("transitions", "transitions_recent")
+#: What each of these is divided by, of the two divisors that `of_items` gives.
+DIVIDED_BY = (0, 0, 1)
+TRANSITIONS_DIVIDED_BY = (0, 1)
 Columns = npt.NDArray[np.floating[Any]]
 #: How many of the user's last items look for neighbours.
 LAST = 20
 # METHODS.md 8.5: rare items are drawn towards having nothing in common.
 _SHRINK, _SHRINK_RECENT, _GAIN = 5.0, 2.0, 20.0
+#: How many followers each item remembers.
+_FOLLOWERS = 64
 
 
 @dataclass(frozen=True)
@@ -53,16 +60,24 @@ class Named:
 
 
 class StreamFeatures:
-    """Counts and neighbours that observe the same stream, read as features of pairs."""
+    """Counts and neighbours that observe the same stream, read as features of pairs; and followers, if asked for."""
 
-    def __init__(self, slots: int, dtype: npt.DTypeLike = np.float64) -> None:
+    def __init__(self, slots: int, dtype: npt.DTypeLike = np.float64, *, transitions: bool = False) -> None:
         self._dtype = np.dtype(dtype)
         self.counts = ItemCounts([*HALF_LIVES, float("inf")])
         self.neighbours = ItemNeighbours(slots=slots)
+        self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
+
+    @property
+    def divided_by(self) -> tuple[int, ...]:
+        """Which divisor belongs to each feature of pairs."""
+        return DIVIDED_BY if self.followers is None else (*DIVIDED_BY, *TRANSITIONS_DIVIDED_BY)
 
     def observe(self, users: Ints, items: Ints, past: History) -> None:
         """Count a batch; `past` is what came before it."""
         self.neighbours.observe(users, items, past.of_users)
+        if self.followers is not None:
+            self.followers.observe(users, items, past.of_users)
         self.counts.observe(items)
 
     def of_items(self, items: Ints) -> tuple[Columns, Columns]:
@@ -76,16 +91,23 @@ class StreamFeatures:
         return _log1p(columns), divisors
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
-        """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`)."""
+        """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).
+
+        And how often it followed the last one, where that is counted: two ways, plain and decayed.
+        """
         lasts = past.of_users.recent(users, LAST).partners
-        totals = self.counts.totals(np.maximum(lasts, 0))
-        return self.neighbours.add_up(lasts, _GAIN / np.sqrt(totals + _SHRINK), items)
+        weights = _GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + _SHRINK)
+        sums = self.neighbours.add_up(lasts, weights, items)
+        if self.followers is None:
+            return sums
+        followed = self.followers.add_up(lasts[:, :1], weights[:, :1], items)
+        return np.concatenate([sums, followed[[0, 2]]])
 
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, and of late."""
         sums = self.met(users, items, past)
-        columns = np.empty((*items.shape, len(PAIR_FEATURES)), dtype=self._dtype)
-        for number, divisor in enumerate((0, 0, 1)):
+        columns = np.empty((*items.shape, len(sums)), dtype=self._dtype)
+        for number, divisor in enumerate(self.divided_by):
             np.divide(sums[number], divisors[..., divisor], out=columns[..., number], casting="same_kind")
         return _log1p(columns)
 
@@ -102,6 +124,8 @@ class StreamFeatures:
     def state(self) -> Arrays:
         """Everything that was counted."""
         parts = {"counts": self.counts.state(), "neighbours": self.neighbours.state()}
+        if self.followers is not None:
+            parts["followers"] = self.followers.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -112,6 +136,8 @@ class StreamFeatures:
 
         self.counts = ItemCounts.from_state(part("counts"))
         self.neighbours = ItemNeighbours.from_state(part("neighbours"))
+        if self.followers is not None:
+            self.followers = ItemNeighbours.from_state(part("followers"))
 
 
 def _log1p(columns: Columns) -> Columns:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from melon.data.interactions import Ints
-from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, Columns
+from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, TRANSITIONS, Columns
 from melon.recommenders.streaming.slots import Sums
 
 STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
@@ -16,6 +16,8 @@ STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
 ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
 BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
 INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
+#: Where transitions are asked for, they come last.
+INPUTS_WITH_TRANSITIONS = (*INPUTS, *TRANSITIONS)
 #: Parts of the blend that can be left out, and their inputs; what the rows say stands beside the head, too.
 PARTS = {
     "personal": ("dot", "bias", "active_dot"),
@@ -29,7 +31,7 @@ class KnownPairs(NamedTuple):
     """What is known of candidates n × c before it is put together as inputs.
 
     `places` are theirs among distinct items, to which `bias`, `columns` and `divisors` belong; `dots` and `sums` are of
-    pairs, `active` of users.
+    pairs, `active` of users. `divided_by` says which of its divisors each kind of sum belongs to.
     """
 
     places: Ints
@@ -40,13 +42,20 @@ class KnownPairs(NamedTuple):
     sums: Sums
     active: Columns
     by_activity: Ints
+    divided_by: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """How many inputs each pair has."""
+        return len(INPUTS) + len(self.divided_by) - len(PAIR_FEATURES)
 
 
 def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
     """Inputs in the order of INPUTS; the last of the features is the user's activity."""
-    streamed, active = features[..., :-1], features[..., -1:]
-    personal = torch.stack([dot, bias], -1)
-    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, streamed[..., BY_ACTIVITY] * active], -1)
+    streamed, active = features[..., : len(STREAMED)], features[..., -1:]
+    transitions = features[..., len(STREAMED) : -1]
+    personal, by_activity = torch.stack([dot, bias], -1), streamed[..., BY_ACTIVITY] * active
+    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, by_activity, transitions], -1)
 
 
 def personal_score(inputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from melon.recommenders.blend.features import PAIR_FEATURES, Columns
 from melon.recommenders.blend.inputs import INPUTS, KnownPairs
 
-#: Known to the compiler, which unrolls the loop over inputs.
+#: With the length of a tuple, known to the compiler, which unrolls the loop over inputs.
 _INPUTS, _PAIR = len(INPUTS), len(PAIR_FEATURES)
 _NOTHING = np.float32(0)
 _FAST = {"reassoc", "nsz", "arcp", "contract"}
@@ -24,9 +24,10 @@ def _write(known: KnownPairs, n: int, c: int, out: Columns, row: int) -> None:
     out[row, 0], out[row, 1] = known.dots[n, c], known.bias[at]
     for f in range(wide):
         out[row, 2 + f] = known.columns[at, f]
-    for kind in range(_PAIR):  # most pairs have no neighbours in common, and log(1 + 0) is 0
-        met, divisor = known.sums[kind, n, c], known.divisors[at, 1 if kind == 2 else 0]
-        out[row, 2 + wide + kind] = math.log1p(met / divisor) if met != 0 else 0.0
+    for kind in range(len(known.divided_by)):  # most pairs have no neighbours in common, and log(1 + 0) is 0
+        met, divisor = known.sums[kind, n, c], known.divisors[at, known.divided_by[kind]]
+        place = 2 + wide + kind if kind < _PAIR else _INPUTS + kind - _PAIR
+        out[row, place] = math.log1p(met / divisor) if met != 0 else 0.0
     out[row, repeated] = out[row, 0] * active
     for f in range(known.by_activity.size):
         out[row, repeated + 1 + f] = out[row, 2 + known.by_activity[f]] * active
@@ -56,16 +57,17 @@ def scores(
     The head's weights are those of unscaled inputs in the order of INPUTS, the hidden ones inputs × units.
     """
     (lines, width), units = known.places.shape, output.size
-    said, deep = np.empty((1, _INPUTS), dtype=out.dtype), np.empty(units, dtype=out.dtype)
+    inputs = _INPUTS + len(known.divided_by) - _PAIR
+    said, deep = np.empty((1, inputs), dtype=out.dtype), np.empty(units, dtype=out.dtype)
     for n in range(lines):
         for c in range(width):
             _write(known, n, c, said, 0)
             score = trust * (said[0, 0] + said[0, 1])
-            for f in range(_INPUTS):
+            for f in range(inputs):
                 score += said[0, f] * linear[f]
             for unit in range(units):
                 reached = shift[unit]
-                for f in range(_INPUTS):
+                for f in range(inputs):
                     reached += said[0, f] * hidden[f, unit]
                 deep[unit] = reached
             for unit in range(units):

@@ -16,7 +16,15 @@ from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
 from melon.recommenders.blend.head import LINEAR, TABLES, BlendHead, HeadSettings, head_tables, silent
-from melon.recommenders.blend.inputs import BY_ACTIVITY, INPUTS, PARTS, STREAMED, KnownPairs, inputs_of
+from melon.recommenders.blend.inputs import (
+    BY_ACTIVITY,
+    INPUTS,
+    INPUTS_WITH_TRANSITIONS,
+    PARTS,
+    STREAMED,
+    KnownPairs,
+    inputs_of,
+)
 from melon.recommenders.blend.quick import compiles, quick_inputs, quick_scores
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factor_kernel import quick_dots
@@ -39,6 +47,7 @@ class BlendSettings(RecommenderSettings):
     head_passes: int = Field(20, ge=0)
     head_practice_lr: float = Field(0.005, gt=0)
     slots: int = Field(256, ge=1)
+    transitions: bool = False
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
 
@@ -63,8 +72,9 @@ class Blend(HeadedRecommender):
             tuple(INPUTS.index(name) for part in told.without for name in PARTS[part]),
             "personal" not in told.without,
         )
-        self.head: BlendHead = BlendHead(len(INPUTS), training, self.dtype, self.device)
-        self.stream = StreamFeatures(told.slots, np.float32 if self.dtype == torch.float32 else np.float64)
+        self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
+        numbers = np.float32 if self.dtype == torch.float32 else np.float64
+        self.stream = StreamFeatures(told.slots, numbers, transitions=told.transitions)
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
@@ -72,11 +82,16 @@ class Blend(HeadedRecommender):
             TableSpec("user_factors", "user", "embedding", dim, 0.05),
             TableSpec("item_factors", "item", "embedding", dim, 0.05),
             TableSpec("item_bias", "item", "bias", 1),
-            *head_tables(len(INPUTS), self.settings.head_units),
+            *head_tables(len(self.inputs), self.settings.head_units),
         )
 
     def learns(self, spec: TableSpec) -> bool:
         return super().learns(spec) and (spec.name not in TABLES or not self._own)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the head sees, by name."""
+        return INPUTS_WITH_TRANSITIONS if self.settings.transitions else INPUTS
 
     @property
     def _own(self) -> bool:
@@ -192,7 +207,8 @@ class Blend(HeadedRecommender):
         dots, bias = (each.contiguous().numpy() for each in self._stored_personal(users, named))
         columns, divisors = self.stream.of_items(named.distinct)
         sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
-        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, np.array(BY_ACTIVITY))
+        by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
+        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, divided_by)
 
     def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
@@ -227,4 +243,5 @@ class Blend(HeadedRecommender):
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def _no_features(self, like: Tensor) -> Tensor:
-        return like.new_zeros((*like.shape, len(STREAMED) + 1))
+        more = len(self.inputs) - len(INPUTS)
+        return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
