@@ -68,7 +68,7 @@ class TestScores:
         assert found.std() > 0.1
 
     @pytest.mark.parametrize(
-        "settings", [{}, {"without": ["personal"]}, {"without": ["neighbours"]}, {"transitions": True}]
+        "settings", [{}, {"without": ["personal"]}, {"without": ["neighbours", "activity"]}, {"transitions": True}]
     )
     def test_compiled_loops_and_plain_ones_agree(
         self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

@@ -24,6 +24,7 @@ class CatalogueScorer:
 
     def __init__(self, head: BlendHead, values: Values, bias: Tensor, columns: Tensor) -> None:
         self._linear, self._hidden, shift, self._output = head.folded(values)
+        self._pair = [*_PAIR, *range(len(INPUTS), len(self._linear))]
         items = columns.new_empty((len(bias), len(_ITEM)))
         items[:, 0], items[:, 1:] = bias, columns
         active = items[:, _ACTIVE_COLUMNS]
@@ -37,8 +38,7 @@ class CatalogueScorer:
         """Scores of all items for one user: its dot products, the features of pairs (items × features), activity."""
         units = self._units + active * self._active_units
         units.addr_(dot, self._hidden[:, _DOT] + active * self._hidden[:, _ACTIVE_DOT])
-        of_pairs = [*_PAIR, *range(len(INPUTS), len(self._linear))]
-        hidden, linear = self._hidden[:, of_pairs].clone(), self._linear[of_pairs].clone()
+        hidden, linear = self._hidden[:, self._pair].clone(), self._linear[self._pair].clone()
         hidden[:, 0] += active * self._hidden[:, _ACTIVE_PAIR]
         linear[0] += active * self._linear[_ACTIVE_PAIR]
         units.addmm_(pairs, hidden.T)

@@ -20,12 +20,10 @@ from melon.stream.history import History
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
 _RECENT, _ALWAYS = 4, len(HALF_LIVES)
 ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
-PAIR_FEATURES = ("neighbours", "neighbours_by_lag", "neighbours_recent")
-#: Of pairs too, where they are asked for: how often the item came right after the user's last one.
-TRANSITIONS = ("transitions", "transitions_recent")
-#: What each of these is divided by, of the two divisors that `of_items` gives.
-DIVIDED_BY = (0, 0, 1)
-TRANSITIONS_DIVIDED_BY = (0, 1)
+#: Features of pairs, and which of the two divisors that `of_items` gives belongs to each.
+PAIR_FEATURES = {"neighbours": 0, "neighbours_by_lag": 0, "neighbours_recent": 1}
+#: Where they are asked for: how often the item came right after the user's last one.
+TRANSITIONS = {"transitions": 0, "transitions_recent": 1}
 Columns = npt.NDArray[np.floating[Any]]
 #: How many of the user's last items look for neighbours.
 LAST = 20
@@ -71,7 +69,7 @@ class StreamFeatures:
     @property
     def divided_by(self) -> tuple[int, ...]:
         """Which divisor belongs to each feature of pairs."""
-        return DIVIDED_BY if self.followers is None else (*DIVIDED_BY, *TRANSITIONS_DIVIDED_BY)
+        return tuple((PAIR_FEATURES if self.followers is None else PAIR_FEATURES | TRANSITIONS).values())
 
     def observe(self, users: Ints, items: Ints, past: History) -> None:
         """Count a batch; `past` is what came before it."""

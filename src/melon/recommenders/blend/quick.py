@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.recommenders.blend.features import DIVIDED_BY, ITEM_FEATURES, PAIR_FEATURES
+from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.blend.inputs import BY_ACTIVITY, INPUTS, KnownPairs
 from melon.recommenders.evidence import Values
@@ -48,6 +48,7 @@ def warm_up() -> None:
     shapes = ((1, 1), (1,), (1, len(ITEM_FEATURES)), (1, 2), (len(INPUTS), 1))
     pair, flat, columns, divisors, hidden = (np.ones(shape, dtype=np.float32) for shape in shapes)
     sums, places = np.ones((len(PAIR_FEATURES), 1, 1)), np.zeros((1, 1), dtype=np.int64)
-    known = KnownPairs(places, pair, flat, columns, divisors, sums, flat, np.array(BY_ACTIVITY), DIVIDED_BY)
+    by_activity, divided_by = np.array(BY_ACTIVITY), tuple(PAIR_FEATURES.values())
+    known = KnownPairs(places, pair, flat, columns, divisors, sums, flat, by_activity, divided_by)
     loops.inputs(known, hidden.T.copy())
     loops.scores(known, 1.0, hidden[:, 0].copy(), hidden, flat, flat, pair.copy())
