@@ -1,6 +1,7 @@
 """What a blend costs: a prequential step, the whole catalogue for one user, its state, and what bounded slots keep.
 
     python benchmarks/blend.py              # 5 thousand and 100 thousand items, one thread
+    python benchmarks/blend.py flat         # the same batches beside few and beside many rows that they do not touch
     python benchmarks/blend.py state        # size of the state with 1 million users and 10 million interactions
     python benchmarks/blend.py recall       # slots against unbounded ones, on the training parts of $MELON_DATA
     python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
@@ -66,10 +67,11 @@ class Drawn:
         return np.minimum((self._rng.pareto(0.8, n) * self.items / 50).astype(np.int64), self.items - 1)
 
 
-def lived(drawn: Drawn, past: int) -> Updater:
-    """A blend with a past and a head that speaks."""
+def lived(drawn: Drawn, past: int, users: int = 0, items: int = 0) -> Updater:
+    """A blend with a past and a head that speaks; with rows for more users and items, if that is said."""
     blend, history = Blend(), History()
-    blend.grow(drawn.users, np.arange(drawn.users), drawn.items, np.arange(drawn.items))
+    users, items = max(users, drawn.users), max(items, drawn.items)
+    blend.grow(users, np.arange(users), items, np.arange(items))
     began = time.process_time()
     live_through(blend, history, drawn.log(past))
     print(f"  observing {past:,} interactions: {(time.process_time() - began) / past * 1e6:.1f} µs each", flush=True)
@@ -88,12 +90,8 @@ def steps(users: int, items: int, past: int) -> None:
     """Score and learn, batch by batch, then the whole catalogue for one user."""
     print(f"{users:,} users, {items:,} items:")
     drawn = Drawn(users, items)
-    updater, taken = lived(drawn, past), []
-    for _ in range(WARM_UP + STEPS):
-        batch = drawn.batch(updater.history.events)
-        offered = drawn.candidates(batch.items)
-        score = timed(lambda batch=batch, offered=offered: updater.score(batch.users, offered, 0))
-        taken.append((score, timed(lambda batch=batch: updater.learn(batch))))
+    updater = lived(drawn, past)
+    taken = [step_ms(updater, drawn) for _ in range(WARM_UP + STEPS)]
     score, learn = np.median(np.array(taken[WARM_UP:]), axis=0)
     print(
         f"  a step of {BATCH} × {CANDIDATES}: {score + learn:.1f} ms (score {score:.1f}, learn {learn:.1f}); bound 30"
@@ -102,6 +100,23 @@ def steps(users: int, items: int, past: int) -> None:
         who = np.arange(asked)
         taken_ms = [timed(lambda who=who: updater.score_catalogue(who, items, 0)) for _ in range(8)][3:]
         print(f"  the catalogue for {asked} user(s): {np.median(taken_ms):.0f} ms; bound 100 for one, exact")
+
+
+def step_ms(updater: Updater, drawn: Drawn) -> tuple[float, float]:
+    """Milliseconds for scoring a batch, and for learning it."""
+    batch = drawn.batch(updater.history.events)
+    offered = drawn.candidates(batch.items)
+    score = timed(lambda: updater.score(batch.users, offered, 0))
+    return score, timed(lambda: updater.learn(batch))
+
+
+def flat(users: int = 1_000_000, items: int = 100_000) -> None:
+    """Steps on 5 thousand users and items, in turns: with rows for these alone, and for many more."""
+    drawn = [Drawn(5_000, 5_000) for _ in range(2)]
+    few, many = lived(drawn[0], 100_000), lived(drawn[1], 100_000, users, items)
+    taken = [(sum(step_ms(few, drawn[0])), sum(step_ms(many, drawn[1]))) for _ in range(WARM_UP + 3 * STEPS)]
+    one, other = np.median(np.array(taken[WARM_UP:]), axis=0)
+    print(f"  a step beside no other rows: {one:.1f} ms; beside {users:,} users and {items:,} items: {other:.1f} ms")
 
 
 def state(users: int = 1_000_000, items: int = 100_000, past: int = 10_000_000) -> None:
@@ -175,7 +190,9 @@ def window(names: list[str]) -> None:
 def main(words: list[str]) -> None:
     torch.set_num_threads(1)
     streams = ["amazon_grocery", "yelp", "amazon_book", "amazon_electronics"]
-    if words[:1] == ["state"]:
+    if words[:1] == ["flat"]:
+        flat()
+    elif words[:1] == ["state"]:
         state()
     elif words[:1] == ["recall"]:
         recall(words[1:] or streams)

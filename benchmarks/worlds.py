@@ -20,22 +20,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import torch
 
+from auto import COMPARED, METRICS
 from melon.data.interactions import Interactions, Ints
-from melon.data.synthetic import World, world
+from melon.data.synthetic import synthetic_stream
 from melon.evaluate.auto import settle_auto
-from melon.evaluate.compare import Comparison, compare, gains, hits
-from melon.evaluate.rivals import RIVALS
+from melon.evaluate.compare import Comparison, compare
 from melon.experiments.cell import Cell
 from melon.experiments.config import CellConfig
 from verdicts import show_verdicts
 
-SPLIT = (0.8, 0.02, 0.18)
-METRICS = {"HR@5": hits, "NDCG@10": gains}
-COMPARED = ("recent_popularity", *RIVALS)
+EVENTS, SPLIT = 40_000, (0.8, 0.02, 0.18)
 FOLLOWS, TUNED = "auto with transitions", "bpr, default + fading"
 #: Recommenders that are evaluated, each under the tuned Default with fading, and their settings.
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,88 +40,71 @@ MADE: dict[str, tuple[str, dict[str, Any]]] = {
     FOLLOWS: ("blend", {"transitions": True}),
     TUNED: ("bpr", {}),
 }
-Floats = npt.NDArray[np.float64]
 
 
-class Told(World):
-    """A world whose users choose one event after the other; nobody asks it for the answer."""
-
-    def score(self, users: Ints, items: Ints, events: Ints) -> Floats:
-        raise NotImplementedError
-
-    def draw(self, rng: np.random.Generator) -> None:
-        """How popular items are, with a heavy tail."""
-        popular = rng.pareto(1.0, self.n_items) + 0.05
-        self.edges = np.cumsum(popular / popular.sum())
-
-    def anything(self, rng: np.random.Generator) -> int:
-        """An item by popularity."""
-        return min(int(np.searchsorted(self.edges, rng.random())), self.n_items - 1)
-
-    def choose(self, users: Ints, rng: np.random.Generator) -> Ints:
-        return np.fromiter(self.taken(users, rng), dtype=np.int64, count=len(users))
-
-    def taken(self, users: Ints, rng: np.random.Generator) -> Iterator[int]:
-        """The item of each event in turn."""
-        raise NotImplementedError
+def popular(n_items: int) -> Callable[[np.random.Generator], int]:
+    """A way to draw an item by popularity, which has a heavy tail."""
+    weights = np.random.default_rng([0, 0]).pareto(1.0, n_items) + 0.05
+    edges = np.cumsum(weights / weights.sum())
+    return lambda rng: min(int(np.searchsorted(edges, rng.random())), n_items - 1)
 
 
-class Chain(Told):
+def chain(users: Ints, n_users: int, n_items: int, rng: np.random.Generator) -> Iterator[int]:
     """Half of the events follow from the user's last one: each item has one successor."""
+    anything, successor = popular(n_items), rng.permutation(n_items)
+    last = rng.integers(0, n_items, n_users)
+    for user in users:
+        last[user] = successor[last[user]] if rng.random() < 0.5 else anything(rng)
+        yield int(last[user])
 
-    def taken(self, users: Ints, rng: np.random.Generator) -> Iterator[int]:
-        successor, last = rng.permutation(self.n_items), rng.integers(0, self.n_items, self.n_users)
-        for user in users:
-            last[user] = successor[last[user]] if rng.random() < 0.5 else self.anything(rng)
-            yield int(last[user])
 
-
-class Habits(Told):
+def habits(users: Ints, n_users: int, n_items: int, rng: np.random.Generator) -> Iterator[int]:
     """Users mostly take again what they have taken; the rest is by popularity."""
+    anything = popular(n_items)
+    own = [[anything(rng)] for _ in range(n_users)]
+    for user in users:
+        if rng.random() < 0.3:
+            own[user].append(anything(rng))
+            yield own[user][-1]
+        else:
+            yield own[user][int(rng.integers(len(own[user])))]
 
-    def taken(self, users: Ints, rng: np.random.Generator) -> Iterator[int]:
-        own = [[self.anything(rng)] for _ in range(self.n_users)]
-        for user in users:
-            if rng.random() < 0.3:
-                own[user].append(self.anything(rng))
-                yield own[user][-1]
-            else:
-                yield own[user][int(rng.integers(len(own[user])))]
 
-
-class Groups(Told):
+def groups(users: Ints, n_users: int, n_items: int, rng: np.random.Generator) -> Iterator[int]:
     """Six groups of users with tastes of their own, which move ten times in the course of the stream."""
-
-    groups, moves = 6, 10
-
-    def taken(self, users: Ints, rng: np.random.Generator) -> Iterator[int]:
-        group = rng.integers(0, self.groups, self.n_users)
-        taste = rng.gamma(0.3, 1.0, (self.groups, self.n_items)) * (rng.pareto(1.2, self.n_items) + 0.1)
-        for event, user in enumerate(users):
-            if event % (self.n_events // self.moves) == 0:
-                taste = taste * rng.lognormal(0.0, 0.7, taste.shape)
-                edges = np.cumsum(taste, axis=1)
-            own = edges[group[user]]
-            yield min(int(np.searchsorted(own, rng.random() * own[-1])), self.n_items - 1)
+    group = rng.integers(0, 6, n_users)
+    taste = rng.gamma(0.3, 1.0, (6, n_items)) * (rng.pareto(1.2, n_items) + 0.1)
+    for event, user in enumerate(users):
+        if event % (len(users) // 10) == 0:
+            taste = taste * rng.lognormal(0.0, 0.7, taste.shape)
+            edges = np.cumsum(taste, axis=1)
+        own = edges[group[user]]
+        yield min(int(np.searchsorted(own, rng.random() * own[-1])), n_items - 1)
 
 
-class Noise(Told):
+def noise(users: Ints, _: int, n_items: int, rng: np.random.Generator) -> Iterator[int]:
     """There is nothing to learn: any item for anybody."""
-
-    def taken(self, users: Ints, rng: np.random.Generator) -> Iterator[int]:
-        yield from rng.integers(0, self.n_items, len(users)).tolist()
+    yield from rng.integers(0, n_items, len(users)).tolist()
 
 
-WORLDS: dict[str, Callable[[], World]] = {
-    "chain": lambda: Chain(800, 1_000, 40_000, 0),
-    "habits": lambda: Habits(800, 1_000, 40_000, 0),
-    "groups of 12 items": lambda: Groups(1_000, 12, 40_000, 0),
-    "groups of 100 items": lambda: Groups(1_000, 100, 40_000, 0),
-    "groups of 3000 items": lambda: Groups(1_000, 3_000, 40_000, 0),
-    "flip": lambda: world("flip", n_events=40_000),
-    "news": lambda: world("news", n_users=2_000, n_items=2_000, n_events=40_000),
-    "drift": lambda: world("drift", n_events=40_000),
-    "noise": lambda: Noise(800, 1_000, 40_000, 0),
+def told(rule: Callable[..., Iterator[int]], n_users: int, n_items: int) -> Interactions:
+    """A stream by a rule that says which item each user takes, one event after the other."""
+    rng = np.random.default_rng([0, 1])
+    users = rng.integers(n_users, size=EVENTS)
+    items = np.fromiter(rule(users, n_users, n_items, rng), dtype=np.int64, count=EVENTS)
+    return Interactions.from_ids(users, items, np.arange(EVENTS))
+
+
+WORLDS: dict[str, Callable[[], Interactions]] = {
+    "chain": lambda: told(chain, 800, 1_000),
+    "habits": lambda: told(habits, 800, 1_000),
+    "groups of 12 items": lambda: told(groups, 1_000, 12),
+    "groups of 100 items": lambda: told(groups, 1_000, 100),
+    "groups of 3000 items": lambda: told(groups, 1_000, 3_000),
+    "flip": lambda: synthetic_stream("flip", n_events=EVENTS),
+    "news": lambda: synthetic_stream("news", n_users=2_000, n_items=2_000, n_events=EVENTS),
+    "drift": lambda: synthetic_stream("drift", n_events=EVENTS),
+    "noise": lambda: told(noise, 800, 1_000),
 }
 
 
@@ -142,7 +122,7 @@ def main() -> None:
     print("| world | auto: HR@5 / NDCG@10 | auto with transitions | best rival |\n|---|---|---|---|")
     families: dict[str, dict[str, Comparison]] = {}
     for name in names:
-        events = ranked(WORLDS[name]().interactions(), asked.seeds)
+        events = ranked(WORLDS[name](), asked.seeds)
         families[name] = against_the_best(name, events)
         discoveries = [each.filter(~pl.col("repeat")) for each in events]
         if 0 < len(discoveries[0]) < len(events[0]):
@@ -156,8 +136,8 @@ def ranked(log: Interactions, seeds: int) -> list[pl.DataFrame]:
     for seed in range(seeds):
         found = {}
         for label, (recommender, settings) in MADE.items():
-            told = settle_auto({"recommender": recommender, "recommender_settings": settings, "seed": seed})
-            cell = Cell(log, CellConfig(**told, split=SPLIT, negatives=min(99, log.n_items // 2)))
+            asked = settle_auto({"recommender": recommender, "recommender_settings": settings, "seed": seed})
+            cell = Cell(log, CellConfig(**asked, split=SPLIT, negatives=min(99, log.n_items // 2)))
             found[label] = pl.DataFrame(cell.run("").ranks)
         rivals = (pl.col(f"rank_{each}").alias(each) for each in COMPARED)
         about = found[TUNED].select("user", "item", "repeat", *rivals)
