@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from melon.types import Plain
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
@@ -27,15 +29,13 @@ import torch
 from accuracy import DATA, STREAMS
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
-from melon.evaluate.compare import Sides, compare_mean, gains, hits
-from melon.evaluate.prequential import Tally, prequential
-from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, deploy, refit
-from melon.evaluate.selection import Protocol, Selection
+from melon.evaluation.compare import Sides, compare_mean, gains, hits
+from melon.evaluation.prequential import Tally, prequential
+from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, refit
+from melon.fitting.selection import Protocol, Selection
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates
 from melon.stream.split import split
-
-Plain = dict[str, Any]
 
 
 @dataclass(frozen=True)

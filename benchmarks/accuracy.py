@@ -22,8 +22,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import polars as pl
 
-from melon.evaluate.compare import Comparison, Sides, compare_mean, hits
-from melon.experiments.bench import bench_streams
+from melon.bench.run import bench_streams
+from melon.evaluation.compare import Comparison, Sides, compare_mean, hits
 from verdicts import show_verdicts
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[1] / "../shared/data"))

@@ -24,9 +24,9 @@ import numpy as np
 import polars as pl
 
 from accuracy import DATA, SPLITS, STREAMS, Cells
-from melon.evaluate.compare import Comparison, Sides, compare_mean, gains, hits
-from melon.evaluate.rivals import RIVALS
-from melon.experiments.bench import bench_streams
+from melon.bench.run import bench_streams
+from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
+from melon.evaluation.rivals import RIVALS
 from verdicts import show_verdicts
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}

@@ -75,8 +75,8 @@ def growth(recommender: str, name: str) -> dict[str, float]:
 def throughput(recommender: str, name: str) -> dict[str, float]:
     """Interactions a second through the whole loop."""
     from melon.data.synthetic import synthetic_stream
+    from melon.kernels.policy import warm_up
     from melon.strategies.registry import STRATEGIES
-    from melon.stream.kernels import warm_up
     from prequential import one_round
 
     warm_up()

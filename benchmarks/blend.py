@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from melon.data.files import load_stream
-from melon.data.interactions import Interactions, Ints
-from melon.evaluate.pretrained import RecommenderPlan, refit
-from melon.evaluate.selection import Protocol, Selection
+from melon.data.interactions import Interactions
+from melon.fitting.pretrained import RecommenderPlan, refit
+from melon.fitting.selection import Protocol, Selection
 from melon.learning import checkpoint
 from melon.learning.past import live_through
 from melon.learning.pretrain import most_epochs
@@ -40,6 +40,7 @@ from melon.strategies.default import Default
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.stream.split import DEFAULT_SPLIT, batches, split
+from melon.types import Ints
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 
 from accuracy import DATA
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig, read_config
+from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
-from melon.evaluate.compare import Sides, compare_mean, gains, hits
-from melon.evaluate.prequential import Tally
-from melon.evaluate.ranking import metrics
-from melon.experiments.cell import Cell
-from melon.experiments.config import CellConfig, read_config
-from melon.experiments.work import Work
+from melon.evaluation.compare import Sides, compare_mean, gains, hits
+from melon.evaluation.prequential import Tally
+from melon.evaluation.ranking import metrics
 from verdicts import show_verdicts
 
 

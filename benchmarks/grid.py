@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from melon.experiments.config import CellConfig
-from melon.experiments.demo import write_synthetic
-from melon.experiments.executors import LocalExecutor
-from melon.experiments.grid import Outcome, Watcher, run_grid, tasks_of
+from melon.bench.config import CellConfig
+from melon.bench.executors import LocalExecutor
+from melon.bench.grid import Outcome, Watcher, run_grid, tasks_of
+from melon.demo import write_synthetic
 
 GOAL = 0.6
 SPLIT = (0.8, 0.05, 0.15)

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from melon.strategies.rates.interactions import InteractionModel
-from melon.strategies.rates.kernels import choice
+from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.kernels import choice
 from step import Sized
 
 ROUNDS, WIDTH, DIM, NEIGHBOURS, EXTENDED = 15, 20, 64, 10, 64

@@ -30,8 +30,8 @@ import torch
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.evaluate.prequential import Tally, prequential
-from melon.evaluate.ranking import metrics
+from melon.evaluation.prequential import Tally, prequential
+from melon.evaluation.ranking import metrics
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS

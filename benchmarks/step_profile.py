@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from melon.learning.examples import Offers
 from melon.learning.gathering import Gatherer
-from melon.learning.offering import Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
-from melon.strategies.rates.interactions import InteractionModel
-from melon.strategies.rates.kernels import choice
-from melon.strategies.rates.kernels.compiled import functions
-from melon.strategies.rates.kernels.compiled.generator import ENTRIES
-from melon.strategies.rates.strategy import RateStrategy
+from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.kernels import choice
+from melon.strategies.melon.kernels.compiled import functions
+from melon.strategies.melon.kernels.compiled.generator import ENTRIES
+from melon.strategies.melon.strategy import RateStrategy
 from melon.stream.history import History
 from step import BATCH, WARM_UP, Sized
 

@@ -24,14 +24,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from accuracy import DATA
+from melon.bench.config import parse_assignments
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
-from melon.evaluate.prequential import Tally, prequential
-from melon.evaluate.pretrained import PretrainedState, RecommenderPlan, deploy, refit
-from melon.evaluate.ranking import metrics
-from melon.evaluate.selection import Protocol, Selection
-from melon.experiments.config import parse_assignments
+from melon.evaluation.prequential import Tally, prequential
+from melon.evaluation.ranking import metrics
+from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, refit
+from melon.fitting.selection import Protocol, Selection
 from melon.learning.updater import Updater
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from melon.evaluate.compare import Comparison, holm
+from melon.evaluation.compare import Comparison, holm
 
 #: The loss that "not worse" rules out, by stream.
 MARGINS = {"news_globo": 0.005}

@@ -19,11 +19,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from accuracy import DATA
+from melon.bench.config import parse_assignments
 from melon.data.files import load_stream
 from melon.errors import LearningError
-from melon.evaluate.pretrained import RecommenderPlan, refit
-from melon.evaluate.selection import Protocol, Selection
-from melon.experiments.config import parse_assignments
+from melon.fitting.pretrained import RecommenderPlan, refit
+from melon.fitting.selection import Protocol, Selection
 from melon.learning.pretrain import most_epochs
 from melon.stream.split import DEFAULT_SPLIT, split
 

@@ -24,12 +24,13 @@ import polars as pl
 import torch
 
 from auto import COMPARED, METRICS
-from melon.data.interactions import Interactions, Ints
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig
+from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.evaluate.auto import settle_auto
-from melon.evaluate.compare import Comparison, compare
-from melon.experiments.cell import Cell
-from melon.experiments.config import CellConfig
+from melon.evaluation.compare import Comparison, compare
+from melon.fitting.auto import settle_auto
+from melon.types import Ints
 from verdicts import show_verdicts
 
 EVENTS, SPLIT = 40_000, (0.8, 0.02, 0.18)

@@ -1,11 +1,19 @@
 """What all tests share: one thread for each process, and hypothesis without surprises."""
 
+import copy
+import json
 import os
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from commands import Ended, Run
+
+if TYPE_CHECKING:
+    from melon.bench.config import CellConfig
+    from melon.data.interactions import Interactions
 
 # Set before anything imports torch: results are the same on any number of cores, and side-by-side tests do not compete.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,3 +44,47 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ended(code or 0, shown.out, shown.err)
 
     return main
+
+
+TIMINGS = ("update_ms", "score_ms", "pretrain_s", "peak_rss_mb")
+MakeConfig = Callable[..., "CellConfig"]
+
+
+@pytest.fixture(scope="session")
+def flips() -> "Interactions":
+    """A small stream whose likes flip."""
+    from melon.data.synthetic import synthetic_stream
+
+    return synthetic_stream("flip", n_users=30, n_items=40, n_events=1_000, seed=2)
+
+
+@pytest.fixture(scope="session")
+def small() -> MakeConfig:
+    """A small cell."""
+    from melon.bench.config import CellConfig
+
+    def config(**more: Any) -> "CellConfig":
+        given: dict[str, Any] = {
+            "split": (0.7, 0.05, 0.25),
+            "epochs": 2,
+            "budget": 2,
+            "negatives": 15,
+            "batch_size": 64,
+            "recommender_settings": {"dim": 6},
+        }
+        return CellConfig(**{**given, **more})
+
+    return config
+
+
+@pytest.fixture(scope="session")
+def timeless() -> Callable[[dict[str, Any]], str]:
+    """A record as text, without what depends on the machine."""
+
+    def strip(record: dict[str, Any]) -> str:
+        kept = copy.deepcopy({key: value for key, value in record.items() if key not in TIMINGS})
+        for batch in kept["batches"]:
+            del batch["update_ms"]
+        return json.dumps(kept, sort_keys=True, allow_nan=False)
+
+    return strip

@@ -18,7 +18,7 @@ from commands import Ended, Run
 from melon import cli
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
-from melon.evaluate.ranking import metrics
+from melon.evaluation.ranking import metrics
 
 SMALL = (
     *("--split", "0.7,0.05,0.25", "--epochs", "2", "--budget", "2", "--negatives", "15", "--batch-size", "64"),
@@ -238,7 +238,7 @@ def test_a_limit_of_time_is_told_when_it_is_over(stream: Path, tmp_path: Path, r
 
 
 def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from melon.experiments import demo
+    from melon import demo
 
     made = demo.CellConfig
     monkeypatch.setattr(
@@ -299,7 +299,7 @@ def test_ctrl_c_is_130_everywhere(
         raise KeyboardInterrupt
 
     # The session first: it has to be imported with the real function.
-    monkeypatch.setattr("melon.experiments.session.load_stream", stop)
+    monkeypatch.setattr("melon.bench.evaluate.load_stream", stop)
     monkeypatch.setattr("melon.data.files.load_stream", stop)
     ended = run(*({"S": stream, "O": tmp_path / "m"}.get(word, word) for word in words))
     assert ended.code == 130
@@ -324,7 +324,7 @@ def test_a_stopped_pretraining_says_how_to_go_on(
         "--set",
         "recommender.dim=6",
     )
-    monkeypatch.setattr("melon.learning.live.LiveModel.adopt", stop)
+    monkeypatch.setattr("melon.learning.model.LiveModel.adopt", stop)
     ended = run(*words)
     assert ended.code == 130
     assert "stopped before anything was written" in ended.said
@@ -344,7 +344,7 @@ def test_resume_with_nothing_kept_starts_at_the_beginning(stream: Path, tmp_path
 def test_work_without_a_result_file_is_kept_among_temporary_files(
     stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from melon.experiments.cell import Cell
+    from melon.bench.cell import Cell
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     inner = Cell._refit

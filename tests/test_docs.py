@@ -15,7 +15,7 @@ import typer
 import melon
 from melon import errors
 from melon.cli import app
-from melon.data.formats import FORMATS
+from melon.data.raw.formats import FORMATS
 from melon.learning.pretrain import PretrainSettings
 from melon.recommenders.losses import LOSSES
 from melon.recommenders.registry import RECOMMENDERS

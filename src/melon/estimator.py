@@ -14,21 +14,22 @@ import torch
 
 from melon.data.frames import interactions_from
 from melon.data.idbook import Id
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import DataError, NotFittedError, SettingsError
-from melon.evaluate.auto import AUTO, settle_auto
-from melon.evaluate.pretrained import RecommenderPlan
-from melon.evaluate.selection import Protocol, Selection
+from melon.fitting.auto import AUTO, settle_auto
+from melon.fitting.pretrained import RecommenderPlan
+from melon.fitting.selection import Protocol, Selection
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.live import Best, LiveModel
+from melon.learning.lists import Recommendation, Recommended, as_table
+from melon.learning.model import Best, LiveModel
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
-from melon.recommenders.lists import Recommendation, Recommended, as_table
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import NEGATIVES
 from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, Parts
+from melon.types import Ints
 
 if TYPE_CHECKING:
     import polars as pl

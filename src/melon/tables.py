@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from melon.data.interactions import Ints
 from melon.errors import LearningError, SettingsError
 from melon.stream.draws import Draws
+from melon.types import Ints
 
 Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
 
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import CheckpointError
 from melon.learning import checkpoint
 from melon.learning.tensorfiles import FolderWriter, read_tensors
@@ -33,6 +33,7 @@ from melon.strategies.eals import EALS
 from melon.stream.batch import batch_of
 from melon.stream.history import History
 from melon.stream.split import batches
+from melon.types import Ints
 
 SIZE, BATCHES = 32, 6
 RECOMMENDERS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melon.data.interactions import Ints
 from melon.errors import SettingsError
 from melon.recommenders.streaming import neighbours as module
 from melon.recommenders.streaming import slots
@@ -13,6 +12,7 @@ from melon.recommenders.streaming.kernels import slot_kernel
 from melon.recommenders.streaming.neighbours import ItemNeighbours, previous_items
 from melon.recommenders.streaming.slots import EMPTY
 from melon.stream.history import NOBODY, History
+from melon.types import Ints
 
 Log = list[tuple[int, int]]
 LOGS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=60)
@@ -203,7 +203,7 @@ def test_what_will_not_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ({"slots": 0}, {"reach": 51}, {"half_life": 0.0}):
         with pytest.raises(SettingsError, match="at least one slot"):
             ItemNeighbours(**wrong)  # type: ignore[arg-type]
-    monkeypatch.setattr("melon.stream.kernels.numba_installed", lambda: False)
+    monkeypatch.setattr("melon.kernels.policy.numba_installed", lambda: False)
     assert slot_kernel() is slots  # without numba, numpy serves
     monkeypatch.setenv("MELON_KERNEL", "fast")
     with pytest.raises(SettingsError, match="MELON_KERNEL='fast' is unknown"):

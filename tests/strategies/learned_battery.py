@@ -27,18 +27,18 @@ from learned_scenes import (
 )
 from torch import Tensor
 
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig
 from melon.checks.pairings import state_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, LearningError
-from melon.experiments.cell import Cell
-from melon.experiments.config import CellConfig
-from melon.learning.offering import Offered
+from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon_i import MeLONI
+from melon.strategies.melon.variants import MeLONI
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 

@@ -10,10 +10,8 @@ import torch
 from learned_scenes import KINDS, look_ahead_of, past_and_batch, recommender_of, tables_of, updater_of
 from torch import Tensor
 
-from melon.strategies.melon import MeLON
-from melon.strategies.melon_i import MeLONI
-from melon.strategies.melon_p import MeLONP
-from melon.strategies.rates.strategy import RateStrategy
+from melon.strategies.melon.strategy import RateStrategy
+from melon.strategies.melon.variants import MeLON, MeLONI, MeLONP
 
 __all__ = [
     "FAMILY",

@@ -17,7 +17,6 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.als import ALS
 from melon.strategies.als_solver import (
-    Floats,
     Neighbourhood,
     Observed,
     item_confidences,
@@ -30,6 +29,7 @@ from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.history import NOBODY, RING, History
+from melon.types import Floats
 
 REG = 0.05
 Weights = dict[tuple[int, int], float]

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from melon.learning.offering import Offered
+from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon import MeLON
-from melon.strategies.rates.kernels import reference
-from melon.strategies.rates.presets import RATE_PRESETS
+from melon.strategies.melon.kernels import reference
+from melon.strategies.melon.presets import RATE_PRESETS
+from melon.strategies.melon.variants import MeLON
 from melon.stream.batch import Batch
 from melon.stream.history import History
 

@@ -25,14 +25,14 @@ from melon.checks.pairings import situation_of, state_of
 from melon.checks.toys import toy_batch, toy_batches, toy_log
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, LearningError, SettingsError
-from melon.learning.offering import Offered
+from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
-from melon.strategies.rates.kernels import reference
-from melon.strategies.rates.presets import RATE_PRESETS
-from melon.strategies.rates.strategy import RateStrategy
+from melon.strategies.melon.kernels import reference
+from melon.strategies.melon.presets import RATE_PRESETS
+from melon.strategies.melon.strategy import RateStrategy
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 

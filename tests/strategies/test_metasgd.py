@@ -25,7 +25,7 @@ from torch import Tensor
 from melon.checks.pairings import situation_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
-from melon.learning.offering import Offered
+from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.evidence import Evidence, Examples, RowGradient
 from melon.strategies.base import Situation

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
-from melon.strategies.rates.kernels import reference
-from melon.strategies.rates.presets import RATE_PRESETS
+from melon.strategies.melon.kernels import reference
+from melon.strategies.melon.presets import RATE_PRESETS
 
 EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -19,9 +19,9 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon import MeLON
-from melon.strategies.rates.recent import HALF_LIVES, WIDTH, RecentCounts
-from melon.strategies.rates.settings import RateSettings
+from melon.strategies.melon.recent import HALF_LIVES, WIDTH, RecentCounts
+from melon.strategies.melon.settings import RateSettings
+from melon.strategies.melon.variants import MeLON
 
 EACH = ("touches", "idle", "item_rate", "role")
 CHOICES = [*([each] for each in EACH), list(EACH)]

@@ -16,14 +16,14 @@ from kernel_scenes import require_whole_steps_agree, updater_with_a_past
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.kernels.policy import stream_kernel
 from melon.learning.updater import Updater
 from melon.recommenders.evidence import FactorGradient
-from melon.strategies.melon import MeLON
-from melon.strategies.rates.kernels import RateNetwork, RowTouches, UnitTerms, choice, pair_kernel, warm_up
-from melon.strategies.rates.kernels.compiled import generator, layout, tiles
-from melon.strategies.rates.touches import SharedLines
+from melon.strategies.melon.kernels import RateNetwork, RowTouches, UnitTerms, choice, pair_kernel, warm_up
+from melon.strategies.melon.kernels.compiled import generator, layout, tiles
+from melon.strategies.melon.touches import SharedLines
+from melon.strategies.melon.variants import MeLON
 from melon.stream.batch import Batch
-from melon.stream.kernels import stream_kernel
 
 pytest.importorskip("numba")
 
@@ -235,7 +235,7 @@ class TestTheGenerator:
         tiles.first_layer(plain, weights)
         names: dict[str, Any] = {"entry": lambda function: function, "part": lambda function: function}
         text = generator.source(layout.WIDTH).replace(
-            "from melon.strategies.rates.kernels.compiled.seam import entry, part", ""
+            "from melon.strategies.melon.kernels.compiled.seam import entry, part", ""
         )
         exec(compile(text, "<written out>", "exec"), names)
         names["first_layer"](written, weights)
@@ -292,7 +292,7 @@ class TestTheChoice:
         assert isinstance(pair_kernel(wide, torch.ones(1, dtype=torch.float64)), choice.ReferenceKernel)
 
     def test_while_it_compiles_in_the_background_the_reference_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from melon.strategies.rates.kernels.compiled import seam
+        from melon.strategies.melon.kernels.compiled import seam
 
         stock, build = choice._stock(), seam.build
         monkeypatch.setattr(choice, "_STOCK", stock)
@@ -317,7 +317,7 @@ class TestTheChoice:
     def test_a_compiler_that_fails_leaves_the_reference(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from melon.strategies.rates.kernels.compiled import seam
+        from melon.strategies.melon.kernels.compiled import seam
 
         def fails(width: int) -> seam.Kernels:
             raise RuntimeError("no such processor")
@@ -340,7 +340,7 @@ importlib.util.find_spec = lambda name, *more: None if name == "numba" else foun
 import sys
 sys.modules["numba"] = None
 import torch
-from melon.strategies.rates.kernels import RateNetwork, pair_kernel
+from melon.strategies.melon.kernels import RateNetwork, pair_kernel
 network = RateNetwork(1.0, torch.ones(20, 3), torch.ones(20, 20), torch.ones(20), torch.ones(2, 20))
 for _ in range(2):
     print(type(pair_kernel(network, torch.ones(1))).__name__)
@@ -357,7 +357,7 @@ for _ in range(2):
             assert done.returncode
 
     def test_nowhere_to_keep_it_is_no_failure(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from melon.strategies.rates.kernels.compiled import seam
+        from melon.strategies.melon.kernels.compiled import seam
 
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -14,12 +14,12 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.base import Surroundings
 from melon.strategies.learned import LearnedSettings, MetaAdam
-from melon.strategies.rates.interactions import InteractionModel, Side
-from melon.strategies.rates.pairs import PairModel
-from melon.strategies.rates.parameters import Parameters
-from melon.strategies.rates.preprocess import preprocess
-from melon.strategies.rates.presets import RATE_PRESETS
-from melon.strategies.rates.settings import RateSettings
+from melon.strategies.melon.interactions import InteractionModel, Side
+from melon.strategies.melon.pairs import PairModel
+from melon.strategies.melon.presets import RATE_PRESETS
+from melon.strategies.melon.settings import RateSettings
+from melon.strategies.parameters import Parameters
+from melon.strategies.preprocess import preprocess
 from melon.stream.history import History
 
 DTYPE, CPU = torch.float64, torch.device("cpu")

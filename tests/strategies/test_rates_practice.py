@@ -13,8 +13,8 @@ from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.melon import MeLON
-from melon.strategies.rates.strategy import RateStrategy
+from melon.strategies.melon.strategy import RateStrategy
+from melon.strategies.melon.variants import MeLON
 
 
 def practise(strategy: RateStrategy, passes: int) -> dict[str, torch.Tensor]:

@@ -12,9 +12,9 @@ pytest.importorskip("numba")
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon import MeLON
-from melon.strategies.rates.kernels.compiled import threads
-from melon.strategies.rates.kernels.compiled.threads import kernels_first, spread
+from melon.strategies.melon.kernels.compiled import threads
+from melon.strategies.melon.kernels.compiled.threads import kernels_first, spread
+from melon.strategies.melon.variants import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 
 

@@ -8,7 +8,7 @@ import torch
 from rate_scenes import FAMILY, KINDS, recommender_of, strategy_of
 from rate_twin import Twin
 
-from melon.learning.offering import Offered
+from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.stream.batch import Batch
 

@@ -14,14 +14,13 @@ from melon.learning.gathering import Gatherer
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon import MeLON
-from melon.strategies.melon_i import MeLONI
-from melon.strategies.rates.interactions import InteractionModel, LookedUp, Side
-from melon.strategies.rates.kernels import interaction_kernel
-from melon.strategies.rates.kernels.forms import SideTargets
-from melon.strategies.rates.pairs import PairModel
-from melon.strategies.rates.parameters import Parameters
-from melon.strategies.rates.settings import RateSettings
+from melon.strategies.melon.interactions import InteractionModel, LookedUp, Side
+from melon.strategies.melon.kernels import interaction_kernel
+from melon.strategies.melon.kernels.forms import SideTargets
+from melon.strategies.melon.pairs import PairModel
+from melon.strategies.melon.settings import RateSettings
+from melon.strategies.melon.variants import MeLON, MeLONI
+from melon.strategies.parameters import Parameters
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import TableSpec

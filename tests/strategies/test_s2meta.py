@@ -34,7 +34,7 @@ from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
-from melon.strategies.rates.preprocess import preprocess
+from melon.strategies.preprocess import preprocess
 from melon.strategies.s2meta import cell as cell_module
 from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
 from melon.strategies.s2meta.presets import S2META_PRESETS

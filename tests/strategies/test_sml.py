@@ -32,7 +32,7 @@ from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
-from melon.strategies.rates.parameters import Parameters
+from melon.strategies.parameters import Parameters
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from melon.checks.recommenders import MakeRecommender
 from melon.checks.toys import BATCH, State, array_of, close, expect, same, toy_batch, toy_batches, toy_log
-from melon.data.interactions import Ints
 from melon.learning.gathering import Compact
 from melon.learning.updater import Updater
 from melon.recommenders.evidence import Evidence, RowGradient
@@ -24,6 +23,7 @@ from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Table
+from melon.types import Ints
 
 #: The forms of a learning-rate matrix (METHODS.md 1.3): one rate, one per interaction, one per parameter, any.
 Family = Literal["uniform", "interaction", "parameter", "any"]

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import ConformanceError
 from melon.stream.batch import Batch, batch_of
+from melon.types import Ints
 
 State = dict[str, npt.NDArray[Any]]
 BATCH = 16

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from melon.cli.options import Stream
-from melon.data.formats import FORMATS
+from melon.data.raw.formats import FORMATS
 
 data = typer.Typer(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def data_prepare(
 ) -> None:
     """Turn raw interactions into a time-ordered stream."""
     from melon.data.prepare import prepare
-    from melon.experiments.show import show_preparation
+    from melon.terminal.tables import show_preparation
 
     report = prepare(
         list(raw),
@@ -57,7 +57,7 @@ def data_info(
     """Say what is in a stream: size, span, how fast items and users come and go."""
     from melon.data.files import load_stream
     from melon.data.info import describe
-    from melon.experiments.show import show_info
+    from melon.terminal.tables import show_info
 
     show_info(describe(load_stream(stream)), as_json=json)
 
@@ -70,7 +70,7 @@ def data_synthetic(
     seed: Annotated[int, typer.Option(help="Same seed, same stream.")] = 0,
 ) -> None:
     """Make a synthetic stream, to try things on."""
-    from melon.experiments.demo import write_synthetic
+    from melon.demo import write_synthetic
 
     written = write_synthetic(kind, out, events, seed)
     typer.echo(f"{written}: {kind}, seed {seed}")

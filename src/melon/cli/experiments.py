@@ -63,7 +63,7 @@ def advise(
     better; otherwise the cheapest.
     """
     given = {"batch_size": batch_size, "negatives": negatives, "seed": seed, "threads": threads}
-    from melon.experiments.advice.session import advise_stream
+    from melon.advice.advise import advise_stream
 
     advise_stream(
         stream,
@@ -132,7 +132,7 @@ def bench(
     """
     given = locals()
     asked = asked_for({**given, "config": None, "split": None})
-    from melon.experiments.bench import bench_streams
+    from melon.bench.run import bench_streams
 
     code = bench_streams(
         streams,
@@ -202,7 +202,7 @@ def tune(
     that was stopped goes on where it was.
     """
     asked = asked_for(locals())
-    from melon.experiments.tuning.session import tune_stream
+    from melon.tuning.tune import tune_stream
 
     tune_stream(
         stream,
@@ -227,7 +227,7 @@ def report(
 
     Every number comes from the records and the ranks beside them; nothing is run again.
     """
-    from melon.experiments.report import report_folders
+    from melon.report.build import report_folders
 
     report_folders(folders, out)
 
@@ -262,8 +262,8 @@ def reproduce(
     Datasets are looked for as raw files, then as prepared streams that stand in for them. Whatever is missing is told,
     with where it is to be had. Run the same command again to go on.
     """
-    from melon.experiments.reproduction.session import Reproduction
-    from melon.experiments.reproduction.session import reproduce as run
+    from melon.paper.reproduce import Reproduction
+    from melon.paper.reproduce import reproduce as run
 
     small: dict[str, Any] = {"epochs": 4, "budget": 2} if quick else {}
     given = {"epochs": epochs, "budget": budget, "threads": threads}
@@ -291,6 +291,6 @@ def demo(
     seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
 ) -> None:
     """Run every strategy on an embedded synthetic stream: a table and a page with the curves, in a few minutes."""
-    from melon.experiments.demo import run_demo
+    from melon.demo import run_demo
 
     run_demo(out, events, seed)

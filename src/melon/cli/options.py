@@ -148,7 +148,7 @@ def asked_for(given: dict[str, Any]) -> dict[str, Any]:
     """Options as cell settings: the config file first, then whatever the command line says."""
     from dataclasses import fields
 
-    from melon.experiments.config import CellConfig, parse_assignments, parse_fading, read_config
+    from melon.bench.config import CellConfig, parse_assignments, parse_fading, read_config
     from melon.stream.split import parse_split
 
     sections = parse_assignments(given["assignments"] or [])

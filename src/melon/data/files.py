@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from melon.data.columns import Columns, find_columns, first_line
 from melon.data.ids import Ids, as_array, rows_and_ids
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
+from melon.data.raw.columns import Columns, find_columns, first_line
 from melon.errors import DataError
+from melon.types import Ints
 
 STAMP = "melon.stream"  # the same in a stream and in its side-cars, so that strangers are recognised
 NAMES = {"user": ("user",), "item": ("item",), "time": ("ts", "time", "timestamp")}

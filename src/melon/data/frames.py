@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from melon.data import times as notations
-from melon.data.columns import find_columns, first_line
 from melon.data.ids import Ids, codes_of, rows_and_ids, rows_from_codes
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
+from melon.data.raw import times as notations
+from melon.data.raw.columns import find_columns, first_line
 from melon.errors import DataError
+from melon.types import Ints
 
 Column = pl.Series | list[Any]
 

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from melon.data.interactions import Ints, id_keys
+from melon.data.interactions import id_keys
 from melon.errors import DataError
+from melon.types import Ints
 
 Id = int | str | uuid.UUID
 Kind = Literal["int", "str", "uuid"]

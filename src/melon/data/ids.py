@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from melon.data.interactions import Ints
+from melon.types import Ints
 
 Ids = npt.NDArray[np.generic]
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.data.ids import first_positions
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import DataError
+from melon.types import Ints
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 TAIL = 0.05

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.errors import DataError
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from melon.types import Flags, Ints
 
 
 @dataclass(frozen=True)

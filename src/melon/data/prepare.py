@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from melon.data.blocks import BadRows
 from melon.data.files import PreparedStream, write_stream
 from melon.data.ids import as_integers_if_all_are, codes_of, rows_from_codes
-from melon.data.interactions import Ints
-from melon.data.readers import RawEvents, read_raw
-from melon.data.unpack import fingerprints
+from melon.data.raw.blocks import BadRows
+from melon.data.raw.readers import RawEvents, read_raw
+from melon.data.raw.unpack import fingerprints
 from melon.errors import DataError, SettingsError
+from melon.types import Ints
 
 Codes = npt.NDArray[np.integer]
 

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from melon.data.ids import rows_from_codes
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import SettingsError, unknown_name
-
-Floats = npt.NDArray[np.float64]
+from melon.types import Floats, Ints
 
 START = 1_600_000_000  # the first second of every made-up stream
 PACE = 30.0  # seconds between events, on average

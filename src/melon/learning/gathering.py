@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Ints
-from melon.learning.offering import Offered
+from melon.learning.examples import Offered
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.evidence import Examples
 from melon.strategies.base import Situation, Surroundings
 from melon.stream.history import History
 from melon.stream.pairs import distinct
 from melon.tables import Table
+from melon.types import Ints
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from melon.data.interactions import Ints
 from melon.stream.history import NOBODY, History
+from melon.types import Ints
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,24 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Flags, Ints
 from melon.errors import CheckpointError, LearningError
+from melon.learning.examples import Offered, Offers
 from melon.learning.gathering import Compact, Gatherer
-from melon.learning.offering import Offered, Offers
-from melon.learning.teaching import HEAD, HeadTeacher
-from melon.learning.turns import propose_in_turn
+from melon.learning.heads import HEAD, HeadTeacher
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.sequential import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import LazyTable, Table, TableSpec
+from melon.types import Flags, Ints, Scores
 
 FadingClock = Literal["interactions", "seconds"]
-Scores = npt.NDArray[np.floating]
 Provisional = list[tuple[Table, Tensor, Tensor]]
 
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.data.interactions import Ints
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Table, TableSpec
+from melon.types import Ints
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
 _SCORED_AT_ONCE = 1 << 16

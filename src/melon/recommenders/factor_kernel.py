@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Ints
+from melon.kernels.policy import loaded, may_compile
 from melon.recommenders.evidence import Examples, Values
 from melon.recommenders.losses import BPRLoss, Loss
-from melon.stream.kernels import loaded, may_compile
 from melon.tables import Table
+from melon.types import Ints
 
 
 def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tensor | None:
@@ -76,4 +76,4 @@ def warm_up() -> None:
 
 
 def _loops() -> ModuleType | None:
-    return loaded("melon.recommenders.factor_loops")
+    return loaded("melon.kernels.factor")

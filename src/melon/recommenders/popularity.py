@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from melon.data.interactions import Ints
-from melon.recommenders.streaming.counts import Arrays, Floats, ItemCounts
+from melon.recommenders.streaming.counts import ItemCounts
+from melon.types import Arrays, Floats, Ints
 
 
 class DecayedCounts:

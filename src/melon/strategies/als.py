@@ -10,10 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.data.interactions import Ints
 from melon.errors import SettingsError
 from melon.strategies.als_ledger import Ledger, cache_tensors, floats
-from melon.strategies.als_solver import Cells, Floats, Neighbourhood, Observed, item_confidences, pretrain_als
+from melon.strategies.als_solver import Cells, Neighbourhood, Observed, item_confidences, pretrain_als
 from melon.strategies.base import (
     LearningRates,
     Proposal,
@@ -26,6 +25,7 @@ from melon.strategies.base import (
 )
 from melon.stream.history import RING, PartnerRings
 from melon.tables import Table, TableSpec
+from melon.types import Floats, Ints
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions

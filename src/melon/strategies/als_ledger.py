@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.strategies.als_solver import Floats, item_confidences, second_moment
+from melon.strategies.als_solver import item_confidences, second_moment
 from melon.strategies.base import Readable, Surroundings
 from melon.tables import Role, Table, TableSpec
+from melon.types import Floats
 
 
 @dataclass

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from melon.data.interactions import Ints
+from melon.types import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 Cells = dict[int, float]  # partner → weight ω, longest known first
 
 

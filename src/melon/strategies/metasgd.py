@@ -15,7 +15,7 @@ from torch import Tensor
 from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, clip_scale, gammas_at
-from melon.strategies.rates.parameters import Parameters
+from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 
 #: What is kept for each row where rates are kept row by row: α as it is stored, Adam's moments of it, its step count.

@@ -17,7 +17,7 @@ from torch import Tensor
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedSettings, MetaLoss, gammas_at
 from melon.strategies.optimizers import OptimizerSettings, Reduction
-from melon.strategies.rates.parameters import Parameters
+from melon.strategies.parameters import Parameters
 from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 

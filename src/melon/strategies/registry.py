@@ -1,7 +1,7 @@
 """The update strategies that can be chosen by name, with their presets and search spaces."""
 
 from melon.registry import Entry, Registry, Space
-from melon.strategies.rates.presets import RATE_PRESETS
+from melon.strategies.melon.presets import RATE_PRESETS
 from melon.strategies.s2meta.presets import S2META_PRESETS
 
 #: Half-lives of idle items in interactions, from none at all; searched only where fading is asked for.
@@ -171,21 +171,21 @@ STRATEGIES = Registry(
     Entry(
         "melon",
         "a learned rate for every (interaction, parameter) pair",
-        "melon.strategies.melon:MeLON",
+        "melon.strategies.melon.variants:MeLON",
         _RATE_SPACE,
         RATE_PRESETS,
     ),
     Entry(
         "melon_i",
         "MeLON's ablation with one learned rate per interaction",
-        "melon.strategies.melon_i:MeLONI",
+        "melon.strategies.melon.variants:MeLONI",
         _RATE_SPACE,
         RATE_PRESETS,
     ),
     Entry(
         "melon_p",
         "MeLON's ablation with one learned rate per parameter",
-        "melon.strategies.melon_p:MeLONP",
+        "melon.strategies.melon.variants:MeLONP",
         _RATE_SPACE,
         RATE_PRESETS,
     ),

@@ -14,7 +14,7 @@ from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates, 
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedSettings
 from melon.strategies.optimizers import OptimizerSettings
-from melon.strategies.rates.parameters import Parameters
+from melon.strategies.parameters import Parameters
 from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
+from melon.types import Ints
 
 
 @dataclass(frozen=True)

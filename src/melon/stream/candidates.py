@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from melon.data.interactions import Flags, Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import StreamError, unknown_name
+from melon.kernels.policy import stream_kernel
 from melon.stream.draws import Draws
-from melon.stream.kernels import stream_kernel
 from melon.stream.pairs import FirstSeen, pair_keys
+from melon.types import Flags, Ints
 
 NEGATIVES = 99
 _OFFERED = 128

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from melon.data.interactions import Ints
+from melon.types import Ints
 
 Words = npt.NDArray[np.uint64]
 

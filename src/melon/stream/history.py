@@ -7,17 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from melon.data.interactions import Ints
+from melon.kernels.policy import stream_kernel
 from melon.stream.draws import Draws
-from melon.stream.kernels import stream_kernel
 from melon.stream.pairs import PairSet, pair_keys
+from melon.types import Arrays, Ints
 
 _PLACE = np.uint64(63)
 RING = 50
 NEIGHBOURS = 10
 NOBODY = -1
-
-Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from melon.data.interactions import Flags, Ints
 from melon.errors import StreamError
+from melon.kernels.policy import stream_kernel
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
-from melon.stream.kernels import stream_kernel
 from melon.stream.pairs import PairSet, pair_keys
+from melon.types import Flags, Ints
 
 _ROUND = 4
 _ROUNDS = 8

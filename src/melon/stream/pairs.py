@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.data.interactions import Flags, Ints
+from melon.kernels.policy import StreamKernel, stream_kernel
 from melon.stream.draws import Words
-from melon.stream.kernels import StreamKernel, stream_kernel
+from melon.types import Flags, Ints
 
 _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)

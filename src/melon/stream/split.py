@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from melon.data.interactions import Interactions, Ints
+from melon.data.interactions import Interactions
 from melon.errors import StreamError
+from melon.types import Ints
 
 BATCH_SIZE = 256
 DEFAULT_SPLIT = (0.95, 0.005, 0.045)

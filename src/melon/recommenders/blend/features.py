@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from melon.data.interactions import Ints
-from melon.recommenders.streaming.counts import Arrays, Floats, ItemCounts
+from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.slots import EMPTY, Sums
 from melon.stream.history import History
+from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)

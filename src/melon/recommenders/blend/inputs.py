@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from melon.data.interactions import Ints
 from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, TRANSITIONS, Columns
 from melon.recommenders.streaming.slots import Sums
+from melon.types import Ints
 
 STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
 #: Streaming features that are worth more, or less, for a user of whom much is known.

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from melon.kernels.policy import loaded, may_compile
 from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.blend.inputs import BY_ACTIVITY, INPUTS, KnownPairs
 from melon.recommenders.evidence import Values
-from melon.stream.kernels import loaded, may_compile
 
 _LOOPS = "melon.recommenders.blend.loops"
 

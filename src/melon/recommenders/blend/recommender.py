@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.data.interactions import Ints
 from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
@@ -32,6 +31,7 @@ from melon.recommenders.factorisation import factor_evidence, factor_scores
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.stream.history import History
 from melon.tables import TableSpec
+from melon.types import Ints
 
 
 class BlendSettings(RecommenderSettings):

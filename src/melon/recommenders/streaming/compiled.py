@@ -7,8 +7,8 @@ import math
 import numba
 import numpy as np
 
-from melon.data.interactions import Ints
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
+from melon.types import Ints
 
 _FREE = np.int32(EMPTY)
 

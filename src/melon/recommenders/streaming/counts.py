@@ -8,11 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from melon.data.interactions import Flags, Ints
 from melon.errors import SettingsError
-
-Floats = npt.NDArray[np.float64]
-Arrays = dict[str, npt.NDArray[np.generic]]
+from melon.types import Arrays, Flags, Floats, Ints
 
 _NEVER = -1
 

@@ -6,10 +6,10 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from melon.data.interactions import Ints
+from melon.kernels.policy import loaded, may_compile
 from melon.recommenders.streaming import slots
 from melon.recommenders.streaming.slots import Slots, Sums, Weights
-from melon.stream.kernels import loaded, may_compile
+from melon.types import Ints
 
 
 class SlotKernel(Protocol):

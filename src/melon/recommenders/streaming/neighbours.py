@@ -14,12 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from melon.data.interactions import Ints
 from melon.errors import SettingsError
-from melon.recommenders.streaming.counts import Arrays, Floats
 from melon.recommenders.streaming.kernels import slot_kernel
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
+from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts are referred to a moment that moves up when it lies so many half-lives back: they are 32-bit numbers.
 _REFER_ANEW = 1_024.0

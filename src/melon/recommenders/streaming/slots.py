@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from melon.data.interactions import Ints
+from melon.types import Ints
 
 EMPTY = -1
 #: At most this many sums are held at a time.

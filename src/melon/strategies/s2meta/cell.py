@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from melon.strategies.rates.preprocess import preprocess
+from melon.strategies.preprocess import preprocess
 
 #: Scalars in a tile: what 64 units hold for them then stays within a core's own cache.
 TILE = 1 << 11

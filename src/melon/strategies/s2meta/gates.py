@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from melon.strategies.base import Kept
-from melon.strategies.rates.parameters import Parameters
+from melon.strategies.parameters import Parameters
 from melon.strategies.s2meta.cell import Carried
 from melon.strategies.s2meta.kernel import CellKernel, cell_kernel
 from melon.strategies.s2meta.settings import S2MetaSettings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from melon.strategies.rates.kernels.stock import Stock, wanted
+from melon.strategies.melon.kernels.stock import Stock, wanted
 from melon.strategies.s2meta import cell
 from melon.strategies.s2meta.cell import Carried
 
@@ -62,7 +62,7 @@ def cell_kernel(like: Tensor) -> CellKernel:
 
 def work_of_cell(like: Tensor) -> AbstractContextManager[None]:
     """Around a whole step: where the compiled cell serves it, the threads are the cell's."""
-    from melon.strategies.rates.kernels.compiled.threads import kernels_first
+    from melon.strategies.melon.kernels.compiled.threads import kernels_first
 
     return nullcontext() if cell_kernel(like) is _REFERENCE else kernels_first()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from melon.strategies.aggregates import aggregated, parameter_rates, touched_rows
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.rates.parameters import Parameters
+from melon.strategies.parameters import Parameters
 from melon.strategies.s2meta.cell import scale_and_sign
 from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
 from melon.strategies.s2meta.kernel import work_of_cell

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.strategies.rates.kernels.compiled.arithmetic import (
+from melon.strategies.melon.kernels.compiled.arithmetic import (
     E_TO_10,
     F0,
     F1,
@@ -20,8 +20,8 @@ from melon.strategies.rates.kernels.compiled.arithmetic import (
     log,
     logistic,
 )
-from melon.strategies.rates.kernels.compiled.types import Doubles, Floats, FloatTables
-from melon.strategies.rates.kernels.compiled.unrolling import registers, unrolled
+from melon.strategies.melon.kernels.compiled.types import Doubles, Floats, FloatTables
+from melon.strategies.melon.kernels.compiled.unrolling import registers, unrolled
 
 TILE = 256  # scalars in a tile
 STRIDE = TILE + 16  # away from powers of two, whose rows would fight for the same lines of the cache

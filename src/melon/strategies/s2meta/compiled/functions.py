@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from melon.strategies.rates.kernels.compiled import arithmetic, generator
-from melon.strategies.rates.kernels.compiled.seam import Compiled, Suite, compiled
-from melon.strategies.rates.kernels.compiled.threads import spread
-from melon.strategies.rates.kernels.compiled.types import Floats
+from melon.strategies.melon.kernels.compiled import arithmetic, generator
+from melon.strategies.melon.kernels.compiled.seam import Compiled, Suite, compiled
+from melon.strategies.melon.kernels.compiled.threads import spread
+from melon.strategies.melon.kernels.compiled.types import Floats
 from melon.strategies.s2meta.cell import Carried
 from melon.strategies.s2meta.compiled import cells
 

@@ -1,0 +1,1 @@
+"""`melon advise`: which strategy fits a stream."""

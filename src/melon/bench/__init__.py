@@ -1,0 +1,1 @@
+"""Runs on recorded streams: one cell, grids of cells, and their records."""

@@ -1,0 +1,101 @@
+"""Jobs on streams, and the loop that keeps workers busy with them; where workers are is the executor's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from melon.bench.work import Work
+from melon.data.interactions import Interactions
+
+Ended = TypeVar("Ended")
+Ended_co = TypeVar("Ended_co", covariant=True)
+_PATIENCE = 1.0  # seconds between two looks at the clock
+
+
+class Job(Protocol[Ended_co]):
+    """Something to run on a stream that the executor knows by its name.
+
+    Jobs of one group share the work of the one that lays their foundation, and start after it.
+    """
+
+    @property
+    def key(self) -> str:
+        """A name that no other job has."""
+
+    @property
+    def group(self) -> str:
+        """The name of the work that it shares."""
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+
+    @property
+    def lays_foundation(self) -> bool:
+        """Whether it makes what others of its group start from."""
+
+    @property
+    def keeps_work(self) -> bool:
+        """Whether what it has done so far is kept, so that it can go on after its worker died."""
+
+    def run(self, log: Interactions, work: Work) -> Ended_co:
+        """Do it, where the caller is; a problem that was foreseen becomes an outcome."""
+
+    def lost(self, problem: str) -> Ended_co:
+        """The outcome where its worker came to grief."""
+
+
+class Executor(Protocol[Ended]):
+    """Runs jobs somewhere. What a foundation made stays with the executor and is given to the jobs that follow."""
+
+    workers: int
+
+    def submit(self, job: Job[Ended]) -> None:
+        """Start a job, or queue it."""
+
+    def outcome(self, patience: float) -> Ended | None:
+        """The outcome of the next job that has ended, or nothing after so many seconds."""
+
+    def stop(self) -> None:
+        """End what is running."""
+
+
+def drive(
+    executor: Executor[Ended],
+    supply: Callable[[], Job[Ended] | None],
+    waiting: Callable[[], None],
+    enough: Callable[[], bool] = lambda: False,
+) -> Iterator[Ended]:
+    """A job for every worker as long as there is one; outcomes come as jobs end.
+
+    `waiting` is told of passing time. Where that is `enough`, what is still running is given up.
+    """
+    running = 0
+    while not enough():
+        while running < executor.workers and (job := supply()) is not None:
+            executor.submit(job)
+            running += 1
+        if not running:
+            return
+        ended = executor.outcome(_PATIENCE)
+        if ended is None:
+            waiting()
+            continue
+        running -= 1
+        yield ended
+
+
+def drive_all(executor: Executor[Ended], jobs: Iterable[Job[Ended]], waiting: Callable[[], None]) -> Iterator[Ended]:
+    """The same for jobs that wait for nothing."""
+    left = iter(jobs)
+    return drive(executor, lambda: next(left, None), waiting)
+
+
+def work_of(folder: Path, job: Job[Ended]) -> Work:
+    """Where a job finds the work of its foundation, and keeps its own if that is worth keeping."""
+    shared = folder / job.group
+    if job.lays_foundation:
+        return Work(shared)
+    return Work(folder / job.key if job.keeps_work else None, base=shared)

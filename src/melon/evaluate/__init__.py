@@ -1,1 +1,0 @@
-"""Evaluation: ranks that nothing flatters, the prequential loop, and choices made without the test part."""

@@ -1,0 +1,1 @@
+"""Measuring: ranks, metrics, the prequential loop, comparisons, simple rivals."""

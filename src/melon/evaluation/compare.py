@@ -1,0 +1,117 @@
+"""What a comparison may claim (METHODS.md 5.8): paired per event, bootstrapped by user, corrected within its family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.errors import StreamError
+from melon.types import Floats, Ints
+
+RESAMPLES = 2_000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A mean difference with its intervals from resampling users and items, and its spread over seeds."""
+
+    difference: float
+    by_user: tuple[float, float]
+    by_item: tuple[float, float]
+    seed_error: float | None
+    p_value: float
+
+    def not_worse(self, margin: float) -> bool:
+        """Whether a loss of more than `margin` is ruled out."""
+        return self.by_user[0] > -margin
+
+
+def hits(rank: Floats, cut: int = 5) -> Floats:
+    """1 where the item taken was among the first `cut`."""
+    return np.where(rank <= cut, 1.0, 0.0)
+
+
+def gains(rank: Floats, cut: int = 10) -> Floats:
+    """The event's part in NDCG."""
+    return np.where(rank <= cut, 1.0 / np.log2(rank + 1), 0.0)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two sides on the events of one stream: values per event (hits or gains), one array for each seed."""
+
+    ours: Sequence[Floats]
+    theirs: Sequence[Floats]
+    users: Ints
+    items: Ints
+
+    def __post_init__(self) -> None:
+        sizes = {len(values) for values in (*self.ours, *self.theirs, self.users, self.items)}
+        if len(self.ours) != len(self.theirs) or not self.ours or len(sizes) != 1:
+            raise StreamError("a comparison needs the same events and the same seeds on both sides.")
+
+    @property
+    def per_seed(self) -> Floats:
+        """The mean difference under each seed."""
+        return np.array([np.mean(a - b) for a, b in zip(self.ours, self.theirs, strict=True)])
+
+    @property
+    def difference(self) -> Floats:
+        """The difference of each event, averaged over seeds."""
+        averaged: Floats = np.mean([a - b for a, b in zip(self.ours, self.theirs, strict=True)], axis=0)
+        return averaged
+
+
+def compare(ours: Sequence[Floats], theirs: Sequence[Floats], users: Ints, items: Ints, *, seed: int = 0) -> Comparison:
+    """Ours minus theirs on one stream."""
+    return compare_mean([Sides(ours, theirs, users, items)], seed=seed)
+
+
+def compare_mean(streams: Sequence[Sides], *, seed: int = 0) -> Comparison:
+    """Ours minus theirs on the mean of streams, each counting alike and resampled by itself."""
+    if not streams or len({len(sides.ours) for sides in streams}) != 1:
+        raise StreamError("a comparison over streams needs at least one, and the same number of seeds on each.")
+    rng = np.random.default_rng(seed)
+    per_seed = np.mean([sides.per_seed for sides in streams], axis=0)
+    drawn = [[_resampled(sides.difference, groups, rng) for groups in (sides.users, sides.items)] for sides in streams]
+    by_user, by_item = np.mean(drawn, axis=0)
+    beyond = 1 + min(int((by_user <= 0).sum()), int((by_user >= 0).sum()))
+    error = float(per_seed.std(ddof=1) / np.sqrt(len(per_seed))) if len(per_seed) > 1 else None
+    p_value = min(1.0, 2 * beyond / (len(by_user) + 1))
+    return Comparison(float(per_seed.mean()), _interval(by_user), _interval(by_item), error, p_value)
+
+
+def holm(comparisons: Mapping[str, Comparison], level: float = 1 - LEVEL) -> dict[str, bool]:
+    """Which of a declared family are better, their p-values corrected by Holm's method.
+
+    A p-value from so many resamples is at least .001, so families of more than fifty can show nothing: declare one for
+    each stream rather than one for all.
+    """
+    better = dict.fromkeys(comparisons, False)
+    order = sorted(comparisons, key=lambda name: comparisons[name].p_value)
+    for place, name in enumerate(order):
+        if comparisons[name].p_value > level / (len(order) - place):
+            break
+        better[name] = comparisons[name].by_user[0] > 0
+    return better
+
+
+def _resampled(values: Floats, groups: Ints, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Means under resampling of whole groups."""
+    _, group = np.unique(groups, return_inverse=True)
+    sums, sizes = np.bincount(group, weights=values), np.bincount(group)
+    means = np.empty(RESAMPLES)
+    for number in range(RESAMPLES):
+        times = np.bincount(rng.integers(len(sums), size=len(sums)), minlength=len(sums))
+        means[number] = (times @ sums) / max(int(times @ sizes), 1)
+    return means
+
+
+def _interval(means: Floats) -> tuple[float, float]:
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(means, (tail, 100 - tail))
+    return float(low), float(high)

@@ -1,0 +1,107 @@
+"""What can be evaluated on a stream: anything that scores candidates and then learns the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from melon.learning.updater import Updater
+from melon.recommenders.popularity import DecayedCounts
+from melon.stream.batch import Batch
+from melon.types import Ints, Scores
+
+
+class Predictor(Protocol):
+    """Scores before it learns."""
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        """Scores of candidates, one line per user."""
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        """Scores of all items for each user."""
+
+    def learn(self, batch: Batch) -> object:
+        """Learn a batch that has been scored."""
+
+    @property
+    def moved(self) -> float:
+        """How far the last batch moved the vector of a user or item that it touched, on average."""
+
+
+class Frozen:
+    """A model that is never updated: the reference for what updating is worth."""
+
+    moved = 0.0
+
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        return self._updater.score(users, items, time)
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        return self._updater.score_catalogue(users, n_items, time)
+
+    def learn(self, batch: Batch) -> None:
+        """Nothing is learned."""
+
+
+class Retrained:
+    """A model that is trained from scratch every so many interactions and frozen in between: what freshness costs.
+
+    `train` makes it from the first events of the stream, as many as it is told.
+    """
+
+    moved = 0.0
+
+    def __init__(self, train: Callable[[int], Updater], start: int, every: int) -> None:
+        self._train, self._every = train, every
+        self._seen = self._trained = start
+        self._updater = train(start)
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        return self._updater.score(users, items, time)
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        return self._updater.score_catalogue(users, n_items, time)
+
+    def learn(self, batch: Batch) -> None:
+        self._seen += len(batch)
+        if self._seen - self._trained >= self._every:
+            self._updater, self._trained = self._train(self._seen), self._seen
+
+
+class RowsAlone:
+    """A model whose head rests, if it has one: what its rows are worth by themselves."""
+
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+        self.score, self.score_catalogue = updater.score, updater.score_catalogue
+
+    @property
+    def moved(self) -> float:
+        return self._updater.moved
+
+    def learn(self, batch: Batch) -> float:
+        return self._updater.learn(batch, teach_head=False)
+
+
+class Popularity:
+    """Scores an item by its (decayed) count; the same for every user."""
+
+    moved = 0.0
+
+    def __init__(self, half_life: float, past_items: Ints) -> None:
+        self._counts = DecayedCounts(half_life)
+        self._counts.observe(past_items)
+
+    def score(self, users: Ints, items: Ints, time: int) -> Scores:
+        return self._counts.read(items)
+
+    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
+        return np.broadcast_to(self._counts.read(np.arange(n_items)), (len(users), n_items))
+
+    def learn(self, batch: Batch) -> None:
+        self._counts.observe(batch.items)

@@ -1,0 +1,176 @@
+"""The prequential loop (METHODS.md 5.2): each batch is predicted first, then learned; a generator of points."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from melon.data.interactions import Interactions
+from melon.evaluation.predictors import Predictor
+from melon.evaluation.ranking import Ranks, rank_among_all, rank_first, require_finite
+from melon.stream.batch import batch_of
+from melon.stream.candidates import Candidates, CandidateSet
+from melon.stream.split import BATCH_SIZE, batches
+from melon.types import Flags, Floats, Ints, Scores
+
+#: From here on softplus(x) is x to the last bit.
+_LINEAR = 40.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one batch showed: ranks of its usable events, and what it cost."""
+
+    start: int
+    stop: int
+    usable: Flags
+    ranks: Ranks
+    full_ranks: Ranks | None
+    loss: float
+    score_ms: float
+    update_ms: float
+    moved: float
+
+    @property
+    def events(self) -> Ints:
+        """Numbers of the events that have a rank."""
+        return np.arange(self.start, self.stop)[self.usable]
+
+
+def prequential(
+    predictor: Predictor,
+    log: Interactions,
+    candidates: Candidates,
+    start: int,
+    stop: int,
+    *,
+    batch_size: int = BATCH_SIZE,
+    align_ties: bool = False,
+    full_ranking: bool = False,
+) -> Iterator[Point]:
+    """Predict, then learn, events start … stop-1 batch by batch. The predictor has seen everything before `start`."""
+    past = UserPast(log) if full_ranking else None
+    for first, last, offered in drawn_ahead(
+        candidates, batches(start, stop, batch_size, log.times if align_ties else None)
+    ):
+        batch = batch_of(log, first, last)
+        place = f"the batch of events {first} to {last - 1}"
+        now = int(batch.times[0])
+        began = time.perf_counter()
+        scores = predictor.score(batch.users, offered.items, now)
+        score_ms = (time.perf_counter() - began) * 1e3
+        require_finite(scores, place)
+        usable = scores[offered.usable]
+        full = None
+        if past is not None:
+            ranked = offered.usable
+            everything = predictor.score_catalogue(batch.users[ranked], offered.pool, now)
+            lines, items = past.before(batch.users[ranked], batch.events[ranked])
+            hidden = lines[items < offered.pool], items[items < offered.pool]
+            full = rank_among_all(everything, batch.items[ranked], hidden, place)
+        began = time.perf_counter()
+        predictor.learn(batch)
+        update_ms = (time.perf_counter() - began) * 1e3
+        yield Point(
+            first,
+            last,
+            offered.usable,
+            rank_first(usable, place),
+            full,
+            pairwise_loss(usable),
+            score_ms,
+            update_ms,
+            predictor.moved,
+        )
+
+
+def drawn_ahead(candidates: Candidates, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, CandidateSet]]:
+    """Batches with their candidates, which are drawn in another thread while the batch before is predicted and learned.
+
+    They are a function of the recorded stream and the seed alone, so nothing depends on when they are drawn.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="melon-candidates") as drawer:
+        waiting: tuple[int, int, Future[CandidateSet]] | None = None
+        for first, last in ranges:
+            coming = (first, last, drawer.submit(candidates.draw, first, last))
+            if waiting is not None:
+                yield waiting[0], waiting[1], waiting[2].result()
+            waiting = coming
+        if waiting is not None:
+            yield waiting[0], waiting[1], waiting[2].result()
+
+
+def pairwise_loss(scores: Scores) -> float:
+    """Summed over events: softplus(s⁻ − s⁺) averaged over an event's candidates. Same candidates, same yardstick."""
+    if not len(scores):
+        return 0.0
+    # PyTorch's softplus is vectorised, where numpy's logaddexp would take most of the time that metrics take.
+    losses = torch.nn.functional.softplus(torch.from_numpy(scores[:, 1:] - scores[:, :1]), threshold=_LINEAR)
+    return float(losses.mean(1, dtype=torch.float64).sum())
+
+
+class UserPast:
+    """The items each user took before an event, by prefix look-up in time-ordered adjacency lists."""
+
+    def __init__(self, log: Interactions) -> None:
+        order = np.argsort(log.users, kind="stable")
+        self._items = log.items[order]
+        self._places = log.users[order] * len(log) + order  # ascending: by user, then by event
+        self._events = len(log)
+
+    def before(self, users: Ints, events: Ints) -> tuple[Ints, Ints]:
+        """(line, item) cells of everything each line's user took strictly before its event."""
+        starts = np.searchsorted(self._places, users * self._events)
+        sizes = np.searchsorted(self._places, users * self._events + events) - starts
+        lines = np.repeat(np.arange(len(users)), sizes)
+        within = np.arange(len(lines)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return lines, self._items[np.repeat(starts, sizes) + within]
+
+
+@dataclass
+class Tally:
+    """Points added up: every rank kept, with its event number."""
+
+    points: list[Point] = field(default_factory=list)
+
+    def add(self, point: Point) -> Point:
+        """Take one point in."""
+        self.points.append(point)
+        return point
+
+    @property
+    def events(self) -> Ints:
+        """Event numbers with a rank, in order."""
+        return np.concatenate([point.events for point in self.points]) if self.points else np.empty(0, dtype=np.int64)
+
+    @property
+    def rank(self) -> Floats:
+        """The rank of each of them."""
+        return np.concatenate([point.ranks.rank for point in self.points]) if self.points else np.empty(0)
+
+    @property
+    def ties(self) -> Ints:
+        """How many candidates tied with each."""
+        parts = [point.ranks.ties for point in self.points]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    @property
+    def full_rank(self) -> Floats | None:
+        """Ranks over the whole catalogue, where they were asked for."""
+        parts = [point.full_ranks.rank for point in self.points if point.full_ranks is not None]
+        return np.concatenate(parts) if parts else None
+
+    @property
+    def set_aside(self) -> int:
+        """Events without a rank."""
+        return sum(int((~point.usable).sum()) for point in self.points)
+
+    @property
+    def loss(self) -> float:
+        """The cumulative prequential loss."""
+        return sum(point.loss for point in self.points)

@@ -1,1 +1,0 @@
-"""Experiments: one evaluated cell, its record, tables and pages. Only here: plotting."""

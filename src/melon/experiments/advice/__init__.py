@@ -1,1 +1,0 @@
-"""`melon advise`: which strategy fits a stream, from a quick run on its most recent part."""

@@ -1,1 +1,0 @@
-"""`melon reproduce`: the paper's experiment, from raw files or prepared streams to a report."""

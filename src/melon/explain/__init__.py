@@ -1,0 +1,1 @@
+"""Learning-rate matrices, in numbers and pictures."""

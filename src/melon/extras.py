@@ -1,0 +1,13 @@
+"""Optional dependencies, asked for before hours are spent."""
+
+from __future__ import annotations
+
+from melon.errors import MissingExtraError
+
+
+def require_plots(purpose: str = "drawing") -> None:
+    """Raise now if nothing can be drawn here."""
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(purpose, "plots") from None

@@ -1,0 +1,1 @@
+"""Choosing: search, selection window, pre-trained states, `auto`."""

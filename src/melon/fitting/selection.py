@@ -1,0 +1,334 @@
+"""The selection window (METHODS.md 5.7): the one place where anything is learned or chosen ahead of the test part.
+
+A recommender trained on what precedes the window streams through it; settings are compared on the last 40 % of the
+window and the validation part. The functions here are given the log up to the end of validation and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from melon.data.interactions import Interactions
+from melon.errors import LearningError, StreamError
+from melon.evaluation.predictors import Frozen, Popularity, Predictor, RowsAlone
+from melon.evaluation.prequential import Point, Tally, prequential
+from melon.evaluation.ranking import selection_score
+from melon.evaluation.rivals import RIVALS, RivalColumns, RivalTrials
+from melon.fitting.pretrained import (
+    Observed,
+    Practice,
+    PretrainedState,
+    RecommenderPlan,
+    Report,
+    deploy,
+    refit,
+    silent,
+)
+from melon.fitting.search import Choice, Trial, search
+from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
+from melon.learning.updater import Updater
+from melon.registry import Space
+from melon.strategies.base import Strategy
+from melon.strategies.learned import LearnedStrategy
+from melon.strategies.registry import STRATEGIES
+from melon.stream.batch import batch_of
+from melon.stream.candidates import NEGATIVES, Candidates
+from melon.stream.split import BATCH_SIZE, Parts, batches
+from melon.types import Plain
+
+POPULARITY_SPACE = Space(
+    {"half_life": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)}, ({"half_life": 3_000},)
+)
+#: Fewer judged events than this say nothing; defaults are used instead.
+FEWEST_JUDGED = 50
+#: Pre-training is judged this often on its way to the last epoch, and stopped after this many checks without progress.
+_CHECKS, _PATIENCE = 10, 3
+_PRETRAIN_TRIALS = 3
+#: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
+_JUDGE_STEPS = (0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a stream is replayed: the same for everything that is compared."""
+
+    seed: int = 0
+    batch_size: int = BATCH_SIZE
+    candidates: str = "catalogue"
+    negatives: int = NEGATIVES
+    align_ties: bool = False
+
+
+class Selection:
+    """Chooses on the window of one log, which must end before the test part begins.
+
+    With `minutes`, choices that are still open after so long are made from what has been tried, or from one trial each.
+    """
+
+    def __init__(
+        self,
+        log: Interactions,
+        parts: Parts,
+        protocol: Protocol,
+        report: Report = silent,
+        minutes: float | None = None,
+    ) -> None:
+        if len(log) != parts.validation_stop:
+            raise StreamError(
+                f"a choice may see {parts.validation_stop} interactions, the log up to the test part, not {len(log)}."
+            )
+        self.log, self.parts, self.protocol = log, parts, protocol
+        self._report = report
+        self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
+        judged = parts.validation_stop - parts.judged_from
+        pool = int(log.items_born[parts.judged_from]) if protocol.candidates == "born" else log.n_items
+        self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > protocol.negatives
+        self._candidates: Candidates | None = None
+        self._observed: Observed = {}
+        self._minutes, self._began, self._time_is_up = minutes, time.monotonic(), False
+
+    def pretraining(self, plan: RecommenderPlan, budget: int) -> tuple[Choice, PretrainedState]:
+        """Settings and epochs for pre-training, and the recommender that they gave on what precedes the window."""
+        best: dict[str, Any] = {"score": float("-inf")}
+
+        def judge(point: Plain) -> Trial:
+            recommender = plan.build(self.protocol.seed)
+            settings = PretrainSettings.parse(point, "pre-training")
+            training = Pretraining(recommender, self.before_window, settings, seed=self.protocol.seed)
+            try:
+                score, epochs = self._train_while_it_helps(plan, training, best)
+            except LearningError as problem:
+                self._report(f"pre-training {_words(point)}: {problem}")
+                return Trial(point, None, str(problem))
+            self._report(f"pre-training {_words(point)}: {score:.4f} after {epochs} epochs")
+            return Trial({**point, "epochs": epochs}, score)
+
+        chosen = search(PRETRAIN_SPACE, min(budget, _PRETRAIN_TRIALS), judge, dict(plan.pretrain), self._enough)
+        if chosen.score is None:
+            raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
+        return chosen, best["state"]
+
+    def judges_again(self, plan: RecommenderPlan) -> bool:
+        """Whether strategies are judged on a recommender that was trained again.
+
+        They practise on the one from before the window, and are deployed on another. Where weights are shared by all
+        users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        """
+        recommender = plan.build(self.protocol.seed)
+        return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
+
+    def trained_again(self, plan: RecommenderPlan, settings: Plain) -> PretrainedState:
+        """That recommender, trained on all that precedes the judged part."""
+        self._report(f"training {plan.name} again, on the {len(self.before_judged):,} events before the judged part")
+        return refit(plan, self.before_judged, settings, self.protocol.seed)
+
+    def strategy(
+        self,
+        name: str,
+        start: PretrainedState,
+        budget: int,
+        fixed: Plain,
+        seed: int,
+        again: Callable[[], PretrainedState] | None = None,
+    ) -> Choice:
+        """Settings of a strategy, each trial streaming through the window from the same recommender.
+
+        With one that was trained `again`, trials stream through the judged part alone. Where everything is fixed there
+        is nothing to compare, and no trial is made.
+        """
+        space = self.space(name, fixed)
+        if space.axes.keys() <= fixed.keys():
+            return Choice(dict(fixed), None, (), ())
+        later = None if again is None else again()
+
+        def judge(point: Plain) -> Trial:
+            try:
+                score = self.judged(self.at_window(name, point, start, seed, later))
+            except LearningError as problem:
+                self._report(f"{name} {_words(point)}: {problem}")
+                return Trial(point, None, str(problem))
+            self._report(f"{name} {_words(point)}: {score:.4f}")
+            return Trial(point, score)
+
+        return search(space, budget, judge, fixed, self._enough)
+
+    def at_window(
+        self, name: str, settings: Plain, start: PretrainedState, seed: int, again: PretrainedState | None = None
+    ) -> Updater:
+        """A strategy that has practised on what is not judged, and stands where the window begins: or, on a recommender
+        that was trained `again`, where the judged part does.
+        """
+        strategy: Strategy = STRATEGIES[name].load()(settings, seed=seed)
+        practice = self.train_meta_model(strategy, start, stop=self.parts.judged_from)
+        if again is not None:
+            return deploy(strategy, again, self.before_judged, seed, practice)
+        return deploy(strategy, start, self.before_window, seed, practice)
+
+    def space(self, name: str, fixed: Plain) -> Space:
+        """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
+        space = STRATEGIES[name].space
+        if "fading" not in space.axes or "fading" in fixed:
+            return space
+        seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
+        unit = max(seconds, 1e-9) if fixed.get("fading_clock") == "seconds" else 1.0
+        values = tuple(None if value is None else value * unit for value in space.axes["fading"])
+        middling, short = values[len(values) // 2], values[-2]
+        starts = [{**start, "fading": middling} for start in space.starts]
+        # Fast streams want it several steps away from slow ones: more than a small budget would walk.
+        starts.insert(1, {**space.starts[0], "fading": short})
+        return Space({**space.axes, "fading": values}, tuple(starts))
+
+    def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
+        """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
+        recommender and a history that know nothing of the window (METHODS.md 8.2). Others have nothing to practise.
+        """
+        practice: Practice = {}
+        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
+        for number in range(passes):
+            updater = self._before_window(strategy, start, practice)
+            for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
+                updater.learn(batch_of(self.log, first, last).in_epoch(number), teach_head=False)
+            practice = updater.practice()
+        return practice | self._practise_head(strategy, start, stop, practice)
+
+    def _practise_head(self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice) -> Practice:
+        """Train a recommender's head out of sample (METHODS.md 8.5): rows that know nothing of the window stream
+        through it under the strategy, and the head learns from what was recorded on the way, in several passes.
+        """
+        if not start.headed:
+            return {}
+        updater, lessons = self._before_window(deepcopy(strategy), start, practice), []
+        for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
+            batch = batch_of(self.log, first, last)
+            lessons.append(updater.lesson(batch))
+            updater.learn(batch, teach_head=False)
+        return updater.practise_head([lesson for lesson in lessons if lesson is not None])
+
+    def _before_window(self, strategy: Strategy, start: PretrainedState, practice: Practice) -> Updater:
+        recommender, history = start.after(self.before_window)
+        updater = Updater(recommender, strategy, history, seed=self.protocol.seed)
+        updater.take_over(practice)
+        stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
+        return updater
+
+    def popularity(self, budget: int) -> Choice:
+        """The half-life of recent popularity."""
+
+        def judge(point: Plain) -> Trial:
+            score = self.judged(Popularity(point["half_life"], self.before_window.items))
+            self._report(f"recent popularity {_words(point)}: {score:.4f}")
+            return Trial(point, score)
+
+        return search(POPULARITY_SPACE, budget, judge, enough=self._enough)
+
+    def rivals(self, start: PretrainedState) -> dict[str, Choice]:
+        """The best mixture for each simple rival, from one pass and a whole grid of half-lives and weights."""
+        frozen = Frozen(deploy(STRATEGIES["default"].load()({}), start, self.before_window, self.protocol.seed))
+        kinds = [kind for kinds in RIVALS.values() for kind in kinds]
+        trials = RivalTrials(RivalColumns(self.before_window, kinds, frozen))
+        for point in self.through(trials):
+            if point.start >= self.parts.judged_from:
+                trials.keep(point.usable)
+        found = {name: trials.best(kinds) for name, kinds in RIVALS.items()}
+        for name, choice in found.items():
+            self._report(f"{name} {_words(choice.settings)}: {choice.score or 0:.4f}")
+        return found
+
+    def _train_while_it_helps(
+        self, plan: RecommenderPlan, training: Pretraining, best: dict[str, Any]
+    ) -> tuple[float, int]:
+        top, top_epoch, stale = float("-inf"), 0, 0
+        for epochs in self._checks(plan, training.settings):
+            try:
+                for _ in training.run(epochs):
+                    pass
+                state = PretrainedState.of(plan, self.protocol.seed, training.recommender, self._observed)
+                score = self._judge_pretrained(state)
+            except LearningError:
+                if top == float("-inf"):
+                    raise
+                break  # what was good before it left the finite numbers is still good
+            stale = stale + 1 if score <= top else 0
+            if score > top:
+                top, top_epoch = score, epochs
+            if score > best["score"]:
+                best.update(score=score, state=state)
+            if stale >= _PATIENCE or self._enough():
+                break
+        return top, top_epoch
+
+    def _enough(self) -> bool:
+        """Whether the time for choosing is over; said once."""
+        if self._minutes is None or time.monotonic() - self._began < 60 * self._minutes:
+            return False
+        if not self._time_is_up:
+            self._time_is_up = True
+            self._report(f"{self._minutes:g} minutes of choosing are over: what is best by now is taken")
+        return True
+
+    def _checks(self, plan: RecommenderPlan, settings: PretrainSettings) -> list[int]:
+        """After how many epochs a pre-training is judged; a number that is settled is the only one."""
+        if settings.epochs is not None:
+            return [settings.epochs]
+        cap = plan.epochs_cap or most_epochs(len(self.before_window))
+        every = max(cap // _CHECKS, 1)
+        return [*range(every, cap, every), cap]
+
+    def _judge_pretrained(self, state: PretrainedState) -> float:
+        """How well the recommender streams through the window under a plain step: the use it is meant for."""
+        scores, problem = [], None
+        for lr in _JUDGE_STEPS:
+            strategy: Strategy = STRATEGIES["default"].load()({"optimizer": "sgd", "reduction": "sum", "lr": lr})
+            try:
+                scores.append(self.judged(RowsAlone(deploy(strategy, state, self.before_window, self.protocol.seed))))
+            except LearningError as broke:
+                problem = broke
+        if not scores and problem is not None:
+            raise problem
+        return max(scores)
+
+    def judged(self, predictor: Predictor) -> float:
+        """Through the window and validation; the score of what is judged."""
+        tally = Tally()
+        for point in self.through(predictor):
+            if point.start >= self.parts.judged_from:
+                tally.add(point)
+        return selection_score(tally.rank)
+
+    def through(self, predictor: Predictor) -> Iterator[Point]:
+        """Every batch of the window and of validation as it goes by; those from `judged_from` on are what is judged.
+
+        An updater that has more than the time before the window behind it starts where its history ends.
+        """
+        parts = self.parts
+        known = predictor.history.events if isinstance(predictor, Updater) else 0
+        for first, last in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
+            if first >= known:
+                yield from self._points(predictor, first, last)
+
+    def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
+        if self._candidates is None:
+            protocol = self.protocol
+            self._candidates = Candidates(
+                self.log, mode=protocol.candidates, seed=protocol.seed, count=protocol.negatives
+            )
+        return prequential(
+            predictor,
+            self.log,
+            self._candidates,
+            first,
+            last,
+            batch_size=self.protocol.batch_size,
+            align_ties=self.protocol.align_ties,
+        )
+
+
+def _words(point: Plain) -> str:
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in point.items()
+    )

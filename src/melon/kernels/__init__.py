@@ -1,0 +1,1 @@
+"""Compiled loops (numba), and the policy that says when they are used."""

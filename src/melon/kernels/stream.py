@@ -1,0 +1,180 @@
+"""A stream's numbers as compiled loops: the same integers as numpy gives, in one pass and without copies."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from melon.types import Flags, Ints
+
+Ring = npt.NDArray[np.int32]
+
+_GOLDEN, _STRIDE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_U1, _U27, _U30, _U31, _U32, _U64 = (np.uint64(n) for n in (1, 27, 30, 31, 32, 64))
+_PLACE = np.uint64(63)
+_EMPTY, _NOBODY = np.int64(-1), np.int64(-1)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _mix(word: np.uint64) -> np.uint64:
+    word = (word ^ (word >> _U30)) * _MIX_1
+    word = (word ^ (word >> _U27)) * _MIX_2
+    return word ^ (word >> _U31)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _rooted(root: np.uint64, key: np.int64) -> np.uint64:
+    return _mix(np.uint64(key) * _GOLDEN + root)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _word(rooted: np.uint64, counter: int) -> np.uint64:
+    return _mix(rooted + (np.uint64(counter) + _U1) * _STRIDE)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _below(word: np.uint64, bound: int) -> np.int64:
+    return np.int64((word >> _U32) * np.uint64(bound) >> _U32)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _slot(slots: Ints, shift: np.uint64, key: np.int64) -> np.int64:
+    """Where a key is, or the free slot where it would be."""
+    mask = slots.size - 1
+    slot = np.int64((np.uint64(key) * _GOLDEN) >> shift)
+    while slots[slot] != key and slots[slot] != _EMPTY:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def remember(ring: Ring, met: Ints, rows: Ints, partners: Ints) -> np.int64:
+    """Let each row meet its partner, in order; returns the most that any of them has met."""
+    most, width = np.int64(0), ring.shape[1]
+    for n in range(rows.size):
+        row = rows[n]
+        ring[row, met[row] % width] = partners[n]
+        met[row] += 1
+        most = max(most, met[row])
+    return most
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def sample(
+    ring: Ring, met: Ints, known: int, rows: Ints, root: np.uint64, moment: int, partners: Ints, counts: Ints
+) -> None:
+    """Partners of each row: all where they fit, else the lowest tickets, which carry their place in the low bits."""
+    most, width = partners.shape[1], ring.shape[1]
+    drawn = np.empty(most + 1, np.uint64)
+    for n in range(rows.size):
+        row = rows[n]
+        kept = min(met[row], width) if row < known else 0
+        counts[n] = min(kept, most)
+        if kept <= most:
+            for place in range(kept):
+                partners[n, place] = ring[row, place]
+        else:
+            rooted, held = _rooted(root, row + (np.int64(moment) << 32)), 0
+            for place in range(kept):
+                ticket = (_word(rooted, place) & ~_PLACE) | np.uint64(place)
+                if held == most and ticket > drawn[most - 1]:
+                    continue
+                at = held if held < most else most - 1
+                while at > 0 and drawn[at - 1] > ticket:
+                    drawn[at] = drawn[at - 1]
+                    at -= 1
+                drawn[at] = ticket
+                held = min(held + 1, most)
+            for place in range(most):
+                partners[n, place] = ring[row, np.int64(drawn[place] & _PLACE)]
+        for place in range(counts[n], most):
+            partners[n, place] = _NOBODY
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def find(slots: Ints, bits: int, keys: Ints, places: Ints) -> None:
+    """The slot of each key, or -1."""
+    shift = _U64 - np.uint64(bits)
+    for n in range(keys.size):
+        slot = _slot(slots, shift, keys[n])
+        places[n] = slot if slots[slot] == keys[n] else _EMPTY
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def place(slots: Ints, bits: int, keys: Ints) -> int:
+    """Put keys in; returns how many were not there."""
+    shift, new = _U64 - np.uint64(bits), 0
+    for n in range(keys.size):
+        slot = _slot(slots, shift, keys[n])
+        if slots[slot] != keys[n]:
+            slots[slot] = keys[n]
+            new += 1
+    return new
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def negatives(
+    slots: Ints, bits: int, root: np.uint64, pool: int, tries: int, users: Ints, items: Ints, keys: Ints,
+    first: int, chosen: Ints,
+) -> int:  # fmt: skip
+    """The first of each line's draws that is neither its item nor among the pairs, or -1; returns how many got none."""
+    shift, missing = _U64 - np.uint64(bits), 0
+    for n in range(users.size):
+        rooted = _rooted(root, keys[n])
+        chosen[n] = _EMPTY
+        for attempt in range(tries):
+            item = _below(_word(rooted, first + attempt), pool)
+            if item == items[n]:
+                continue
+            key = (users[n] << 32) | item
+            if slots[_slot(slots, shift, key)] != key:
+                chosen[n] = item
+                break
+        missing += chosen[n] == _EMPTY
+    return missing
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def candidates(
+    slots: Ints, bits: int, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints,
+    events: Ints, users: Ints, items: Ints, negatives: Ints, short: Flags,
+) -> None:  # fmt: skip
+    """Fill lines with distinct draws that their users had not taken; says which lines are short of some.
+
+    `since` holds the event from which each slot's pair counts as taken; with `ever`, all count.
+    """
+    count, shift = negatives.shape[1], _U64 - np.uint64(bits)
+    size = 4
+    while size < 4 * count:
+        size *= 2
+    offered, marks = np.zeros(size, np.int64), np.zeros(size, np.int64)  # what a line holds: a small set of its own
+    ahead = count + count // 16 + 4
+    drawn, met = np.empty(ahead, np.int64), np.empty(ahead, np.int64)
+    for at in range(lines.size):
+        n = lines[at]
+        rooted, held, user, own, event = _rooted(root, events[n]), 0, users[n] << 32, items[n], events[n]
+        for start in range(0, tries, ahead):
+            some = min(ahead, tries - start)
+            for step in range(some):  # look up many slots at once: each waits for memory, and they can wait together
+                drawn[step] = _below(_word(rooted, start + step), pool)
+                met[step] = slots[np.int64((np.uint64(user | drawn[step]) * _GOLDEN) >> shift)]
+            for step in range(some):
+                item = drawn[step]
+                if held == count or item == own:
+                    continue
+                if met[step] != _EMPTY:
+                    slot = _slot(slots, shift, user | item)
+                    if slots[slot] != _EMPTY and (ever or since[slot] < event):
+                        continue
+                mark = np.int64((np.uint64(item) * _GOLDEN) >> _U32) & (size - 1)
+                while marks[mark] == at + 1 and offered[mark] != item:
+                    mark = (mark + 1) & (size - 1)
+                if marks[mark] != at + 1:
+                    marks[mark], offered[mark] = at + 1, item
+                    negatives[n, held] = item
+                    held += 1
+            if held == count:
+                break
+        short[at] = held < count

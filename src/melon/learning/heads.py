@@ -1,0 +1,85 @@
+"""What the head of a recommender is taught: lessons drawn from batches, online steps, and practice to be taken over.
+
+A recommender without a head is taught nothing. Tables are read here and written by the updater.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.recommenders.base import Context, Recommender
+from melon.recommenders.heads import HeadedRecommender, HeadStep, Lesson
+from melon.stream.batch import Batch
+from melon.stream.draws import Draws
+from melon.stream.history import History
+from melon.stream.pairs import pair_keys
+from melon.types import Flags, Ints
+
+#: The part of a practice that belongs to the recommender's head.
+HEAD = "head/"
+
+
+class HeadTeacher:
+    """Teaches the head of one recommender along one history."""
+
+    def __init__(self, recommender: Recommender, history: History, seed: int) -> None:
+        self._headed = recommender if isinstance(recommender, HeadedRecommender) else None
+        self._history, self._draws = history, Draws(seed, "negatives of the head")
+
+    def lesson(self, batch: Batch) -> Lesson | None:
+        """What a batch would teach the head now; nothing is changed.
+
+        Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
+        give itself away, and the head would learn that what is new is right (METHODS.md 8.5).
+        """
+        headed, pool = self._headed, self._history.items_born
+        known = self._history.of_items.met(batch.items) > 0
+        if headed is None or not known.any() or pool < 2:
+            return None
+        users, items = batch.users[known], batch.items[known, None]
+        drawn = self._draws.integers(batch.events[known], headed.head.negatives, pool)
+        own = (drawn == items) | self._history.seen.contains(pair_keys(users[:, None], drawn))
+        allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
+        context = Context(time=int(batch.times[0]), history=self._history)
+        offered = _tensor(np.concatenate([items, drawn], axis=1), headed)
+        with torch.no_grad():
+            return headed.lesson(_tensor(users, headed), offered, _tensor(allowed, headed), context)
+
+    def step(self, batch: Batch) -> HeadStep | None:
+        """The head's own step, from the model as it was when the batch was predicted."""
+        headed = self._headed
+        lesson = self.lesson(batch) if headed is not None and headed.head.own else None
+        if headed is None or lesson is None:
+            return None
+        with torch.no_grad():
+            return headed.head.step(_shared(headed), lesson)
+
+    def keep(self, made: HeadStep) -> None:
+        """Remember a step that has been written."""
+        assert self._headed is not None
+        self._headed.head.keep(made.memory)
+
+    def practise(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
+        """What the head learns from recorded lessons, as part of a practice."""
+        if self._headed is None:
+            return {}
+        with torch.no_grad():
+            learned = self._headed.head.practise(_shared(self._headed), lessons)
+        return {f"{HEAD}{name}": tensor for name, tensor in learned.items()}
+
+    def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Go on with the head's part of a practice; returns new values of its tables."""
+        told = {name.removeprefix(HEAD): tensor for name, tensor in practice.items() if name.startswith(HEAD)}
+        return self._headed.head.take_over(told) if told and self._headed is not None else {}
+
+
+def _shared(recommender: Recommender) -> dict[str, Tensor]:
+    return {name: table.everything() for name, table in recommender.tables.items() if table.spec.role == "shared"}
+
+
+def _tensor(array: Ints | Flags, recommender: Recommender) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(recommender.device)

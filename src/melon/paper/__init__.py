@@ -1,0 +1,1 @@
+"""What is about one publication: its numbers, its claims, its experiment."""

@@ -1,0 +1,167 @@
+"""`melon reproduce`, end to end: find the data, prepare it, tune or take configs, bench, report; each step goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rich.console import Console
+
+from melon.atomic import write_text
+from melon.bench.run import bench_streams
+from melon.bench.tuned import files_about, trials_behind, tuned_elsewhere
+from melon.data.files import load_stream, side_car
+from melon.data.prepare import prepare
+from melon.errors import DataError
+from melon.extras import require_plots
+from melon.paper.datasets import Found, Wanted, look
+from melon.report.build import report_folders
+from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
+from melon.stream.split import parse_split
+from melon.terminal.tables import show_preparation
+from melon.tuning.tune import ROUND, tune_stream
+from melon.types import Plain
+
+#: The paper drops users and items with fewer interactions (METHODS.md 5.1).
+_FEWEST = 20
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How much of the experiment is run, and where."""
+
+    data: Path
+    out: Path
+    recommenders: str
+    strategies: str
+    seeds: int
+    options: Plain
+    configs: Path
+    tune: int | None
+    jobs: int
+    ray: str | None
+    dry_run: bool
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The strategies by name."""
+        names = ALL_STRATEGIES if self.strategies == "all" else tuple(self.strategies.split(","))
+        for name in names:
+            STRATEGIES[name]
+        return names
+
+
+def reproduce(asked: Reproduction) -> int:
+    """`melon reproduce`; the exit code says whether every cell came through."""
+    require_plots()
+    names = asked.wanted
+    if not asked.data.is_dir():
+        raise DataError(f"there is no folder {asked.data}; say with --data where the paper's datasets are.")
+    found, missing = look(asked.data)
+    _tell(asked.data, found, missing)
+    if not found:
+        raise DataError(f"{asked.data} holds none of the paper's datasets; say where they are with --data.")
+    if asked.dry_run:
+        return 0
+    streams = {each.stream: _stream(each, asked.out) for each in found}
+    splits = [f"{each.stream}={each.wanted.split}" for each in found]
+    configs = asked.out / "configs"
+    if asked.tune is not None:
+        _tune(asked, found, streams, names)
+    else:
+        _take(asked.configs, streams, configs)
+    taken = files_about(configs, streams)
+    _say(
+        f"settings of {len(taken)} cells come from {configs}; what is open is chosen on the selection window"
+        if taken
+        else "settings are chosen on the selection window"
+    )
+    code = bench_streams(
+        list(streams.values()),
+        asked.options,
+        recommenders=asked.recommenders,
+        strategies=asked.strategies,
+        seeds=asked.seeds,
+        splits=splits,
+        configs=[configs] if taken else [],
+        jobs=asked.jobs,
+        ray=asked.ray,
+        rates=True,
+        out=asked.out,
+    )
+    report_folders([asked.out])
+    return code
+
+
+def _stream(found: Found, out: Path) -> Path:
+    """A stream that is there already, or one that is prepared now; the same raw files are prepared once."""
+    if found.prepared is not None:
+        return found.prepared
+    target = out / "data" / f"{found.stream}.parquet"
+    if _is_of(target, found.raw):
+        _say(f"{target} is there already")
+        return target
+    _say(f"preparing {found.wanted.paper.name} from {', '.join(path.name for path in found.raw)}")
+    report = prepare(list(found.raw), out=target, format=found.wanted.format, min_interactions=_FEWEST)
+    show_preparation(report, target)
+    return target
+
+
+def _is_of(stream: Path, raw: Sequence[Path]) -> bool:
+    about = side_car(stream, "json")
+    if not (stream.exists() and about.exists()):
+        return False
+    known = json.loads(about.read_text(encoding="utf-8")).get("sources", [])
+    return [(each["name"], each["bytes"]) for each in known] == [(path.name, path.stat().st_size) for path in raw]
+
+
+def _take(folder: Path, streams: Mapping[str, Path], target: Path) -> None:
+    """Copy the configs that were tuned on these very streams, so that the folder of the records says what was used."""
+    fingerprint = cache(lambda stream: load_stream(streams[stream]).sha256)
+    for stream, path in files_about(folder, streams):
+        if tuned_elsewhere(path, fingerprint(stream)):
+            _say(f"{path} was tuned on other data and is left alone")
+        else:
+            write_text(target / path.name, path.read_text(encoding="utf-8"))
+
+
+def _tune(asked: Reproduction, found: Sequence[Found], streams: Mapping[str, Path], names: Sequence[str]) -> None:
+    """Tune every cell; a file that has all its trials is left, and a study that was stopped goes on."""
+    folder = asked.out / "configs"
+    own = {name: value for name, value in asked.options.items() if name not in ("budget", "full_ranking")}
+    for each in found:
+        for recommender in asked.recommenders.split(","):
+            for strategy in names:
+                key = f"{each.stream}-{recommender}-{strategy}"
+                target = folder / f"{key}.toml"
+                if target.exists() and trials_behind(target) >= (asked.tune or 1):
+                    continue
+                _say(f"tuning {key}")
+                cell = {"recommender": recommender, "strategy": strategy, "split": parse_split(each.wanted.split)}
+                tune_stream(
+                    streams[each.stream],
+                    {**own, **cell},
+                    trials=asked.tune or 1,
+                    together=ROUND,
+                    pruning=True,
+                    jobs=asked.jobs,
+                    ray=asked.ray,
+                    study=asked.out / "tune" / f"{key}.journal",
+                    out=target,
+                )
+
+
+def _tell(folder: Path, found: Sequence[Found], missing: Sequence[Wanted]) -> None:
+    for each in found:
+        where = each.prepared or ", ".join(str(path) for path in each.raw)
+        stands_in = f" stands in for {each.wanted.paper.name}" if each.prepared else f" is {each.wanted.paper.name}"
+        _say(f"{where}{stands_in}; split {each.wanted.split}")
+    for wanted in missing:
+        _say(f"{wanted.paper.name} is not in {folder}: get {wanted.how}")
+
+
+def _say(text: str) -> None:
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)

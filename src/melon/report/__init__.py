@@ -1,0 +1,1 @@
+"""What a bench showed, as one page, as Markdown, and as figures."""

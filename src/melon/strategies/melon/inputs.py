@@ -1,0 +1,165 @@
+"""Optional inputs of the rates: what a line is about, beside its loss, its gradient and the parameter's value.
+
+Each is one number or a few of order one, the same for all entries of a line. The first layer sees them through weights
+of their own, which start at 0: a fresh meta-model with inputs equals one without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.errors import SettingsError
+from melon.strategies.base import Kept, Situation
+from melon.strategies.melon.kernels import UnitTerms
+from melon.strategies.melon.recent import HALF_LIVES, WIDTH, RecentCounts
+from melon.strategies.melon.settings import Input
+from melon.strategies.melon.touches import SharedLines, TableLines
+from melon.strategies.parameters import Parameters
+from melon.tables import TableSpec
+from melon.types import Floats, Ints
+
+#: All inputs in the order of their columns, and how many columns each has.
+COLUMNS: dict[Input, int] = {"touches": 1, "idle": 1, "item_rate": len(HALF_LIVES), "role": 3}
+#: Logarithms are divided by these: usual counts reach e³, idle times e¹⁰.
+_COUNTS, _IDLE = 3.0, 10.0
+_WEIGHTS, _RECENT = "role.inputs", "recent"
+
+
+class _Touches(Protocol):
+    """What is known of some touches, one after another."""
+
+    @property
+    def touches(self) -> Ints:
+        """How often the batch touches what this one touches."""
+
+    @property
+    def idle(self) -> Ints:
+        """For how long nobody had touched it."""
+
+    @property
+    def item(self) -> Ints:
+        """The compact row of the item that it is about."""
+
+    @property
+    def role(self) -> Ints:
+        """0 for shared weights, which are the role that others are told from, then user, taken item, negative."""
+
+
+class _RowTouches:
+    """Touches of a table's rows by source. A user's row is about the item of its interaction, or of its pair."""
+
+    def __init__(self, situation: Situation, table: TableLines) -> None:
+        self._situation, self._table = situation, table.table
+        self._user = situation.specs[table.table].role == "user"
+        positions = table.positions.cpu().numpy()
+        self._row, self._slot = positions.reshape(-1), np.tile(np.arange(positions.shape[1]), len(positions))
+
+    @property
+    def touches(self) -> Ints:
+        counts: Ints = np.bincount(self._row)[self._row]
+        return counts
+
+    @property
+    def idle(self) -> Ints:
+        around = self._situation.around
+        assert around is not None
+        since = around.tables[self._table].idle(around.users if self._user else around.items).cpu().numpy()
+        found: Ints = since[self._row]
+        return found
+
+    @property
+    def item(self) -> Ints:
+        if not self._user:
+            return self._row
+        items: Ints = self._situation.examples.items.cpu().numpy()
+        slots = len(self._row) // len(items)
+        return items[:, :slots].reshape(-1)
+
+    @property
+    def role(self) -> Ints:
+        return np.ones_like(self._slot) if self._user else 2 + np.minimum(self._slot, 1)
+
+
+class _SharedTouches:
+    """Touches of shared weights, unit by unit; they are never idle."""
+
+    def __init__(self, situation: Situation, wide: SharedLines) -> None:
+        items: Ints = situation.examples.items.cpu().numpy()
+        self.item: Ints = items[:, : wide.touches // len(items)].reshape(-1)
+        self.touches = np.full_like(self.item, wide.touches)
+        self.idle = self.role = np.zeros_like(self.item)
+
+
+class LineInputs:
+    """The inputs that were asked for, of lines on rows and on shared weights."""
+
+    def __init__(
+        self, asked: Sequence[Input], specs: Mapping[str, TableSpec], parameters: Parameters, width: int
+    ) -> None:
+        self._asked = [name for name in COLUMNS if name in asked]
+        self._phi = parameters
+        self._counted = _first_item_table(specs) if "item_rate" in asked else None
+        if self._asked:
+            parameters.zeros_exactly(_WEIGHTS, width, sum(COLUMNS[name] for name in self._asked))
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        """Recent counts live with the rows of one table of items."""
+        return {_RECENT: Kept(width=WIDTH)} if spec.name == self._counted else {}
+
+    def counted(self, situation: Situation) -> dict[str, dict[str, Tensor]]:
+        """That state after the batch."""
+        if self._counted is None:
+            return {}
+        recent = self._recent(situation)
+        return {self._counted: {_RECENT: recent.after(situation.examples.items[:, 0])}}
+
+    def with_rows(self, terms: UnitTerms, situation: Situation, table: TableLines) -> UnitTerms:
+        """The terms of a table's lines, each now one of its own."""
+        lines = table.lines
+        known = self._columns(_RowTouches(situation, table), situation)
+        if table.aggregated:  # a line stands for all touches of its row
+            total = np.zeros((len(situation.values[table.table]), known.shape[1]))
+            np.add.at(total, table.positions.reshape(-1).cpu().numpy(), known)
+            known = total[lines.row] / lines.touches[lines.row, None]
+        else:
+            known = known[lines.source]
+        return self._added(terms.at(torch.from_numpy(lines.unit).to(terms.logits.device)), known)
+
+    def with_shared(self, terms: UnitTerms, situation: Situation, wide: SharedLines) -> UnitTerms:
+        """The terms of units on shared weights."""
+        known = self._columns(_SharedTouches(situation, wide), situation)
+        return self._added(terms, known.mean(0, keepdims=True) if wide.aggregated else known)
+
+    def _columns(self, touches: _Touches, situation: Situation) -> Floats:
+        makers: dict[Input, Callable[[], Floats]] = {
+            "touches": lambda: np.log(touches.touches)[:, None] / _COUNTS,
+            "idle": lambda: np.log1p(touches.idle)[:, None] / _IDLE,
+            "item_rate": lambda: np.log1p(self._recent(situation).now())[touches.item] / _COUNTS,
+            "role": lambda: np.eye(4, 3, k=-1)[touches.role],
+        }
+        return np.concatenate([makers[name]() for name in self._asked], axis=1)
+
+    def _added(self, terms: UnitTerms, known: Floats) -> UnitTerms:
+        assert terms.hidden is not None
+        columns = torch.from_numpy(known).to(terms.hidden)
+        return UnitTerms(torch.addmm(terms.hidden, columns, self._phi[_WEIGHTS].T), terms.logits)
+
+    def _recent(self, situation: Situation) -> RecentCounts:
+        assert situation.around is not None
+        assert self._counted is not None
+        return RecentCounts(situation.row_state[self._counted][_RECENT], situation.around.history.events)
+
+
+def _first_item_table(specs: Mapping[str, TableSpec]) -> str:
+    found = next((spec.name for spec in specs.values() if spec.role == "item"), None)
+    if found is None:
+        raise SettingsError("the input 'item_rate' needs rows of items, and this recommender has none.")
+    return found

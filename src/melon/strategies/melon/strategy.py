@@ -1,0 +1,272 @@
+"""The update that MeLON and its ablations share: rates for every line, added up into new rows (METHODS.md 3.0.5, 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.settings import Settings
+from melon.strategies.base import Kept, LearningRates, Proposal, Situation
+from melon.strategies.learned import LearnedStrategy
+from melon.strategies.melon.inputs import LineInputs
+from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.kernels import (
+    PairKernel,
+    RateNetwork,
+    RowTouches,
+    UnitTerms,
+    pair_kernel,
+    work_of_kernels,
+)
+from melon.strategies.melon.kernels.forms import Doubles
+from melon.strategies.melon.kernels.reference import Rates, line_rates, moved_at, shared_rates
+from melon.strategies.melon.pairs import PairModel
+from melon.strategies.melon.settings import Aggregation, RateSettings
+from melon.strategies.melon.touches import LineBook, Lines, SharedLines, TableLines, shared_lines
+from melon.strategies.parameters import Parameters
+from melon.tables import TableSpec
+from melon.types import Ints
+
+
+class RateStrategy(LearnedStrategy):
+    """θ'_m = f̄_m θ_m − Σ_x w_{x,m} g_{x,m}, the sum scaled as the aggregation says."""
+
+    settings_type: ClassVar[type[Settings]] = RateSettings
+    settings: RateSettings
+    sees_interaction: ClassVar[bool]
+    sees_parameter: ClassVar[bool]
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self.per_branch = self.settings.pairwise
+        self._practised = 0
+
+    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+        if hasattr(self, "_phi"):
+            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
+        self._phi = Parameters(self.seed, dtype, device, self.settings.init)
+        if self.sees_interaction:
+            self._interactions = InteractionModel(specs, self.settings, self._phi, self.seed)
+        self._pairs = PairModel(
+            self.settings, self._phi, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
+        )
+        # What describes a role means nothing to a model without one.
+        asked = self.settings.inputs if self.sees_parameter else ()
+        self._inputs = LineInputs(asked, specs, self._phi, self.settings.role_width)
+        for name in self.fading_names(specs):
+            self._phi.zeros_exactly(name, 1)
+        self.prepare_optimizer()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._phi.held
+
+    def memory(self) -> dict[str, Tensor]:
+        return {**super().memory(), "practised": torch.tensor(self._practised, device="cpu")}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        super().recall(memory)
+        self._has_practised(int(memory.get("practised", 0)))
+
+    def start_afresh(self) -> None:
+        self._has_practised(self._practised + 1)
+
+    def _has_practised(self, passes: int) -> None:
+        """Adam's rate falls from pass to pass; a stream goes on with what is left after the last of them."""
+        self._practised = passes
+        done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
+        self._optimizer.warmth = self.settings.meta_cooling**done
+
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        return self._inputs.row_state(spec)
+
+    def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
+        return self._updated(situation, self._unit_terms(situation))
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return work_of_kernels(self._pairs.network, next(iter(self.parameters().values())))
+
+    @torch.no_grad()
+    def propose(self, situation: Situation) -> Proposal:
+        values = self._updated(situation, self._unit_terms(situation), control=self.settings.flat_rates)
+        return Proposal(values, self._inputs.counted(situation))
+
+    @torch.no_grad()
+    def learning_rates(self, situation: Situation) -> LearningRates:
+        terms, n, book = self._unit_terms(situation), len(situation.examples), self._book(situation)
+        raw, realised, slots = [], [], []
+        for gradient in situation.evidence.row_gradients:
+            here, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
+            old, positions = situation.values[here.table], gradient.positions.reshape(-1)
+            touched, own_terms = self._touched(situation, here, old, terms)
+            rates = line_rates(touched, own_terms, self._pairs.network).learning.expand(-1, dim)
+            if self.settings.flat_rates:
+                rates = _flattened(rates, here.lines)
+            if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
+                row = torch.from_numpy(here.lines.row).to(old.device)
+                rates = torch.zeros_like(old).index_copy(0, row, rates)[positions]
+            scale = torch.from_numpy(touched.scale).to(old)[positions, None]
+            raw.append(rates.reshape(n, -1))
+            realised.append((rates * scale).reshape(n, -1))
+            slots += [(here.table, slot) for slot in range(width) for _ in range(dim)]
+        shared, raw_shared = {}, {}
+        for wide in self._shared_lines(situation):
+            shown = self._shared_rates(situation, wide, terms)
+            per_unit = torch.cat([each.learning.expand_as(gradient) for gradient, each in shown])
+            if self.settings.flat_rates:
+                per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
+            per_unit = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
+            raw_shared[wide.table] = per_unit
+            shared[wide.table] = per_unit * self._shared_scale(wide)
+        return LearningRates(torch.cat(realised, 1), tuple(slots), shared, torch.cat(raw, 1), raw_shared)
+
+    # The pieces of an update.
+
+    @property
+    def _aggregated(self) -> bool:
+        """Without the interaction's side, per-interaction gradients would still make W two-dimensional (4.8)."""
+        return not self.sees_interaction
+
+    def _book(self, situation: Situation) -> LineBook:
+        return LineBook(situation, pairwise=self.settings.pairwise, aggregated=self._aggregated)
+
+    def _shared_lines(self, situation: Situation) -> Iterator[SharedLines]:
+        for gradient in situation.evidence.shared_gradients:
+            yield shared_lines(situation, gradient, pairwise=self.settings.pairwise, aggregated=self._aggregated)
+
+    def _unit_terms(self, situation: Situation) -> UnitTerms:
+        """Terms of every unit: one for each interaction, or for each of its pairs, or one for the whole batch."""
+        examples, losses = situation.examples, situation.evidence.losses
+        if self._aggregated:
+            return self._pairs.unit_terms(losses.mean()[None], None)
+        branches = examples.items.shape[1] if self.settings.pairwise else 1
+        if self.settings.loss_feature == "batch":
+            losses = losses.mean().expand_as(losses)
+        assert situation.around is not None
+        users = examples.users.cpu().numpy().repeat(branches)
+        items = examples.items[:, :branches].reshape(-1).cpu().numpy()
+        losses = losses.repeat_interleave(branches) if branches > 1 else losses
+        targets, kernel = self._interactions.targets(users, items, situation.around), self._interactions.kernel()
+        if kernel is not None:
+            weights = (*self._interactions.weights, self._pairs.heads)
+            return kernel.unit_terms(losses, targets, self.settings.slope, *weights)
+        return self._pairs.unit_terms(losses, self._interactions.units(*targets))
+
+    def _updated(self, situation: Situation, terms: UnitTerms, *, control: bool = False) -> dict[str, Tensor]:
+        kernel = None if control else pair_kernel(self._pairs.network, terms.logits)
+        values = self._moved_rows(situation, terms, kernel)
+        for wide in self._shared_lines(situation):
+            values[wide.table] = self._updated_shared(situation, wide, terms, kernel)
+        for table, old in situation.values.items():
+            if table not in values:
+                values[table] = self.aged(situation, table, old[: situation.reached(table)])
+        return values
+
+    def _moved_rows(self, situation: Situation, terms: UnitTerms, kernel: PairKernel | None) -> dict[str, Tensor]:
+        """New rows of users and items; without a kernel, at flat rates."""
+        network, book = self._pairs.network, self._book(situation)
+        tables = [book.of(gradient) for gradient in situation.evidence.row_gradients]
+        values = [situation.values[each.table][: len(each.lines.touches)] for each in tables]
+        olds = [self.aged(situation, each.table, old) for each, old in zip(tables, values, strict=True)]
+        found = [self._touched(situation, each, old, terms) for each, old in zip(tables, olds, strict=True)]
+        if kernel is None:
+            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, found, strict=True)}
+        if self._inputs:  # each table has terms of its own
+            moved = tuple(kernel.moved_rows([touched], here, network)[0] for touched, here in found)
+        else:
+            moved = kernel.moved_rows([touched for touched, _ in found], terms, network)
+        return dict(zip([each.table for each in tables], moved, strict=True))
+
+    def _touched(
+        self, situation: Situation, table: TableLines, old: Tensor, terms: UnitTerms
+    ) -> tuple[RowTouches, UnitTerms]:
+        """Lines as a kernel takes them, and the terms that their units stand for."""
+        lines, here = table.lines, terms
+        unit = lines.unit
+        if self._inputs:  # then lines of one unit have terms of their own
+            here = self._inputs.with_rows(terms, situation, table)
+            unit = np.arange(len(unit))
+        touched = RowTouches(
+            values=situation.values[table.table][: len(lines.touches)],
+            old=old,
+            row=lines.row,
+            unit=unit,
+            source=lines.source,
+            gradient=table.gradient,
+            feature=table.feature,
+            scale=self._scale(self.settings.aggregation, lines.touches, len(situation.examples)),
+            share=lines.share if self.settings.forgetting else None,
+        )
+        return touched, here
+
+    def _updated_shared(
+        self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel | None
+    ) -> Tensor:
+        old = situation.values[wide.table]
+        scale, share = self._shared_scale(wide), 0.0
+        if self.settings.forgetting and self.settings.shared_forgetting:
+            share = 1 / wide.units
+        if kernel is None:
+            return self._flat_shared(situation, wide, terms, scale, share)
+        here = self._shared_terms(situation, wide, terms)
+        return old + kernel.shared_move(old.flatten(), wide, here, self._pairs.network, scale, share).view_as(old)
+
+    def _flat_shared(
+        self, situation: Situation, wide: SharedLines, terms: UnitTerms, scale: float, share: float
+    ) -> Tensor:
+        theta, mean = situation.values[wide.table].flatten(), self._mean_shared_rate(situation, wide, terms)
+        new = theta
+        for gradient, found in self._shared_rates(situation, wide, terms):
+            new = new - gradient.sum(0) * mean * scale
+            new = new - ((1 - found.forgetting).expand_as(gradient) * theta).sum(0) * share
+        return new.view_as(situation.values[wide.table])
+
+    def _shared_rates(
+        self, situation: Situation, wide: SharedLines, terms: UnitTerms
+    ) -> Iterator[tuple[Tensor, Rates]]:
+        theta = situation.values[wide.table].flatten()
+        return shared_rates(theta, wide, self._shared_terms(situation, wide, terms), self._pairs.network)
+
+    def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> Tensor:
+        found = [each.learning for _, each in self._shared_rates(situation, wide, terms)]
+        return torch.cat(found).mean()
+
+    def _shared_terms(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
+        return self._inputs.with_shared(terms, situation, wide) if self._inputs else terms
+
+    def _shared_scale(self, wide: SharedLines) -> float:
+        scales = {
+            "sum": 1.0,
+            "row_mean": 1 / wide.touches,
+            "sqrt": 1 / math.sqrt(wide.touches),
+            "batch": 1 / wide.touches,
+        }
+        return scales[self.settings.shared_aggregation] * self.settings.shared_scale
+
+    @staticmethod
+    def _scale(aggregation: Aggregation, touches: Ints, n: int) -> Doubles:
+        """By what a row's summed step is multiplied."""
+        if aggregation == "sum":
+            return np.ones(len(touches))
+        if aggregation == "batch":
+            return np.full(len(touches), 1 / n)
+        return 1 / np.maximum(touches, 1) if aggregation == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
+
+
+def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:
+    found = line_rates(touched, terms, network)
+    return moved_at(Rates(_flattened(found.learning, lines), found.forgetting), touched)
+
+
+def _flattened(rates: Tensor, lines: Lines) -> Tensor:
+    """Every rate replaced by its mean over the batch for the same slot (user, positive, negative)."""
+    flat = torch.empty_like(rates)
+    for slot in np.unique(lines.slot):
+        here = torch.from_numpy(lines.slot == slot).to(rates.device)
+        flat[here] = rates[here].mean()
+    return flat

@@ -1,0 +1,1 @@
+"""Everything that prints to a terminal: tables, progress, views."""

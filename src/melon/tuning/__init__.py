@@ -1,0 +1,1 @@
+"""`melon tune`: settings searched on the selection window."""

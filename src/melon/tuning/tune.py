@@ -1,0 +1,219 @@
+"""`melon tune`, end to end: pre-train once, try settings round by round, write the best as a config file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import melon
+from melon.atomic import require_writable, write_text
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig
+from melon.bench.executors import executor_for
+from melon.bench.jobs import Executor, drive_all
+from melon.data.files import load_stream
+from melon.data.interactions import Interactions
+from melon.errors import LearningError, SettingsError, StoppedError, StreamError
+from melon.fitting.search import edges
+from melon.terminal.tune_view import TuneWatcher, words
+from melon.tuning.axes import Axes
+from melon.tuning.study import Study, Trial, alone, best, import_optuna
+from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
+from melon.tuning.writing import command, config_text
+from melon.types import Plain
+
+ROUND = 4
+_DEFAULTS = "defaults"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a tuning is told beyond its cell: how many trials, how many of them together, and where it is kept."""
+
+    trials: int
+    together: int
+    pruning: bool
+    study: Path
+    out: Path
+
+    def __post_init__(self) -> None:
+        for name, value in (("trials", self.trials), ("round", self.together)):
+            if value < 1:
+                raise SettingsError(f"{name} = {value} will not do: it must be at least 1.")
+        if self.out.suffix != ".toml":
+            raise SettingsError(f"--out {self.out} must end in .toml.")
+
+
+def tune_stream(
+    stream: Path,
+    asked: Plain,
+    *,
+    trials: int,
+    together: int,
+    pruning: bool,
+    jobs: int,
+    ray: str | None,
+    study: Path | None,
+    out: Path,
+) -> None:
+    """`melon tune`."""
+    import_optuna()
+    told = Asked(trials, together, pruning, study or out.with_suffix(".journal"), out)
+    config = CellConfig(**asked)
+    require_writable(out)
+    log = load_stream(stream)
+    cell = Cell(log, config)  # names, values and the pairing are checked before anything is spent
+    if not cell.selection.possible:
+        raise StreamError(
+            f"{stream} is too short to compare settings on: its selection window has too few interactions or items."
+        )
+    with alone(told.study):
+        tuning = _Tuning(stream, log, cell, told)
+        if not tuning.complete:
+            executor: Executor[Tried] = executor_for(
+                {tuning.stream: stream}, told.study.parent / "work", jobs=jobs, ray=ray, threads=config.threads
+            )
+            try:
+                tuning.run(executor)
+            except KeyboardInterrupt:
+                raise StoppedError(tuning.stopped()) from None
+            finally:
+                executor.stop()
+        tuning.finish()
+
+
+class _Tuning:
+    """One tuning: its study, and the way from its trials to a file."""
+
+    def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked) -> None:
+        self._path, self._log, self._config, self._asked = path, log, cell.config, asked
+        self.stream = path.name.removesuffix(".parquet")
+        self._space = cell.selection.space(self._config.strategy, self._config.fixed)
+        self._axes = Axes.of(self._space, self._config.fixed)
+        if not self._axes.values:
+            raise SettingsError(
+                f"there is nothing to search: every setting in the space of {self._config.strategy!r} is fixed."
+            )
+        self._group = f"{self.stream}-{self._config.recommender}-{self._config.seed}-{self._key()}"
+        self._study = Study(asked.study, self._axes, self._about(), seed=self._config.seed, together=asked.together)
+        self._watcher = TuneWatcher(asked.trials)
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether a study that was gone on with has nothing left to do."""
+        return self._study.pretraining is not None and not self._jobs()
+
+    def run(self, executor: Executor[Tried]) -> None:
+        """Everything that is not done yet."""
+        with self._watcher as watcher:
+            watcher.stage(f"pre-training {self._config.recommender} for the selection window")
+            foundation = Foundation(self.stream, self._group, self._config)
+            (laid,) = drive_all(executor, [foundation], watcher.waiting)
+            if laid.problem is not None:
+                raise LearningError(f"pre-training failed: {laid.problem}")
+            self._study.pretraining = dict(laid.pretrain or {})
+            watcher.known(self._study.trials(), executor.workers)
+            while jobs := self._jobs():
+                for tried in drive_all(executor, jobs.values(), watcher.waiting):
+                    self._keep(tried)
+                    watcher.ended(tried, jobs[tried.key].settings, self._study.trials())
+
+    def _jobs(self) -> dict[str, TrialJob]:
+        """The next round; the strategy's defaults, to compare with, run beside the first."""
+        made: dict[str, TrialJob] = {}
+        if self._study.defaults is None:
+            made[_DEFAULTS] = self._job(_DEFAULTS, self._config.fixed)
+        for trial in self._study.round(self._asked.trials):
+            before = self._study.best_before(trial) if self._asked.pruning else None
+            key = f"trial {trial.place + 1}"
+            self._numbers[key] = trial.number
+            made[key] = self._job(key, {**trial.point, **self._config.fixed}, before.curve if before else None)
+        return made
+
+    def _job(self, key: str, settings: Plain, reference: Curve | None = None) -> TrialJob:
+        return TrialJob(key, self.stream, self._group, self._config, settings, reference)
+
+    def _keep(self, tried: Tried) -> None:
+        if tried.key == _DEFAULTS:
+            self._study.defaults = tried
+        else:
+            self._study.tell(self._numbers[tried.key], tried)
+
+    def stopped(self) -> str:
+        """Write the best so far; say how to go on."""
+        trials = self._study.trials()
+        chosen = best(trials)
+        ended = sum(trial.ended for trial in trials)
+        kept = f"stopped after {ended} of {self._asked.trials} trials, which are kept in {self._asked.study}"
+        if chosen is None:
+            return f"{kept}. Run the same command again to go on."
+        self._write(chosen, trials)
+        return f"{kept}; the best so far is in {self._asked.out}. Run the same command again to go on."
+
+    def finish(self) -> None:
+        """Write the best and say what it gained."""
+        from rich.console import Console
+
+        trials = self._study.trials()
+        chosen = best(trials)
+        if chosen is None:
+            problem = next((trial.problem for trial in trials if trial.problem), "there was none")
+            raise LearningError(f"no trial came through. The first that failed: {problem}")
+        self._write(chosen, trials)
+        edge = edges(self._axes.values, chosen.point)
+        console = Console(soft_wrap=True)
+        for line in (
+            f"chosen for {self._config.strategy}: {words(chosen.point)}"
+            + (f"  (on the edge of its grid: {', '.join(edge)})" if edge else ""),
+            f"{self._gain(chosen)}; {counts(trials)}",
+            f"wrote {self._asked.out}: melon evaluate {self._path} --config {self._asked.out}",
+        ):
+            console.print(line, markup=False, highlight=False)
+
+    def _gain(self, chosen: Trial) -> str:
+        said = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"
+        defaults = self._study.defaults
+        if defaults is None or defaults.score is None or defaults.curve is None or chosen.curve is None:
+            return f"{said} (the strategy's defaults did not come through)"
+        _, error = defaults.curve.behind(chosen.curve)
+        gain = (chosen.score or 0.0) - defaults.score
+        return f"{said}, {gain:+.4f} over the strategy's defaults ({defaults.score:.4f}; standard error {error:.4f})"
+
+    def _write(self, chosen: Trial, trials: list[Trial]) -> None:
+        more = ["--trials", str(self._asked.trials), "--round", str(self._asked.together)]
+        more += [] if self._asked.pruning else ["--no-pruning"]
+        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "optuna"))
+        comments = [
+            command(str(self._path), self._config, more),
+            f"{self.stream}: {len(self._log):,} interactions, sha256 {self._log.sha256}",
+            self._gain(chosen),
+            counts(trials),
+            f"melon {melon.__version__}, {versions}, threads {self._config.threads}",
+        ]
+        settings = {**chosen.point, **self._config.fixed}
+        text = config_text(self._config, settings, self._study.pretraining or {}, self._asked.trials, comments)
+        write_text(self._asked.out, text)
+
+    def _about(self) -> Plain:
+        """What a study has to agree on to be gone on with; the number of trials may grow."""
+        told = {name: value for name, value in self._config.plain().items() if name not in ("budget", "full_ranking")}
+        axes = {name: list(values) for name, values in self._axes.values.items()}
+        more = {"round": self._asked.together, "pruning": self._asked.pruning, "axes": axes}
+        return {"stream": self._log.sha256, **told, **more, "starts": list(self._axes.starts)}
+
+    def _key(self) -> str:
+        """What pre-training for the window depends on: tunings in one folder that agree on it share it."""
+        free = ("strategy", "preset", "settings", "pretrain", "fading", "full_ranking", "threads")
+        told: dict[str, Any] = {name: v for name, v in self._config.plain().items() if name not in free}
+        return hashlib.sha256(json.dumps([self._log.sha256, told], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def counts(trials: list[Trial]) -> str:
+    """How many trials there were, and how they ended."""
+    by_state = {state: sum(trial.state == state for trial in trials) for state in ("COMPLETE", "PRUNED", "FAIL")}
+    return "trials: {COMPLETE} done, {PRUNED} stopped early, {FAIL} failed".format(**by_state)

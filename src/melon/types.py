@@ -1,0 +1,23 @@
+"""Names for the types of arrays and plain values that every room uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Row numbers, event numbers, times, counts.
+Ints = npt.NDArray[np.int64]
+#: One truth value for each interaction or row.
+Flags = npt.NDArray[np.bool_]
+#: Double precision: ranks, metrics, counts that decay.
+Floats = npt.NDArray[np.float64]
+#: Single precision: what compiled loops read and write.
+Singles = npt.NDArray[np.float32]
+#: Scores of candidates, in the number type of the model.
+Scores = npt.NDArray[np.floating]
+#: Named arrays, as they are saved.
+Arrays = dict[str, npt.NDArray[np.generic]]
+#: What JSON can hold.
+Plain = dict[str, Any]

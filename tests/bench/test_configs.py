@@ -1,0 +1,39 @@
+"""The tuned configs that come with the repository: each one says all about its cell, and nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from melon.bench.config import CellConfig, read_config
+from melon.bench.tuned import trials_behind
+from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+STREAMS = {"news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_settles_its_cell(path: Path) -> None:
+    told = read_config(path)
+    config = CellConfig(**told)
+    assert path.stem.removesuffix(f"-{config.recommender}-{config.strategy}") in STREAMS
+    assert STRATEGIES[config.strategy].space.axes.keys() <= config.settings.keys()
+    assert config.pretrain_settings.keys() == {"l2", "epochs"}
+    STRATEGIES[config.strategy].load()(config.settings)
+    text = path.read_text(encoding="utf-8")
+    stream = path.stem.partition("-")[0]
+    assert text.startswith(f"# melon tune data/{stream}.parquet --recommender {config.recommender} ")
+    assert re.search(rf"^# {stream}: [\d,]+ interactions, sha256 [0-9a-f]{{64}}$", text, re.MULTILINE)
+    assert trials_behind(path) == config.budget
+
+
+def test_strategies_of_a_stream_have_the_same_budget_and_pretraining() -> None:
+    groups: dict[str, list[tuple[str, CellConfig]]] = {}
+    for path in CONFIGS:
+        config = CellConfig(**read_config(path))
+        groups.setdefault(path.stem.rpartition("-")[0], []).append((path.name, config))
+    for name, found in groups.items():
+        assert {config.strategy for _, config in found} == set(ALL_STRATEGIES), name
+        for key in ("budget", "split", "pretrain_settings", "epochs"):
+            assert len({str(getattr(config, key)) for _, config in found}) == 1, (name, key)

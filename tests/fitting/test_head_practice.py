@@ -1,0 +1,111 @@
+"""The order of training of a recommender with a head: out of sample on the window, then taken over (METHODS.md 8.5)."""
+
+import numpy as np
+import pytest
+import torch
+
+from melon.data.interactions import Interactions
+from melon.data.synthetic import synthetic_stream
+from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, refit
+from melon.fitting.selection import Protocol, Selection
+from melon.recommenders.blend.head import TABLES
+from melon.strategies.default import Default
+from melon.strategies.melon.variants import MeLON
+from melon.stream.split import Parts, split
+
+PROTOCOL = Protocol(batch_size=64, negatives=30)
+BLEND = RecommenderPlan("blend", {"dim": 6, "slots": 32, "negatives": 1}, {}, 2)
+PLAIN = RecommenderPlan("bpr", {"dim": 6}, {}, 2)
+
+
+@pytest.fixture(scope="module")
+def log() -> Interactions:
+    return synthetic_stream("news", n_events=4_000, seed=3)
+
+
+@pytest.fixture(scope="module")
+def parts(log: Interactions) -> Parts:
+    return split(log, (0.8, 0.05, 0.15))
+
+
+def selection_of(log: Interactions, parts: Parts) -> Selection:
+    return Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+
+
+def before_window(selection: Selection, plan: RecommenderPlan) -> PretrainedState:
+    return refit(plan, selection.before_window, {"epochs": 2}, 0)
+
+
+def changed(log: Interactions, start: int) -> Interactions:
+    """The same log with another future."""
+    items = log.items.copy()
+    items[start:] = np.random.default_rng(1).permutation(items[start:])
+    ids = log.item_ids[items]
+    return Interactions.from_ids(log.user_ids[log.users], ids, log.times)
+
+
+def test_only_a_recommender_with_a_head_practises_it(log: Interactions, parts: Parts) -> None:
+    selection = selection_of(log, parts)
+    blend, plain = before_window(selection, BLEND), before_window(selection, PLAIN)
+    assert selection.train_meta_model(Default(), plain, parts.judged_from) == {}
+    practice = selection.train_meta_model(Default(), blend, parts.judged_from)
+    assert set(practice) == {f"head/{name}" for name in ("centre", "scale", *TABLES)}
+    learned = selection.train_meta_model(MeLON({"passes": 1}), blend, parts.judged_from)
+    assert set(practice) < set(learned)
+
+
+def test_practice_leaves_the_strategy_and_the_start_as_they_were(log: Interactions, parts: Parts) -> None:
+    selection = selection_of(log, parts)
+    start = before_window(selection, BLEND)
+    before = {name: state["values"].clone() for name, state in start.tables.items()}
+    strategy = Default({"optimizer": "adam_lazy", "lr": 0.01})
+    selection.train_meta_model(strategy, start, parts.judged_from)
+    assert int(strategy.memory()["steps"]) == 0
+    assert all(torch.equal(before[name], state["values"]) for name, state in start.tables.items())
+
+
+def test_the_head_knows_nothing_after_its_part_of_the_window(log: Interactions, parts: Parts) -> None:
+    found = []
+    for each in (log, changed(log, parts.judged_from)):
+        selection = selection_of(each, parts)
+        found.append(selection.train_meta_model(Default(), before_window(selection, BLEND), parts.judged_from))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_what_was_practised_is_deployed_with_counts_of_the_whole_past(log: Interactions, parts: Parts) -> None:
+    selection = selection_of(log, parts)
+    practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop)
+    training = log.head(parts.train_stop)
+    updater = deploy(Default(), refit(BLEND, training, {"epochs": 2}, 0), training, 0, practice)
+    for name in TABLES:
+        assert torch.equal(updater.recommender.tables[name].everything(), practice[f"head/{name}"])
+    state = updater.recommender.streaming_state()
+    assert state["counts.events"].tolist() == [parts.train_stop]
+    assert state["head.scale"].tolist() == practice["head/scale"].tolist()
+    assert updater.history.events == parts.train_stop
+
+
+def test_a_state_is_observed_once_and_copies_do_not_share_it(log: Interactions, parts: Parts) -> None:
+    start, training = before_window(selection_of(log, parts), BLEND), log.head(parts.train_stop)
+    (one, first), (two, second) = start.after(training), start.after(training)
+    states = one.streaming_state(), two.streaming_state()
+    assert all(states[0][name].tobytes() == array.tobytes() for name, array in states[1].items())
+    assert {name: array.tobytes() for name, array in first.state().items()} == {
+        name: array.tobytes() for name, array in second.state().items()
+    }
+    one.observe(log.users[-5:], log.items[-5:], log.times[-5:], first)
+    assert two.streaming_state()["counts.events"].tolist() == [parts.train_stop]
+    assert start.after(training)[0].streaming_state()["counts.events"].tolist() == [parts.train_stop]
+
+
+def test_on_a_fast_stream_the_head_finds_what_is_new(log: Interactions, parts: Parts) -> None:
+    selection = selection_of(log, parts)
+    scores = {}
+    for plan in (BLEND, PLAIN):
+        scores[plan.name] = selection.judged(selection.at_window("default", {}, before_window(selection, plan), 0))
+    assert scores["blend"] > scores["bpr"] + 0.1
+
+
+def test_pre_training_is_chosen_as_for_the_rows_alone(log: Interactions, parts: Parts) -> None:
+    chosen = [selection_of(log, parts).pretraining(plan, 1)[0].plain() for plan in (BLEND, PLAIN)]
+    assert chosen[0] == chosen[1]

@@ -1,0 +1,146 @@
+"""The search: near the best of smooth toys within its budget, and never over it."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from melon.fitting.search import Trial, search
+from melon.recommenders.registry import RECOMMENDERS
+from melon.registry import Space
+from melon.strategies.registry import STRATEGIES
+from melon.types import Plain
+
+LINE = Space({"x": tuple(range(12))}, ({"x": 3},))
+PLANE = Space({"x": tuple(range(9)), "y": tuple(range(9))}, ({"x": 4, "y": 4},))
+
+
+def judged(worth: Callable[..., float | None]) -> tuple[Callable[[Plain], Trial], list[Plain]]:
+    """A judge that scores by a formula, and the list of what it was asked."""
+    asked: list[Plain] = []
+
+    def judge(point: Plain) -> Trial:
+        asked.append(point)
+        return Trial(point, worth(**point))
+
+    return judge, asked
+
+
+@pytest.mark.parametrize("peak", range(12))
+def test_the_top_of_a_hill_on_a_line_is_found(peak: int) -> None:
+    judge, _ = judged(lambda x: -abs(x - peak))
+    found = search(LINE, 12, judge)
+    assert found.settings == {"x": peak}
+    assert found.at_edge == (("x",) if peak in (0, 11) else ())
+
+
+@pytest.mark.parametrize("peak", [(1, 7), (4, 4), (6, 3), (8, 8)])
+def test_the_top_of_a_hill_on_a_plane_is_found_without_trying_everything(peak: tuple[int, int]) -> None:
+    judge, asked = judged(lambda x, y: -((x - peak[0]) ** 2) - (y - peak[1]) ** 2)
+    found = search(PLANE, 30, judge)
+    assert found.settings == {"x": peak[0], "y": peak[1]}
+    assert len(asked) <= 30  # of 81
+    assert found.at_edge == (("x", "y") if peak == (8, 8) else ())
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 8, 12, 40])
+def test_the_whole_budget_is_used_and_no_more(budget: int) -> None:
+    for worth in (lambda x: x, lambda x: 0.0, lambda x: None, lambda x: -((x - 7) ** 2)):
+        judge, asked = judged(worth)
+        found = search(LINE, budget, judge)
+        assert len(asked) == len(found.trials) == min(budget, 12)
+        assert len({point["x"] for point in asked}) == len(asked)
+
+
+def test_no_trial_but_the_first_begins_once_there_is_enough() -> None:
+    for most in (0, 1, 4):
+        judge, asked = judged(lambda x: x)
+        search(LINE, 8, judge, enough=lambda asked=asked, most=most: len(asked) >= most)  # type: ignore[misc]
+        assert len(asked) == max(most, 1)
+
+
+@pytest.mark.parametrize("entry", list(STRATEGIES), ids=lambda entry: entry.name)
+def test_every_strategy_gets_the_same_number_of_trials(entry: Any) -> None:
+    judge, asked = judged(lambda **point: float(sum(map(ord, str(sorted(point.items())))) % 97))
+    assert len(search(entry.space, 8, judge).trials) == len(asked) == 8
+    for point in asked:
+        assert point.keys() == entry.space.axes.keys()
+        entry.load()(point)
+
+
+def test_every_start_is_tried_first() -> None:
+    for entry in (*STRATEGIES, *RECOMMENDERS):
+        judge, asked = judged(lambda **_: 0.0)
+        search(entry.space, len(entry.space.starts), judge)
+        for point, start in zip(asked, entry.space.starts, strict=True):
+            assert start.items() <= point.items()
+
+
+def test_what_is_fixed_is_not_searched_but_told() -> None:
+    judge, asked = judged(lambda x, y, z: -abs(x - 6))
+    found = search(PLANE, 50, judge, {"y": 77, "z": "kept"})
+    assert {(point["y"], point["z"]) for point in asked} == {(77, "kept")}
+    assert sorted(point["x"] for point in asked) == list(range(9))
+    assert found.settings == {"x": 6, "y": 77, "z": "kept"}
+    assert found.at_edge == ()
+
+
+def test_all_fixed_is_one_trial() -> None:
+    judge, asked = judged(lambda x, y: 1.0)
+    assert search(PLANE, 8, judge, {"x": 0, "y": 0}).settings == {"x": 0, "y": 0}
+    assert len(asked) == 1
+
+
+def test_an_axis_of_one_value_is_told_and_has_no_edge() -> None:
+    judge, asked = judged(lambda x, only: float(x))
+    found = search(Space({"only": (5,), "x": (0, 1, 2)}), 9, judge)
+    assert [point["only"] for point in asked] == [5, 5, 5]
+    assert found.at_edge == ("x",)
+
+
+def test_words_have_no_edge() -> None:
+    judge, _ = judged(lambda way, x: float(x == 1))
+    assert search(Space({"way": ("a", "b"), "x": (0, 1, 2)}), 9, judge).at_edge == ()
+
+
+def test_yes_and_no_have_no_edge() -> None:
+    found = search(Space({"sure": (False, True)}), 9, lambda point: Trial(point, float(point["sure"])))
+    assert found.settings == {"sure": True}
+    assert found.at_edge == ()
+
+
+def test_a_broken_trial_never_wins() -> None:
+    judge, asked = judged(lambda x: None if x > 3 else -5.0 + x)
+    found = search(LINE, 12, judge)
+    assert found.settings == {"x": 3}
+    assert len(asked) == 12
+    judge, _ = judged(lambda x: None)
+    assert search(LINE, 3, judge).score is None
+
+
+def test_a_tie_keeps_the_earlier_point() -> None:
+    judge, asked = judged(lambda x: 1.0)
+    assert search(LINE, 12, judge).settings == asked[0] == {"x": 3}
+
+
+def test_the_same_judge_gets_the_same_questions() -> None:
+    def worth(x: int, y: int) -> float:
+        return ((x * 7 + y * 13) % 11) / 10
+
+    first, second = judged(worth), judged(worth)
+    assert search(PLANE, 25, first[0]) == search(PLANE, 25, second[0])
+    assert first[1] == second[1]
+
+
+def test_a_choice_can_be_written_down() -> None:
+    judge, _ = judged(lambda x: None if x == 4 else float(x))
+    plain = search(LINE, 3, judge).plain()
+    assert plain["settings"] == {"x": 3}
+    assert plain["trials"][1] == {"settings": {"x": 4}, "score": None, "problem": None}
+
+
+def test_the_whole_grid_is_reached_from_anywhere() -> None:
+    judge, asked = judged(lambda x, y: 0.0)
+    search(PLANE, 1_000, judge)
+    assert {(point["x"], point["y"]) for point in asked} == set(product(range(9), range(9)))

@@ -1,0 +1,360 @@
+"""The selection window: its arithmetic, the same budget for all, and nothing of the test part."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from melon.data.interactions import Interactions
+from melon.data.synthetic import synthetic_stream
+from melon.errors import LearningError, SettingsError, StreamError
+from melon.evaluation.prequential import prequential
+from melon.fitting import pretrained
+from melon.fitting import selection as module
+from melon.fitting.pretrained import PretrainedState, RecommenderPlan, refit
+from melon.fitting.selection import Protocol, Selection
+from melon.learning.pretrain import Pretraining
+from melon.learning.updater import Updater
+from melon.strategies.registry import STRATEGIES
+from melon.stream.split import Parts, split
+from melon.types import Plain
+
+SHARES = (0.7, 0.1, 0.2)
+PROTOCOL = Protocol(batch_size=64, negatives=15)
+PLAN = RecommenderPlan("bpr", {"dim": 6}, {}, 2)
+
+
+@pytest.fixture(scope="module")
+def log() -> Interactions:
+    return synthetic_stream("flip", n_users=30, n_items=40, n_events=1_000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def parts(log: Interactions) -> Parts:
+    return split(log, SHARES)
+
+
+def bytes_of(state: PretrainedState) -> dict[str, bytes]:
+    return {f"{t}/{p}": tensor.numpy().tobytes() for t, some in state.tables.items() for p, tensor in some.items()}
+
+
+def choose(log: Interactions, parts: Parts, budget: int = 3) -> tuple[Plain, dict[str, bytes]]:
+    """Everything that can be chosen, and the recommender it was chosen with."""
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    pretraining, start = selection.pretraining(PLAN, budget)
+    chosen = {"pretrain": pretraining.plain(), "popularity": selection.popularity(budget).plain()}
+    chosen |= {name: selection.strategy(name, start, budget, {}, 0).plain() for name in ("default", "eals")}
+    return chosen, bytes_of(start)
+
+
+@pytest.mark.parametrize(
+    ("train_stop", "window_start", "judged_from"),
+    [(1_000, 800, 920), (100_000, 80_000, 92_000), (125_000, 100_000, 115_000), (2_000_000, 1_975_000, 1_990_000)],
+)
+def test_the_window_is_a_fifth_of_training_at_most_25_000(train_stop: int, window_start: int, judged_from: int) -> None:
+    parts = Parts(train_stop, train_stop + 50, train_stop + 500)
+    assert (parts.window_start, parts.judged_from) == (window_start, judged_from)
+
+
+def test_the_judged_part_is_the_end_of_the_window_and_validation(
+    log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamed: list[tuple[int, int]] = []
+    judged: list[int] = []
+
+    def spy(*given: Any, **more: Any) -> Any:
+        streamed.append((given[3], given[4]))
+        return prequential(*given, **more)
+
+    monkeypatch.setattr(module, "prequential", spy)
+    monkeypatch.setattr(module, "selection_score", lambda rank: judged.append(len(rank)) or 0.5)
+    Selection(log.head(parts.validation_stop), parts, PROTOCOL).popularity(1)
+    assert (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop) == (560, 644, 700, 800)
+    assert streamed == [(560, 644), (644, 700), (700, 800)]
+    assert judged == [800 - 644]
+
+
+def test_a_log_that_holds_test_events_is_refused(log: Interactions, parts: Parts) -> None:
+    for wrong in (log, log.head(parts.validation_stop + 1), log.head(parts.train_stop)):
+        with pytest.raises(StreamError, match="a choice may see 800 interactions"):
+            Selection(wrong, parts, PROTOCOL)
+
+
+def test_another_test_part_changes_no_choice_and_no_score(log: Interactions, parts: Parts) -> None:
+    """Garbage of another length, on other users and items, behind the validation part: bit for bit the same choices."""
+    kept, rng = parts.validation_stop, np.random.default_rng(0)
+    extra = 77
+    other = Interactions.from_ids(
+        np.concatenate([log.user_ids[log.users[:kept]], rng.integers(10**6, 10**7, extra)]),
+        np.concatenate([log.item_ids[log.items[:kept]], rng.integers(10**6, 10**7, extra)]),
+        np.concatenate([log.times[:kept], log.times[kept - 1] + rng.integers(0, 10**9, extra).cumsum()]),
+    )
+    assert other.n_items > log.n_items
+    chosen = choose(log, parts)
+    again = choose(other, Parts(parts.train_stop, parts.validation_stop, len(other)))
+    assert json.dumps(chosen[0]) == json.dumps(again[0])
+    assert chosen[1] == again[1]
+
+
+def test_choices_repeat_themselves_and_can_be_written_down(log: Interactions, parts: Parts) -> None:
+    one, other = (choose(log, parts) for _ in range(2))
+    assert one == other
+    assert json.loads(json.dumps(one[0], allow_nan=False)) == one[0]
+
+
+def test_every_strategy_and_rival_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    _, start = selection.pretraining(PLAN, 1)
+    for budget in (1, 4):
+        trials = {name: selection.strategy(name, start, budget, {}, 0).trials for name in ("default", "eals", "als")}
+        trials["popularity"] = selection.popularity(budget).trials
+        assert {name: len(some) for name, some in trials.items()} == dict.fromkeys(trials, budget)
+
+
+def test_where_time_is_up_each_choice_has_one_trial_and_it_is_said_once(log: Interactions, parts: Parts) -> None:
+    said: list[str] = []
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, said.append, minutes=1e-9)
+    pretraining, start = selection.pretraining(PLAN, 3)
+    choices = [pretraining, selection.strategy("default", start, 3, {}, 0), selection.popularity(3)]
+    assert [len(choice.trials) for choice in choices] == [1, 1, 1]
+    assert [line for line in said if "are over" in line] == [
+        "1e-09 minutes of choosing are over: what is best by now is taken"
+    ]
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(log: Interactions, parts: Parts) -> None:
+    def chosen(minutes: float | None) -> Plain:
+        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, minutes=minutes)
+        pretraining, start = selection.pretraining(PLAN, 2)
+        return {"pretrain": pretraining.plain(), "default": selection.strategy("default", start, 3, {}, 0).plain()}
+
+    assert chosen(600.0) == chosen(None)
+
+
+def test_every_trial_starts_from_the_same_recommender(
+    log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    _, start = selection.pretraining(PLAN, 1)
+    wanted, met = bytes_of(start), []
+
+    class Spy(Updater):
+        def __init__(self, recommender: Any, *given: Any, **more: Any) -> None:
+            met.append(bytes_of(PretrainedState.of(PLAN, 0, recommender)))
+            super().__init__(recommender, *given, **more)
+            assert self.history.events == parts.window_start
+
+    monkeypatch.setattr(pretrained, "Updater", Spy)
+    selection.strategy("default", start, 3, {}, 0)
+    assert [each for each in met if any(each.values())] == [wanted] * 3
+    assert bytes_of(start) == wanted
+
+
+def test_the_recommender_that_is_judged_was_not_trained_on_the_window(
+    log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Interactions] = []
+    learned: list[int] = []
+
+    class SpyTraining(Pretraining):
+        def __init__(self, recommender: Any, given: Interactions, *rest: Any, **more: Any) -> None:
+            trained.append(given)
+            super().__init__(recommender, given, *rest, **more)
+
+    class SpyUpdater(Updater):
+        def score(self, users: Any, items: Any, time: int) -> Any:
+            learned.append(self.history.events)
+            return super().score(users, items, time)
+
+    monkeypatch.setattr(module, "Pretraining", SpyTraining)
+    monkeypatch.setattr(pretrained, "Updater", SpyUpdater)
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    _, start = selection.pretraining(PLAN, 2)
+    assert {len(given) for given in trained} == {parts.window_start}
+    before = log.head(parts.window_start)
+    assert len(start.tables["item_factors"]["values"]) == before.n_items
+    assert len(start.tables["user_factors"]["values"]) == before.n_users
+    # Each pass begins with the window and has learned exactly what lies before the batch it predicts.
+    assert learned[0] == parts.window_start
+    passes = [at for at, events in enumerate(learned) if events == parts.window_start]
+    cuts = [*range(560, 644, 64), *range(644, 700, 64), *range(700, 800, 64)]
+    assert [learned[at : at + len(cuts)] for at in passes] == [cuts] * len(passes)
+
+
+def test_the_number_of_epochs_is_the_best_of_those_tried(
+    log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    scores = iter([0.1, 0.5, 0.4, 0.45, 0.3, 0.9])
+    monkeypatch.setattr(selection, "_judge_pretrained", lambda state: next(scores))
+    plan = RecommenderPlan("bpr", {"dim": 4}, {"l2": 0.03}, 6)
+    choice, start = selection.pretraining(plan, 8)
+    assert choice.settings == {"l2": 0.03, "epochs": 2}
+    assert choice.score == 0.5
+    assert next(scores) == 0.9  # three checks without progress were enough
+    training = Pretraining(plan.build(0), selection.before_window, module.PretrainSettings(l2=0.03), seed=0)
+    list(training.run(2))
+    assert bytes_of(PretrainedState.of(plan, 0, training.recommender)) == bytes_of(start)
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_a_settled_number_of_epochs_is_kept(epochs: int, log: Interactions, parts: Parts) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    choice, start = selection.pretraining(RecommenderPlan("bpr", {"dim": 4}, {"epochs": epochs}), 3)
+    assert {trial.settings["epochs"] for trial in choice.trials} == {epochs}
+    assert len(choice.trials) == 3
+    assert len(start.tables["item_factors"]["values"]) == selection.before_window.n_items
+
+
+def test_a_trial_that_breaks_never_wins_and_is_written_down(log: Interactions, parts: Parts) -> None:
+    told: list[str] = []
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, told.append)
+    _, start = selection.pretraining(PLAN, 1)
+    choice = selection.strategy("default", start, 3, {"lr": 1e6}, 0)
+    assert choice.score is None or np.isfinite(choice.score)
+    broken = [trial for trial in choice.trials if trial.score is None]
+    assert broken
+    assert all("not finite" in str(trial.problem) or "a score is" in str(trial.problem) for trial in broken)
+    assert any("smaller learning rate" in line for line in told)
+    json.dumps(choice.plain(), allow_nan=False)
+
+
+def test_a_pretraining_that_always_breaks_is_an_error(log: Interactions, parts: Parts) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    plan = RecommenderPlan("bpr", {"dim": 4}, {"lr": 1e6}, 20)
+    with pytest.raises(LearningError, match=r"no pre-training came through.*smaller step"):
+        selection.pretraining(plan, 3)
+
+
+def test_a_pretraining_that_breaks_late_keeps_what_was_good(
+    log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    monkeypatch.setattr(selection, "_judge_pretrained", lambda state: 0.5)
+    epoch = Pretraining.epoch
+
+    def breaks_in_the_third(self: Pretraining) -> float:
+        if self.epochs_done == 2 and self.settings.l2 == 0.03:
+            raise LearningError("left the finite numbers")
+        return epoch(self)
+
+    monkeypatch.setattr(Pretraining, "epoch", breaks_in_the_third)
+    choice, _ = selection.pretraining(RecommenderPlan("bpr", {"dim": 4}, {}, 4), 2)
+    assert choice.settings == {"l2": 0.03, "epochs": 1}
+    assert [trial.score for trial in choice.trials] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("events", "protocol"),
+    [
+        (100, PROTOCOL),  # too few events to judge by
+        (1_000, Protocol(negatives=40)),  # too few items
+    ],
+)
+def test_too_little_to_choose_on_says_so(events: int, protocol: Protocol, log: Interactions) -> None:
+    short = log.head(events)
+    parts = split(short, SHARES)
+    assert not Selection(short.head(parts.validation_stop), parts, protocol).possible
+
+
+def test_in_born_mode_items_of_the_future_make_no_pool() -> None:
+    when = np.arange(1_000)
+    log = Interactions.from_ids(when % 10, np.where(when < 700, when % 12, when), when)
+    parts = split(log, SHARES)
+    early = log.head(parts.validation_stop)
+    assert Selection(early, parts, Protocol(negatives=20)).possible
+    assert not Selection(early, parts, Protocol(negatives=20, candidates="born")).possible
+
+
+def test_a_refit_is_plain_pretraining_on_all_of_it(log: Interactions, parts: Parts) -> None:
+    told: list[str] = []
+    state = refit(PLAN, log.head(parts.train_stop), {"l2": 0.01, "epochs": 3}, 0, told.append)
+    training = Pretraining(PLAN.build(0), log.head(parts.train_stop), module.PretrainSettings(l2=0.01), seed=0)
+    list(training.run(3))
+    assert bytes_of(state) == bytes_of(PretrainedState.of(PLAN, 0, training.recommender))
+    assert [line.partition(",")[0] for line in told] == [f"epoch {n} of 3" for n in (1, 2, 3)]
+
+
+def test_copies_are_independent(log: Interactions, parts: Parts) -> None:
+    state = refit(PLAN, log.head(300), {"epochs": 1}, 0)
+    wanted = bytes_of(state)
+    copy = state.copy()
+    table = copy.tables["item_factors"]
+    table.add(torch.arange(table.rows), torch.ones(table.rows, 6))
+    assert bytes_of(state) == wanted
+    assert bytes_of(PretrainedState.of(PLAN, 0, state.copy())) == wanted
+
+
+def test_a_device_that_is_not_there_is_a_settings_error() -> None:
+    for device in ("gpu of my dreams", "meta:x", "cuda:99"):
+        with pytest.raises(SettingsError, match="device"):
+            RecommenderPlan(device=device).build(0)
+
+
+def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
+    axes = STRATEGIES["default"].space.axes
+    assert set(axes["optimizer"]) == {"sgd", "adam_lazy"}
+    assert set(axes["reduction"]) == {"sum", "mean"}
+    rates = np.log(axes["lr"])
+    assert np.ptp(rates) > np.log(1_000)
+    steps = np.diff(rates)
+    assert (steps > 0).all()
+    assert steps.max() <= 1.06 * np.log(10) / 2
+
+
+@pytest.mark.parametrize(("clock", "unit"), [("interactions", 1.0), ("seconds", None)])
+def test_open_fading_is_tried_at_a_middling_and_at_a_short_half_life_first(
+    log: Interactions, parts: Parts, clock: str, unit: float | None
+) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    state = PretrainedState.of(PLAN, 0, PLAN.build(0))
+    choice = selection.strategy("default", state, 3, {"fading_clock": clock}, 0)
+    before_test = log.times[: parts.validation_stop]
+    unit = unit or float(before_test[-1] - before_test[0]) / len(before_test)
+    assert [trial.settings["fading"] / unit for trial in choice.trials] == pytest.approx([10_000, 1_000, 10_000])
+    assert [trial.settings["optimizer"] for trial in choice.trials] == ["sgd", "sgd", "adam_lazy"]
+
+
+def test_fading_that_is_settled_is_not_searched(log: Interactions, parts: Parts) -> None:
+    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    state = PretrainedState.of(PLAN, 0, PLAN.build(0))
+    choice = selection.strategy("default", state, 4, {"fading": None}, 0)
+    assert {trial.settings["fading"] for trial in choice.trials} == {None}
+
+
+class TestJudgedAfterTrainingAgain:
+    PLAN = RecommenderPlan("ncf", {"dim": 4, "layers": [4]}, {"l2": 0.01, "epochs": 2})
+
+    def test_only_where_weights_are_shared(self, log: Interactions, parts: Parts) -> None:
+        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+        for plan, wanted in ((PLAN, False), (self.PLAN, True), (RecommenderPlan("blend"), False)):
+            assert selection.judges_again(plan) is wanted, plan.name
+
+    def test_it_is_what_deployment_does_a_little_earlier(self, log: Interactions, parts: Parts) -> None:
+        """Practice on the one from before the window; then the judged part, on one that was trained up to there."""
+        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+        _, start = selection.pretraining(self.PLAN, 1)
+        again = selection.trained_again(self.PLAN, dict(self.PLAN.pretrain))
+        assert bytes_of(again) == bytes_of(refit(self.PLAN, log.head(parts.judged_from), dict(self.PLAN.pretrain), 0))
+        updater = selection.at_window("mwnet", {"passes": 1}, start, 0, again)
+        assert updater.history.events == parts.judged_from
+        seen = [(point.start, point.stop) for point in selection.through(updater)]
+        assert (seen[0][0], seen[-1][1]) == (parts.judged_from, parts.validation_stop)
+        strategy = STRATEGIES["mwnet"].load()({"passes": 1}, seed=0)
+        practice = selection.train_meta_model(strategy, start, parts.judged_from)
+        by_hand = pretrained.deploy(strategy, again, log.head(parts.judged_from), 0, practice)
+        twin = selection.at_window("mwnet", {"passes": 1}, start, 0, again)
+        assert selection.judged(by_hand) == selection.judged(twin)
+
+    def test_the_judged_part_does_not_reach_it(self, log: Interactions, parts: Parts) -> None:
+        """Other events from there on change nothing of it."""
+        items = log.items.copy()
+        items[parts.judged_from : parts.validation_stop] = items[parts.judged_from : parts.validation_stop][::-1]
+        other = Interactions(log.users, items, log.times, log.user_keys, log.item_keys)
+        states = [
+            Selection(each.head(parts.validation_stop), parts, PROTOCOL).trained_again(self.PLAN, {"epochs": 2})
+            for each in (log, other)
+        ]
+        assert bytes_of(states[0]) == bytes_of(states[1])

@@ -1,0 +1,261 @@
+"""The report as HTML and Markdown: well-formed, self-contained, escaped; and the command from bench to page."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from report_scenes import ranks_with, write_run
+
+from commands import Run
+from melon.demo import write_synthetic
+from melon.report.build import report, write_report
+from melon.report.document import Cell, Table, interval, number, signed
+from melon.report.html import html_page, inline
+from melon.report.markdown import escaped, markdown_page
+from melon.report.reading import read_bench
+
+ODD = "odd <b>&|`name` *"
+VOID = {"meta", "br", "use", "path", "image", "rect", "line", "circle"}
+
+
+class Nesting(HTMLParser):
+    """Follows tags; anything that is closed in the wrong place is a mistake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.targets: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.targets += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("runs")
+    n = 60
+    repeat = [False] * 50 + [True] * 10
+    for stream in ("yelp", ODD):
+        for seed in (0, 1):
+            for name, hits in (("melon", 40), ("melon_i", 25), ("melon_p", 20), ("eals", 15), ("sml", 10)):
+                given = {"repeat": repeat, "cold": repeat, "full": {"HR@5": 0.125}, "full_ranking": True}
+                write_run(made, name, ranks_with(hits + seed, n), seed=seed, stream=stream, batch=8, **given)
+    write_run(made, "sml", ranks_with(20, n), stream="yelp", recommender="ncf")
+    (made / f"{ODD}-ncf-0-eals.failed.txt").write_text("<script>alert(1)</script>", encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    write_report(report(read_bench([folder]), "melon report runs"), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def html(written: Path) -> str:
+    return (written / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def markdown(written: Path) -> str:
+    return (written / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed(html: str) -> None:
+    nesting = Nesting()
+    nesting.feed(html)
+    assert nesting.open == []
+    assert len(set(nesting.ids)) == len(nesting.ids)
+    local = {target[1:] for target in nesting.targets if target.startswith("#")}
+    assert local <= set(nesting.ids)
+
+
+def test_the_page_fetches_nothing(html: str) -> None:
+    nesting = Nesting()
+    nesting.feed(html)
+    assert all(target.startswith(("#", "data:")) for target in nesting.targets)
+    assert not re.search(r"<(script|link|iframe|object)\b|@import|<!DOCTYPE svg", html)
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", html))
+    known = {"xmlns", "xmlns:xlink", "xmlns:cc", "xmlns:dc", "xmlns:rdf", "rdf:resource"}
+    assert set(re.findall(r'(\S+?)="https?://', html)) <= known
+
+
+def test_names_are_escaped(html: str, markdown: str) -> None:
+    assert "<b>&|" not in html
+    assert "odd &lt;b&gt;&amp;|" in html
+    assert "<script>alert" not in html + markdown
+    assert "odd \\<b\\>&\\|" in markdown
+
+
+def test_every_question_has_its_section(html: str, markdown: str) -> None:
+    for key in ("short", "results", "time", "cost", "cold", "ablation", "rates", "paper", "choices", "made"):
+        assert f'<section id="{key}">' in html
+        assert f'<a href="#{key}">' in html
+    for word in ("frozen (no update)", "recent popularity", "Default (tuned)", "SML-NCF (ours)", "without repeats"):
+        assert word in html
+        assert escaped(word) in markdown
+    assert "Ranked among the whole catalogue" in html
+    assert "--rates" in html  # no rates were kept, so it says how
+
+
+def test_the_reference_is_named_before_any_number(html: str) -> None:
+    main = html[html.index("<main>") :]
+    assert main.index("the reference is Default (tuned)") < main.index("<table>")
+    assert main.index("the reference is Default (tuned)") < main.index('class="card')
+
+
+def test_both_metrics_stand_in_the_comparison(html: str) -> None:
+    at = html.index("verdicts are about HR@5")
+    table = html[html.rindex("<table", 0, at) : html.index("</table>", at)]
+    assert table.count("95 % by user") == 2
+    assert "NDCG@10" in table
+
+
+def test_best_and_second_are_marked(html: str) -> None:
+    at = html.index("<h3>yelp · BPR</h3>")
+    table = html[at : html.index("</table>", at)]
+    lines = {name: table[table.index(name) :].split("</tr>")[0] for name in ("MeLON</td>", "MeLON_I</td>", "eALS</td>")}
+    assert "<b>.810</b>" in lines["MeLON</td>"]  # 40 and 41 of the 50 that are no repeats
+    assert "<u>.510</u>" in lines["MeLON_I</td>"]
+    assert "<b>" not in lines["eALS</td>"]
+    assert "±.010" in lines["eALS</td>"]
+
+
+def test_the_papers_numbers_are_labelled_as_theirs(html: str) -> None:
+    at = html.index("<h3>Yelp · BPR</h3>")
+    part = html[at : html.index("</table>", at)]
+    assert "yelp stands in for Yelp" in part
+    line = part[part.index("MeLON</td>") :].split("</tr>")[1]
+    assert 'class="words theirs">paper</td>' in line
+    assert ".619" in line
+
+
+def test_failed_cells_are_told(html: str) -> None:
+    at = html.index("Cells without a result")
+    assert "&lt;script&gt;alert(1)" in html[at:]
+
+
+def test_markdown_tables_are_whole(markdown: str) -> None:
+    tables = width = 0
+    for before, line in pairwise(markdown.splitlines()):
+        if not line.startswith("|"):
+            continue
+        if not before.startswith("|"):
+            tables, width = tables + 1, len(re.findall(r"(?<!\\)\|", line))
+        assert len(re.findall(r"(?<!\\)\|", line)) == width
+    assert tables > 8
+
+
+def test_markdown_shows_the_figures_beside_it(markdown: str, written: Path) -> None:
+    named = re.findall(r"\]\((figures/[^)]*)\)", markdown)
+    assert named
+    for name in named:
+        assert (written / name).read_text(encoding="utf-8").startswith("<svg")
+        assert (written / name).with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_records_are_the_same_report(folder: Path, html: str, markdown: str) -> None:
+    again = report(read_bench([folder]), "melon report runs")
+    assert html_page(again) == html
+    assert markdown_page(again) == markdown
+
+
+def test_the_command_that_made_it_can_be_read_off(html: str) -> None:
+    commands = html[html.index("<h3>Commands</h3>") :]
+    assert "--strategies melon,melon_i,melon_p" in commands or "--strategies eals" in commands
+    assert "--seeds 2" in commands
+    assert "melon report runs" in commands
+
+
+def test_pieces_of_text() -> None:
+    assert [number(value) for value in (0.5154, 1.0, None, 0.0)] == [".515", "1.000", "–", ".000"]
+    assert [signed(value) for value in (0.0123, -0.0123, -0.00001, 1.5)] == ["+.012", "−.012", ".000", "+1.500"]
+    assert interval((-0.01, 0.02)) == "[−.010, +.020]"
+    assert inline("run `a<b` now") == "run <code>a&lt;b</code> now"
+    assert inline("a lonely ` tick") == "a lonely ` tick"
+    assert escaped("a|b_c\n*d*") == "a\\|b\\_c \\*d\\*"
+    assert Table(["a"], [[Cell("b")]]).left == 1
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real bench, with rates and a pairing that does not exist."""
+    made = tmp_path_factory.mktemp("bench")
+    write_synthetic("flip", made / "flip.parquet", 1_200, 0)
+    words = ["--recommenders", "bpr,ncf", "--strategies", "als,melon", "--seeds", "1", "--rates", "--out", "runs"]
+    few = ["--split", "0.8,0.05,0.15", "--budget", "1", "--epochs", "1", "--negatives", "15", "--batch-size", "32"]
+    small = ["--set", "recommender.dim=4"]
+    command = [sys.executable, "-m", "melon.cli", "bench", "flip.parquet", *words, *few, *small]
+    ended = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return made / "runs"
+
+
+class TestCommand:
+    def test_from_bench_to_page(self, bench: Path, run: Run) -> None:
+        assert {path.name for path in bench.glob("*.rates.safetensors")} == {
+            "flip-bpr-0-als.rates.safetensors",
+            "flip-bpr-0-melon.rates.safetensors",
+            "flip-ncf-0-melon.rates.safetensors",
+        }
+        ended = run("report", bench)
+        assert ended.code == 0, ended.said
+        assert "report.html" in ended.out
+        page = (bench / "report" / "report.html").read_text(encoding="utf-8")
+        assert "rates-flip-bpr" in page
+        assert "rates-flip-ncf" in page
+        assert "N/A" in page
+        assert (bench / "report" / "figures" / "rates-flip-ncf.png").exists()
+        assert run("report", bench, "--out", bench / "again").code == 0  # the report in the folder is no record
+
+    def test_a_single_result(self, bench: Path, run: Run, tmp_path: Path) -> None:
+        ended = run("report", bench / "flip-bpr-0-melon.json", "--out", tmp_path / "one")
+        assert ended.code == 0, ended.said
+        assert "MeLON" in (tmp_path / "one" / "report.md").read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [(None, "there is no"), ({}, "holds no results"), ({"x.json": "{"}, "x.json is not valid JSON")],
+    )
+    def test_trouble_is_one_line(self, content: dict[str, str] | None, words: str, run: Run, tmp_path: Path) -> None:
+        folder = tmp_path / "runs"
+        if content is not None:
+            folder.mkdir()
+            for name, text in content.items():
+                (folder / name).write_text(text, encoding="utf-8")
+        ended = run("report", folder, "--out", tmp_path / "out")
+        assert ended.code == 1
+        assert words in ended.said
+
+    def test_without_matplotlib(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_run(tmp_path)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        ended = run("report", tmp_path)
+        assert ended.code == 1
+        assert "melon-recommender[plots]" in ended.said
+
+
+def test_the_fewest_seeds_of_a_contest_are_told(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, seed=seed)
+    assert "3 seeds" in report(read_bench([tmp_path]), "melon report").facts
+    write_run(tmp_path, recommender="ncf")
+    assert "1 to 3 seeds" in report(read_bench([tmp_path]), "melon report").facts
