@@ -260,6 +260,23 @@ def grows(pairing: Pairing) -> str | None:
     return None
 
 
+def follows_the_model(pairing: Pairing) -> str | None:
+    """Every tensor is made on the model's device, not on torch's default one.
+
+    The model lives on the CPU while the default device is `meta`, which holds no numbers: a tensor that does not follow
+    the model breaks the step.
+    """
+    *past, last = toy_batches()[:4]
+    with torch.device("meta"):
+        updater = pairing.updater(past)
+        rates = updater.learning_rates(last)
+        expect(rates.rows.device.type == "cpu", f"learning rates are on {rates.rows.device}, the model on cpu")
+        _scores(updater)
+        updater.learn(last)
+    _finite(updater)
+    return None
+
+
 PAIRING_CHECKS: tuple[Callable[[Pairing], str | None], ...] = (
     untouched_rows_stay,
     scoring_is_pure,
@@ -275,6 +292,7 @@ PAIRING_CHECKS: tuple[Callable[[Pairing], str | None], ...] = (
     learning_rates_explain_the_update,
     finite_after_many_batches,
     grows,
+    follows_the_model,
 )
 
 
