@@ -14,6 +14,7 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples
+from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import TableSpec
@@ -146,7 +147,9 @@ class Strategy(ABC):
     """Evidence in, proposal out. State per row is declared and handed back; everything else lives in `memory`."""
 
     name: ClassVar[str]
-    settings_type: ClassVar[type[Settings]]
+    settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+    #: What a search may try; a strategy with a registry entry may have it there instead.
+    space: ClassVar[Space] = Space()
     #: Every row of every table is read and written at each step, whether touched or not. A trap kept for comparison.
     dense: bool = False
     #: Interactions of a batch are learned one after another, each from where the one before left its rows.
@@ -157,7 +160,12 @@ class Strategy(ABC):
     replay: int = 0
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        self.settings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
+        if not issubclass(self.settings_type, StrategySettings):
+            raise SettingsError(
+                f"strategy {self.name!r}: settings_type is {self.settings_type.__name__}; derive it from "
+                "melon.strategies.base.StrategySettings, which holds what every strategy can be set to."
+            )
+        self.settings: StrategySettings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
         self.seed = seed
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
@@ -165,7 +173,7 @@ class Strategy(ABC):
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """The half-life of each table whose idle rows fade: the items', where the settings name one."""
-        half_life: float | None = getattr(self.settings, "fading", None)
+        half_life = self.settings.fading
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:

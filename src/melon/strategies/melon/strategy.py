@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.settings import Settings
 from melon.strategies.base import Kept, LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
@@ -37,7 +36,7 @@ from melon.types import Ints
 class RateStrategy(LearnedStrategy):
     """θ'_m = f̄_m θ_m − Σ_x w_{x,m} g_{x,m}, the sum scaled as the aggregation says."""
 
-    settings_type: ClassVar[type[Settings]] = RateSettings
+    settings_type = RateSettings
     settings: RateSettings
     sees_interaction: ClassVar[bool]
     sees_parameter: ClassVar[bool]
