@@ -108,7 +108,7 @@ class TestPlugins:
             self.registry(monkeypatch, theirs={})["theirs"]
 
     def test_have_the_name_of_their_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(SettingsError, match=r"'other' of .* gives an Entry named 'theirs'; give both the same name"):
+        with pytest.raises(SettingsError, match=r"'other' of .* gives an Entry named 'theirs'; give both"):
             self.registry(monkeypatch, other=THEIRS)["other"]
 
     def test_cannot_take_a_name_that_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
