@@ -123,7 +123,7 @@ def test_every_pairing_conforms(recommender: str, strategy: str) -> None:
             {"untouched_rows_stay", "learning_rates_explain_the_update"},
         ),
         (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "fading": 50.0}), set()),
-        (partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "aggregation": "row_mean"}), set()),
+        (partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "reduction": "row_mean"}), set()),
     ],
     ids=["adam_lazy", "adam_dense", "replay", "mwnet lazy", "mwnet dense", "metasgd by row", "metasgd by table"],
 )

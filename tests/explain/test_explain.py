@@ -37,7 +37,7 @@ PAIRINGS = [
     ("ncf", "s2meta", {"variant": "B", "state": "persist", "fading": 200.0}),
     ("bpr", "sml", {"optimizer": "adam_lazy", "lr": 0.01, "residual": False}),
     ("ncf", "melon", {"pairwise": True}),
-    ("bpr", "melon", {"aggregation": "sqrt", "fading": 200.0}),
+    ("bpr", "melon", {"reduction": "sqrt", "fading": 200.0}),
 ]
 
 

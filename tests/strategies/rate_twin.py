@@ -49,8 +49,8 @@ class Twin:
     theta: dict[str, Tensor]
     phi: dict[str, Tensor]
     events: list[tuple[int, int]]
-    aggregation: str = "sum"
-    shared_aggregation: str = "row_mean"
+    reduction: str = "sum"
+    shared_reduction: str = "row_mean"
     shared_scale: float = 0.1
     forgetting: bool = True
     shared_forgetting: bool = False
@@ -186,8 +186,8 @@ class Twin:
                         mean = [sum(column) / c for column in zip(*told.values(), strict=True)]
                         w, kept = self.rates(None, mean_loss, theta, total / c, mean)
                         step = w * total
-                    how = self.shared_aggregation if shared else self.aggregation
-                    scale = {"sum": 1.0, "row_mean": 1 / c, "batch": 1 / n, "sqrt": c**-0.5}[how]
+                    how = self.shared_reduction if shared else self.reduction
+                    scale = {"sum": 1.0, "row_mean": 1 / c, "mean": 1 / n, "sqrt": c**-0.5}[how]
                     scale *= self.shared_scale if shared else 1.0
                     if not (self.forgetting and (self.shared_forgetting or not shared)):
                         kept = torch.ones((), dtype=torch.float64)

@@ -54,17 +54,15 @@ def numerical_rank(matrix: Tensor) -> int:
 class TestDegenerate:
     """4.11, test 2: with f ≡ 1 and w ≡ η it is plain SGD."""
 
-    @pytest.mark.parametrize(("aggregation", "reduction"), [("batch", "mean"), ("sum", "sum")])
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
     @pytest.mark.parametrize("forgetting", [True, False])
     @EVERY_NAME
-    def test_constant_rates_are_default(
-        self, kind: str, name: str, aggregation: str, reduction: str, forgetting: bool
-    ) -> None:
+    def test_constant_rates_are_default(self, kind: str, name: str, reduction: str, forgetting: bool) -> None:
         rate = 0.2
         strategy = strategy_of(
             name,
-            aggregation=aggregation,
-            shared_aggregation=aggregation,
+            reduction=reduction,
+            shared_reduction=reduction,
             shared_scale=1.0,
             forgetting=forgetting,
             shared_forgetting=forgetting,
@@ -82,9 +80,7 @@ class TestDegenerate:
 
     def test_sum_is_n_times_batch(self, kind: str) -> None:
         """With equal batches of n, `sum` at η is the mean at n·η."""
-        strategy = strategy_of(
-            aggregation="sum", shared_aggregation="sum", shared_scale=1.0, forgetting=False, meta_lr=0.0
-        )
+        strategy = strategy_of(reduction="sum", shared_reduction="sum", shared_scale=1.0, forgetting=False, meta_lr=0.0)
         ours = Updater(recommender_of(kind), strategy, seed=7)
         constant_rates(strategy, 0.01)
         n = len(toy_batches()[0])
@@ -124,9 +120,9 @@ class TestFamilies:
         updater = updater_of(kind, strategy_of(name, **settings), past, noise=0.5, phi_noise=0.4)
         return updater, batch, updater.learning_rates(batch)
 
-    @pytest.mark.parametrize("aggregation", ["sum", "row_mean", "sqrt", "batch"])
-    def test_melon_i_is_constant_along_an_interaction(self, kind: str, aggregation: str) -> None:
-        _, _, rates = self.rates(kind, "melon_i", aggregation=aggregation)
+    @pytest.mark.parametrize("reduction", ["sum", "row_mean", "sqrt", "mean"])
+    def test_melon_i_is_constant_along_an_interaction(self, kind: str, reduction: str) -> None:
+        _, _, rates = self.rates(kind, "melon_i", reduction=reduction)
         assert rates.raw is not None
         for matrix in (rates.raw, *rates.shared.values()):
             assert torch.equal(matrix, matrix[:, :1].expand_as(matrix))
@@ -168,9 +164,9 @@ class TestFamilies:
         assert not torch.isclose(mine[first], mine[second]).any()  # one parameter, two interactions
         assert len(situation_of(updater, batch)[1].examples) == len(batch)
 
-    @pytest.mark.parametrize(("aggregation", "power"), [("sum", 0.0), ("row_mean", 1.0), ("sqrt", 0.5)])
-    def test_realised_rates_are_the_raw_ones_over_the_touches(self, kind: str, aggregation: str, power: float) -> None:
-        updater, batch, rates = self.rates(kind, "melon", aggregation=aggregation)
+    @pytest.mark.parametrize(("reduction", "power"), [("sum", 0.0), ("row_mean", 1.0), ("sqrt", 0.5)])
+    def test_realised_rates_are_the_raw_ones_over_the_touches(self, kind: str, reduction: str, power: float) -> None:
+        updater, batch, rates = self.rates(kind, "melon", reduction=reduction)
         assert rates.raw is not None
         start = 0
         for gradient in situation_of(updater, batch)[1].evidence.row_gradients:
@@ -184,7 +180,7 @@ class TestFamilies:
     @EVERY_NAME
     def test_rates_explain_the_step(self, kind: str, name: str) -> None:
         """1.2: without forgetting, Δ = −colsum(W ⊙ G)."""
-        updater, batch, rates = self.rates(kind, name, forgetting=False, aggregation="sqrt", shared_aggregation="sqrt")
+        updater, batch, rates = self.rates(kind, name, forgetting=False, reduction="sqrt", shared_reduction="sqrt")
         self.assert_explained(updater, batch, rates)
 
     @EVERY_NAME

@@ -32,9 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "batch loss": {"loss_feature": "batch"},
     "no forgetting": {"forgetting": False},
     "shared forgetting": {"shared_forgetting": True},
-    "row mean": {"aggregation": "row_mean", "shared_aggregation": "sum"},
-    "square root": {"aggregation": "sqrt", "shared_aggregation": "sqrt"},
-    "batch mean": {"aggregation": "batch", "shared_aggregation": "batch"},
+    "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
+    "square root": {"reduction": "sqrt", "shared_reduction": "sqrt"},
+    "batch mean": {"reduction": "mean", "shared_reduction": "mean"},
     "bounded rate": {"most_rate": 0.3, "slope": 0.2},
     "few neighbours": {"neighbours": 2, "cold": "current"},
 }

@@ -70,18 +70,18 @@ def offered(examples: list[tuple[int, list[int]]]) -> Offered:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("melon", {"norm": "none"}),
-    ("melon", {"norm": "layer", "aggregation": "row_mean", "shared_aggregation": "sum"}),
-    ("melon", {"norm": "none", "aggregation": "batch", "shared_aggregation": "batch", "shared_forgetting": True}),
-    ("melon", {"norm": "none", "aggregation": "sqrt", "shared_aggregation": "sqrt", "forgetting": False}),
+    ("melon", {"norm": "layer", "reduction": "row_mean", "shared_reduction": "sum"}),
+    ("melon", {"norm": "none", "reduction": "mean", "shared_reduction": "mean", "shared_forgetting": True}),
+    ("melon", {"norm": "none", "reduction": "sqrt", "shared_reduction": "sqrt", "forgetting": False}),
     ("melon", {"norm": "layer", "most_rate": 0.3, "slope": 0.2, "cold": "current"}),
-    ("melon", {"norm": "none", "inputs": ["touches"], "aggregation": "sqrt"}),
+    ("melon", {"norm": "none", "inputs": ["touches"], "reduction": "sqrt"}),
     ("melon", {"norm": "none", "inputs": ["role", "idle"]}),
     ("melon", {"norm": "layer", "inputs": ["item_rate"]}),
     ("melon", {"norm": "none", "inputs": EVERY_INPUT}),
     ("melon_i", {"norm": "layer"}),
-    ("melon_i", {"norm": "none", "aggregation": "sqrt"}),
+    ("melon_i", {"norm": "none", "reduction": "sqrt"}),
     ("melon_p", {}),
-    ("melon_p", {"aggregation": "row_mean", "shared_forgetting": True}),
+    ("melon_p", {"reduction": "row_mean", "shared_forgetting": True}),
     ("melon_p", {"inputs": EVERY_INPUT}),
 ]
 
@@ -101,7 +101,7 @@ def test_a_step_is_the_twins(kind: str, name: str, settings: dict[str, Any]) -> 
         past,
         **{
             key: getattr(ours, key)
-            for key in ("aggregation", "shared_aggregation", "shared_scale", "forgetting", "shared_forgetting")
+            for key in ("reduction", "shared_reduction", "shared_scale", "forgetting", "shared_forgetting")
         },
         layer_norm=ours.norm == "layer",
         most_rate=ours.most_rate,

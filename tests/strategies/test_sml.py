@@ -28,11 +28,11 @@ from melon.checks.pairings import finite_after_many_batches, situation_of
 from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
-from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
 
@@ -49,8 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam_lazy", "lr": 0.02},
     "adam, added": {"optimizer": "adam_lazy", "lr": 0.02, "bounded": False},
     "decay of rows": {"weight_decay": 0.1},
-    "row mean": {"aggregation": "row_mean", "shared_aggregation": "sum"},
-    "batch mean": {"aggregation": "batch", "shared_aggregation": "batch", "lr": 3.0},
+    "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
+    "batch mean": {"reduction": "mean", "shared_reduction": "mean", "lr": 3.0},
     "paper": {**STRATEGIES["sml"].presets["paper"], **SMALL},
     "own pairs of the cold": {"cold": "current"},
 }
@@ -209,12 +209,12 @@ class TestStep:
         ("ours", "plain"),
         [
             ({"lr": 0.2}, {"lr": 0.2}),
-            ({"lr": 2.0, "aggregation": "batch"}, {"lr": 2.0, "reduction": "mean"}),
-            ({"lr": 0.2, "shared_aggregation": "sum"}, {"lr": 0.2, "shared_reduction": "sum"}),
+            ({"lr": 2.0, "reduction": "mean"}, {"lr": 2.0, "reduction": "mean"}),
+            ({"lr": 0.2, "shared_reduction": "sum"}, {"lr": 0.2, "shared_reduction": "sum"}),
             ({"lr": 0.02, "optimizer": "adam_lazy"}, {"lr": 0.02, "optimizer": "adam_lazy"}),
             ({"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "weight_decay": 0.1}),
         ],
-        ids=["sum", "batch", "shared sum", "adam", "decay"],
+        ids=["sum", "mean", "shared sum", "adam", "decay"],
     )
     def test_it_starts_as_default_with_the_same_optimiser(
         self, kind: str, ours: dict[str, Any], plain: dict[str, Any], bounded: bool
@@ -309,7 +309,7 @@ class TestRates:
         updater, situation, rates = self.rates(kind, **OPTIONS[option])
         proposed, at, compared = updater.strategy.propose(situation).values, 0, 0
         assert torch.isfinite(rates.rows).all()
-        totals = aggregated(situation, "sum")
+        totals = reduced_gradients(situation, "sum")
         for gradient in situation.evidence.row_gradients:
             n, slots, dim = gradient.gradient.shape
             block = rates.rows[:, at : at + slots * dim].reshape(n, slots, dim)
@@ -374,7 +374,7 @@ class TestSettings:
             ({"optimizer": "adam_dense"}, "optimizer"),
             ({"lr": 0}, "lr"),
             ({"width": 0}, "width"),
-            ({"aggregation": "sqrt"}, "aggregation"),
+            ({"reduction": "sqrt"}, "reduction"),
             ({"loss": "bce"}, "loss"),
         ],
     )

@@ -222,7 +222,9 @@ def _restore(
     _check_recommender(source, manifest, recommender)
     config = manifest["strategy"]
     make_strategy = strategy_factory or _registered(source, STRATEGIES, config["name"])
-    strategy: Strategy = make_strategy(config["settings"], seed=config["seed"])
+    settings_type = getattr(make_strategy, "settings_type", None)
+    settings = config["settings"] if settings_type is None else settings_type.renamed(config["settings"])
+    strategy: Strategy = make_strategy(settings, seed=config["seed"])
     _expect(source, "strategy", config["name"], strategy.name)
 
     def tensors(name: str) -> dict[str, Tensor]:

@@ -43,8 +43,7 @@ class Updater:
         self.recommender, self.strategy = recommender, strategy
         self.history = history or History()
         self.seed = seed
-        told: FadingClock = getattr(strategy.settings, "fading_clock", "interactions")
-        self.fading_clock: FadingClock = fading_clock or told
+        self.fading_clock: FadingClock = fading_clock or strategy.settings.fading_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
         strategy.bind(self._specs, recommender.dtype, recommender.device)
         self.row_state: dict[str, dict[str, Table]] = {
@@ -219,7 +218,7 @@ class Updater:
             if adapted is not None:
                 adapted.undo()
             raise
-        most_step = getattr(self.strategy.settings, "most_step", None)
+        most_step = self.strategy.settings.most_step
         if most_step is not None:
             proposal = proposal.within(most_step, situation.values)
         self._write(compact, situation, proposal)

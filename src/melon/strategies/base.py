@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples
+from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import TableSpec
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
     from melon.recommenders.base import Recommender
 
 RowState = dict[str, dict[str, Tensor]]
+
+#: How the steps of several interactions on one row become one (setting `reduction`; `shared_reduction` for weights
+#: that every interaction touches). A strategy offers those that it can do.
+Reduction = Literal[
+    "sum",  # a whole step for each interaction
+    "mean",  # the sum over the size of the batch
+    "row_mean",  # the sum over the number of interactions that touch the row
+    "sqrt",  # the sum over the root of that number
+    "sequential",  # whole steps one after another, each from where the one before left the row
+]
+#: What these settings were called in earlier versions, where `mean` was `batch`.
+_FORMER_NAMES = {"aggregation": "reduction", "shared_aggregation": "shared_reduction"}
 
 
 class Readable(Protocol):
@@ -141,12 +154,37 @@ class StrategySettings(Settings):
     fading_clock: Literal["interactions", "seconds"] = "interactions"
     most_step: float | None = Field(None, gt=0)
 
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values; a former name is refused with the present one."""
+        for name, value in values.items():
+            new_name, new_value = cls._present(name, value)
+            if (name, value) != (new_name, new_value):
+                raise SettingsError(f"{owner}: {name} = {value!r} is now called {new_name} = {new_value!r}.")
+        return super().parse(values, owner)
+
+    @classmethod
+    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a model that an earlier version saved, under their present names."""
+        return dict(cls._present(name, value) for name, value in saved.items())
+
+    @classmethod
+    def _present(cls, name: str, value: Any) -> tuple[str, Any]:
+        new_name = _FORMER_NAMES.get(name, name)
+        if new_name not in _FORMER_NAMES.values() or new_name not in cls.model_fields:
+            return name, value
+        if new_name != name and name in cls.model_fields:  # another package's setting of that name
+            return name, value
+        return new_name, "mean" if value == "batch" else value
+
 
 class Strategy(ABC):
     """Evidence in, proposal out. State per row is declared and handed back; everything else lives in `memory`."""
 
     name: ClassVar[str]
-    settings_type: ClassVar[type[Settings]]
+    settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+    #: What a search may try; a strategy with a registry entry may have it there instead.
+    space: ClassVar[Space] = Space()
     #: Every row of every table is read and written at each step, whether touched or not. A trap kept for comparison.
     dense: bool = False
     #: Interactions of a batch are learned one after another, each from where the one before left its rows.
@@ -157,7 +195,12 @@ class Strategy(ABC):
     replay: int = 0
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        self.settings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
+        if not issubclass(self.settings_type, StrategySettings):
+            raise SettingsError(
+                f"strategy {self.name!r}: settings_type is {self.settings_type.__name__}; derive it from "
+                "melon.strategies.base.StrategySettings, which holds what every strategy can be set to."
+            )
+        self.settings: StrategySettings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
         self.seed = seed
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
@@ -165,7 +208,7 @@ class Strategy(ABC):
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """The half-life of each table whose idle rows fade: the items', where the settings name one."""
-        half_life: float | None = getattr(self.settings, "fading", None)
+        half_life = self.settings.fading
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, clip_scale, gammas_at
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
 from melon.tables import TableSpec
 
 #: What is kept for each row where rates are kept row by row: α as it is stored, Adam's moments of it, its step count.
@@ -34,8 +34,8 @@ class MetaSGDSettings(LearnedSettings):
     share: Literal["scalar", "row", "dim", "table"] = "scalar"
     alpha_init: float = Field(0.3, ge=0)
     alpha_param: Literal["raw", "softplus"] = Field("softplus", validate_default=True)
-    aggregation: Aggregate = "sum"
-    shared_aggregation: Aggregate = "row_mean"
+    reduction: GradientReduction = "sum"
+    shared_reduction: GradientReduction = "row_mean"
 
     @field_validator("alpha_param")
     @classmethod
@@ -46,7 +46,7 @@ class MetaSGDSettings(LearnedSettings):
 
 
 class MetaSGD(LearnedStrategy):
-    """θ'_m = θ_m − α_m ḡ_m and W_{x,m} = α_m, scaled as the aggregation says: column-constant."""
+    """θ'_m = θ_m − α_m ḡ_m and W_{x,m} = α_m, scaled as the reduction says: column-constant."""
 
     name = "metasgd"
     settings_type = MetaSGDSettings
@@ -122,10 +122,10 @@ class MetaSGD(LearnedStrategy):
     def learning_rates(self, situation: Situation) -> LearningRates:
         tables = [gradient.table for gradient in situation.evidence.gradients]
         rates = {t: self._rates(self._stored(situation, t)).expand_as(situation.values[t]) for t in tables}
-        return parameter_rates(situation, rates, self.settings.aggregation, self.settings.shared_aggregation)
+        return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
     def _gradients(self, situation: Situation) -> dict[str, Tensor]:
-        return aggregated(situation, self.settings.aggregation, self.settings.shared_aggregation)
+        return reduced_gradients(situation, self.settings.reduction, self.settings.shared_reduction)
 
     def _stepped(self, situation: Situation, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = {

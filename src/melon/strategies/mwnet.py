@@ -16,7 +16,7 @@ from torch import Tensor
 
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedSettings, MetaLoss, gammas_at
-from melon.strategies.optimizers import OptimizerSettings, Reduction
+from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
 from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
@@ -32,14 +32,14 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     step for each interaction under Adam.
     """
 
-    reduction: Reduction = "sum"  # in turn would leave the look-ahead without a batch to look at
+    reduction: Literal["sum", "mean"] = "sum"  # not sequential: the look-ahead needs a batch
     meta_lr: float = Field(3e-3, ge=0)
     hidden: int = Field(100, ge=1)
     most_weight: float = Field(2.0, gt=0)
     init: Literal["even", "drawn"] = "even"
     normalise: bool = False
     virtual_lr: float | None = Field(None, gt=0)
-    virtual_reduction: Reduction | None = None
+    virtual_reduction: Literal["sum", "mean"] | None = None
 
 
 class MWNet(SteppedStrategy):

@@ -15,6 +15,7 @@ from melon.strategies.base import (
     Kept,
     LearningRates,
     Proposal,
+    Reduction,
     RowState,
     Situation,
     Strategy,
@@ -24,9 +25,6 @@ from melon.strategies.base import (
 from melon.tables import TableSpec
 
 Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
-Reduction = Literal["sum", "mean"]
-#: How the interactions of a batch come together on a row; in turn, each starts from where the one before left it.
-RowReduction = Literal["sum", "mean", "sequential"]
 
 
 class OptimizerSettings(StrategySettings):
@@ -37,8 +35,8 @@ class OptimizerSettings(StrategySettings):
     """
 
     optimizer: Optimizer = "sgd"
-    reduction: RowReduction = "sum"
-    shared_reduction: Reduction = "mean"
+    reduction: Literal["sum", "mean", "sequential"] = "sum"
+    shared_reduction: Literal["sum", "mean"] = "mean"
     lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
     beta_1: float = Field(0.9, ge=0, lt=1)
@@ -58,8 +56,8 @@ class StepStrategy(Strategy):
         self.in_turn = self.settings.reduction == "sequential"
         if self.dense and self.in_turn:
             raise SettingsError(
-                "reduction = 'sequential' will not do with optimizer = 'adam_dense', which moves every row at every "
-                "step. Use sgd or adam_lazy."
+                "reduction = 'sequential' does not go with optimizer = 'adam_dense', which moves all rows; "
+                "use optimizer = 'sgd' or 'adam_lazy'."
             )
 
     @abstractmethod
@@ -136,7 +134,7 @@ class Stepper:
         scale = {table: 1 / n if self._reduction(situation, table) == "mean" else 1.0 for table in situation.values}
         return row_constant_rates(situation.evidence, base * rate, scale)
 
-    def _reduction(self, situation: Situation, table: str) -> RowReduction:
+    def _reduction(self, situation: Situation, table: str) -> Reduction:
         shared = situation.specs[table].role == "shared"
         return self.settings.shared_reduction if shared else self.settings.reduction
 

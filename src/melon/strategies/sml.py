@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates, touched_rows
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedSettings
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients, touched_rows
 from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 
@@ -26,13 +26,13 @@ _GUARD = 1e-12
 
 
 class SMLSettings(LearnedSettings):
-    """How rows are fine-tuned (`lr` to `shared_aggregation`), and what merges them."""
+    """How rows are fine-tuned (`lr` to `shared_reduction`), and what merges them."""
 
     optimizer: Literal["sgd", "adam_lazy"] = "sgd"
     lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
-    aggregation: Aggregate = "sum"  # of rows of users and items
-    shared_aggregation: Aggregate = "row_mean"  # of weights that every interaction touches
+    reduction: GradientReduction = "sum"  # of rows of users and items
+    shared_reduction: GradientReduction = "row_mean"  # of weights that every interaction touches
     residual: bool = True  # the merged row is the fine-tuned one plus what T says, from 0 on; else it is T alone
     bounded: bool = True  # with the residual: tanh T times the row's own step is added, rather than T itself
     width: int = Field(512, ge=1)
@@ -85,7 +85,7 @@ class SML(SteppedStrategy):
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
         """The effective rates −Δ_m / Σ_x g_{x,m}; 0 where the gradients add up to 0, however far T moves the entry."""
-        new, totals = self.propose(situation).values, aggregated(situation, "sum")
+        new, totals = self.propose(situation).values, reduced_gradients(situation, "sum")
         rates = {
             table: ((situation.values[table] - new[table]) / total).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             for table, total in totals.items()
@@ -94,8 +94,8 @@ class SML(SteppedStrategy):
 
     def _tuned(self, situation: Situation) -> Proposal:
         """ŵ: the plain step, a constant to the meta-gradient."""
-        settings = self.settings
-        return self._stepper.step(situation, aggregated(situation, settings.aggregation, settings.shared_aggregation))
+        gradients = reduced_gradients(situation, self.settings.reduction, self.settings.shared_reduction)
+        return self._stepper.step(situation, gradients)
 
     def _merged(self, situation: Situation, tuned: Proposal) -> dict[str, Tensor]:
         """All values that the next loss can see, touched rows merged."""

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.settings import Settings
-from melon.strategies.base import Kept, LearningRates, Proposal, Situation
+from melon.strategies.base import Kept, LearningRates, Proposal, Reduction, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
 from melon.strategies.melon.interactions import InteractionModel
@@ -27,7 +26,7 @@ from melon.strategies.melon.kernels import (
 from melon.strategies.melon.kernels.forms import Doubles
 from melon.strategies.melon.kernels.reference import Rates, line_rates, moved_at, shared_rates
 from melon.strategies.melon.pairs import PairModel
-from melon.strategies.melon.settings import Aggregation, RateSettings
+from melon.strategies.melon.settings import RateSettings
 from melon.strategies.melon.touches import LineBook, Lines, SharedLines, TableLines, shared_lines
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
@@ -35,9 +34,9 @@ from melon.types import Ints
 
 
 class RateStrategy(LearnedStrategy):
-    """θ'_m = f̄_m θ_m − Σ_x w_{x,m} g_{x,m}, the sum scaled as the aggregation says."""
+    """θ'_m = f̄_m θ_m − Σ_x w_{x,m} g_{x,m}, the sum scaled as the reduction says."""
 
-    settings_type: ClassVar[type[Settings]] = RateSettings
+    settings_type = RateSettings
     settings: RateSettings
     sees_interaction: ClassVar[bool]
     sees_parameter: ClassVar[bool]
@@ -199,7 +198,7 @@ class RateStrategy(LearnedStrategy):
             source=lines.source,
             gradient=table.gradient,
             feature=table.feature,
-            scale=self._scale(self.settings.aggregation, lines.touches, len(situation.examples)),
+            scale=self._scale(self.settings.reduction, lines.touches, len(situation.examples)),
             share=lines.share if self.settings.forgetting else None,
         )
         return touched, here
@@ -244,18 +243,18 @@ class RateStrategy(LearnedStrategy):
             "sum": 1.0,
             "row_mean": 1 / wide.touches,
             "sqrt": 1 / math.sqrt(wide.touches),
-            "batch": 1 / wide.touches,
+            "mean": 1 / wide.touches,
         }
-        return scales[self.settings.shared_aggregation] * self.settings.shared_scale
+        return scales[self.settings.shared_reduction] * self.settings.shared_scale
 
     @staticmethod
-    def _scale(aggregation: Aggregation, touches: Ints, n: int) -> Doubles:
+    def _scale(reduction: Reduction, touches: Ints, n: int) -> Doubles:
         """By what a row's summed step is multiplied."""
-        if aggregation == "sum":
+        if reduction == "sum":
             return np.ones(len(touches))
-        if aggregation == "batch":
+        if reduction == "mean":
             return np.full(len(touches), 1 / n)
-        return 1 / np.maximum(touches, 1) if aggregation == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
+        return 1 / np.maximum(touches, 1) if reduction == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
 
 
 def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:

@@ -5,8 +5,8 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
     "paper": {
         "variant": "A",
         "width": 16,
-        "aggregation": "batch",
-        "shared_aggregation": "batch",
+        "reduction": "mean",
+        "shared_reduction": "mean",
         "shared_scale": 1.0,
         "most_rate": 1.0,
         "rate_bias": 0.0,
@@ -22,8 +22,8 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
     "metalstm": {
         "variant": "B",
         "width": 20,
-        "aggregation": "batch",
-        "shared_aggregation": "batch",
+        "reduction": "mean",
+        "shared_reduction": "mean",
         "shared_scale": 1.0,
         "most_rate": 1.0,
         "rate_bias": -4.5,

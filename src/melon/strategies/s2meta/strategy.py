@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from melon.strategies.aggregates import aggregated, parameter_rates, touched_rows
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
 from melon.strategies.s2meta.cell import scale_and_sign
 from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
 from melon.strategies.s2meta.kernel import work_of_cell
@@ -32,7 +32,7 @@ class _Block:
 
 
 class S2Meta(LearnedStrategy):
-    """W_{x,m} = most_rate · i_m (over n or c_m, as the aggregation says), the same for every interaction."""
+    """W_{x,m} = most_rate · i_m (over n or c_m, as the reduction says), the same for every interaction."""
 
     name = "s2meta"
     settings_type = S2MetaSettings
@@ -87,13 +87,13 @@ class S2Meta(LearnedStrategy):
             rate = block.most * self._networks[block.table].open(block.seen).rate
             cut = (block.step / block.seen.gradient).nan_to_num(nan=1.0)
             rates[block.table] = torch.zeros_like(situation.values[block.table]).index_copy(0, block.rows, rate * cut)
-        return parameter_rates(situation, rates, self.settings.aggregation, self.settings.shared_aggregation)
+        return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
     def _blocks(self, situation: Situation) -> Iterator[_Block]:
         """The rows of each table that the batch touches and the next loss can see."""
         settings, touched = self.settings, touched_rows(situation)
         loss = scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
-        for table, total in aggregated(situation, settings.aggregation, settings.shared_aggregation).items():
+        for table, total in reduced_gradients(situation, settings.reduction, settings.shared_reduction).items():
             rows, shared = touched[table], situation.specs[table].role == "shared"
             gradient = total[rows]
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
