@@ -49,6 +49,8 @@ STRATEGIES = Registry(
         "melon.strategies.default:Default",
         Space(_STEP_AXES, _STEP_STARTS),
         {"default": {}, "paper": _PAPER_STEP},
+        label="default steps (tuned)",
+        color=("#344054", "#d3dae4"),
     ),
     Entry(
         "eals",
@@ -64,6 +66,8 @@ STRATEGIES = Registry(
             ({"optimizer": "sgd", "lr": 0.1, "w_new": 4.0}, {"optimizer": "adam_lazy", "lr": 0.01, "w_new": 4.0}),
         ),
         {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},
+        label="eALS",
+        color=("#d9622b", "#ff9d6b"),
     ),
     Entry(
         "als",
@@ -81,6 +85,8 @@ STRATEGIES = Registry(
                 {"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},  # the published driver's
             ),
         ),
+        label="ALS",
+        color=("#a3341c", "#f07f66"),
     ),
     Entry(
         "mwnet",
@@ -109,6 +115,8 @@ STRATEGIES = Registry(
                 "meta_weight_decay": 0.0001,
             },
         },
+        label="MWNet",
+        color=("#c58a14", "#f0c256"),
     ),
     Entry(
         "metasgd",
@@ -135,6 +143,8 @@ STRATEGIES = Registry(
                 "meta_lr": 0.001,
             },
         },
+        label="MetaSGD",
+        color=("#2e6fdb", "#7eb0ff"),
     ),
     Entry(
         "s2meta",
@@ -151,6 +161,8 @@ STRATEGIES = Registry(
             ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
         ),
         S2META_PRESETS,
+        label="S2Meta",
+        color=("#7a4fd0", "#b79bff"),
     ),
     Entry(
         "sml",
@@ -167,6 +179,8 @@ STRATEGIES = Registry(
             ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
         ),
         {"default": {}, "paper": _PAPER_SML},
+        label="SML",
+        color=("#c0399f", "#f08ad6"),
     ),
     Entry(
         "melon",
@@ -174,6 +188,8 @@ STRATEGIES = Registry(
         "melon.strategies.melon.variants:MeLON",
         _RATE_SPACE,
         RATE_PRESETS,
+        label="MeLON",
+        color=("#1f7a4d", "#5ecb97"),
     ),
     Entry(
         "melon_i",
@@ -181,6 +197,8 @@ STRATEGIES = Registry(
         "melon.strategies.melon.variants:MeLONI",
         _RATE_SPACE,
         RATE_PRESETS,
+        label="MeLON_I",
+        color=("#8a9a00", "#c8d84e"),
     ),
     Entry(
         "melon_p",
@@ -188,6 +206,8 @@ STRATEGIES = Registry(
         "melon.strategies.melon.variants:MeLONP",
         _RATE_SPACE,
         RATE_PRESETS,
+        label="MeLON_P",
+        color=("#0e9384", "#3fd6c4"),
     ),
 )
 
