@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,15 @@ class Entry:
     presets: Mapping[str, Point] = field(default_factory=lambda: MappingProxyType({"default": {}}))
     #: Whether `--strategies all` includes it.
     in_comparison: bool = False
+    #: How tables and figures call it; without one they use its name.
+    label: str = ""
+    #: Its colour in figures as hexadecimal RGB, on a light and on a dark page; without one it gets a spare colour.
+    color: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.color or ():
+            if not re.fullmatch("#[0-9a-f]{6}", value):
+                raise SettingsError(f"color {value!r} of {self.name!r} must look like '#1f7a4d'.")
 
     def load(self) -> Any:
         """The class itself."""

@@ -55,6 +55,8 @@ _ENTRIES = (
         Space(_STEP_AXES, _STEP_STARTS),
         {"default": {}, "paper": _PAPER_STEP},
         in_comparison=True,
+        label="default steps (tuned)",
+        color=("#344054", "#d3dae4"),
     ),
     Entry(
         "eals",
@@ -71,6 +73,8 @@ _ENTRIES = (
         ),
         {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},
         in_comparison=True,
+        label="eALS",
+        color=("#d9622b", "#ff9d6b"),
     ),
     Entry(
         "als",
@@ -88,6 +92,8 @@ _ENTRIES = (
                 {"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},  # the published driver's
             ),
         ),
+        label="ALS",
+        color=("#a3341c", "#f07f66"),
     ),
     Entry(
         "mwnet",
@@ -117,6 +123,8 @@ _ENTRIES = (
             },
         },
         in_comparison=True,
+        label="MWNet",
+        color=("#c58a14", "#f0c256"),
     ),
     Entry(
         "metasgd",
@@ -144,6 +152,8 @@ _ENTRIES = (
             },
         },
         in_comparison=True,
+        label="MetaSGD",
+        color=("#2e6fdb", "#7eb0ff"),
     ),
     Entry(
         "s2meta",
@@ -161,6 +171,8 @@ _ENTRIES = (
         ),
         S2META_PRESETS,
         in_comparison=True,
+        label="S2Meta",
+        color=("#7a4fd0", "#b79bff"),
     ),
     Entry(
         "sml",
@@ -178,6 +190,8 @@ _ENTRIES = (
         ),
         {"default": {}, "paper": _PAPER_SML},
         in_comparison=True,
+        label="SML",
+        color=("#c0399f", "#f08ad6"),
     ),
     Entry(
         "melon",
@@ -186,6 +200,8 @@ _ENTRIES = (
         _RATE_SPACE,
         RATE_PRESETS,
         in_comparison=True,
+        label="MeLON",
+        color=("#1f7a4d", "#5ecb97"),
     ),
     Entry(
         "melon_i",
@@ -194,6 +210,8 @@ _ENTRIES = (
         _RATE_SPACE,
         RATE_PRESETS,
         in_comparison=True,
+        label="MeLON_I",
+        color=("#8a9a00", "#c8d84e"),
     ),
     Entry(
         "melon_p",
@@ -202,6 +220,8 @@ _ENTRIES = (
         _RATE_SPACE,
         RATE_PRESETS,
         in_comparison=True,
+        label="MeLON_P",
+        color=("#0e9384", "#3fd6c4"),
     ),
 )
 
