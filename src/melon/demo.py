@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import polars as pl
 from rich.console import Console
 
 from melon.atomic import write_text
@@ -12,7 +11,7 @@ from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.files import write_result
 from melon.bench.work import Work
-from melon.data.files import PreparedStream, load_stream, write_stream
+from melon.data.files import load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
 from melon.errors import SettingsError, unknown_name
 from melon.extras import require_plots
@@ -34,8 +33,7 @@ def write_synthetic(kind: str, out: Path, events: int | None, seed: int) -> Path
     if kind not in SYNTHETIC:
         raise unknown_name("synthetic stream", kind, SYNTHETIC)
     log = synthetic_stream(kind, n_events=events, seed=seed)
-    made = PreparedStream(log.users, log.items, log.times, pl.Series(log.user_ids), pl.Series(log.item_ids))
-    write_stream(out, made, {"synthetic": kind, "seed": seed, "answer": SYNTHETIC[kind].answer})
+    write_stream(out, log, {"synthetic": kind, "seed": seed, "answer": SYNTHETIC[kind].answer})
     return out
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from melon.data.frames import interactions_from
-from melon.data.idbook import Id
+from melon.data.ids import Id
 from melon.data.interactions import Interactions
 from melon.errors import DataError, NotFittedError, SettingsError
 from melon.fitting.auto import AUTO, settle_auto

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from melon.data.files import load_stream, side_car
+from melon.data.frames import interactions_from
 from melon.data.prepare import prepare
 from melon.errors import DataError
 
@@ -127,3 +128,14 @@ def test_real_streams(name: str, users: int, items: int, events: int) -> None:
         pytest.skip(f"{path} is not here; point MELON_DATA at the folder with the real streams")
     log = load_stream(path)
     assert (log.n_users, log.n_items, len(log)) == (users, items, events)
+
+
+def test_streams_with_other_ids_have_another_identity(tmp_path: Path) -> None:
+    one, other = load_stream(prepared(tmp_path / "a", "xyz")), load_stream(prepared(tmp_path / "b", "xyw"))
+    assert one.sha256 == other.sha256
+    assert one.identity != other.identity
+    assert one.identity == load_stream(tmp_path / "a" / "s.parquet").identity
+    numbers = interactions_from([(1, "i", 0), (2, "i", 1), (3, "i", 2)])
+    texts = interactions_from([("1", "i", 0), ("2", "i", 1), ("3", "i", 2)])
+    assert numbers.sha256 == texts.sha256
+    assert numbers.identity != texts.identity

@@ -68,7 +68,7 @@ class BenchFolder:
     def claim(self, plan: BenchPlan) -> None:
         """Make the folder this bench's own, or go on in it where the same was asked before."""
         require_writable(self._about)
-        hashes = {name: load_stream(path).sha256 for name, path in plan.streams.items()}
+        hashes = {name: load_stream(path).identity for name, path in plan.streams.items()}
         known: Plain = json.loads(self._about.read_text(encoding="utf-8")) if self._about.exists() else {}
         for name, value in plan.told().items():
             if known and known["options"].get(name) != value:

@@ -164,7 +164,7 @@ def work_folder(beside: Path | None, log: Interactions, asked: Mapping[str, Any]
     import tempfile
 
     told = json.dumps(asked, sort_keys=True, default=str)
-    key = hashlib.sha256(f"{log.sha256} {told}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{log.identity} {told}".encode()).hexdigest()[:16]
     if beside is not None:
         return beside.with_suffix(f".{key}.progress")
     return Path(tempfile.gettempdir()) / f"melon-{key}.progress"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from melon.data.ids import Ids, codes_of, rows_and_ids, rows_from_codes
+from melon.data.ids import Ids, codes_of, rows_by_first_appearance, rows_from_codes
 from melon.data.interactions import Interactions
 from melon.data.raw import times as notations
 from melon.data.raw.columns import find_columns, first_line
@@ -137,7 +137,7 @@ def _numbered(column: Column, role: str) -> tuple[Ints, Ids]:
             f"the {role} column has type {column.dtype}; ids are integers, texts or UUIDs, one kind per column."
         )
     try:
-        return rows_and_ids(column)
+        return rows_by_first_appearance(column)
     except pl.exceptions.InvalidOperationError as error:
         raise DataError(f"a {role} id does not fit 64 bits ({column.max()!r}); give such ids as texts.") from error
 

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from melon.data.files import PreparedStream, write_stream
-from melon.data.ids import as_integers_if_all_are, codes_of, rows_from_codes
+from melon.data.files import write_stream
+from melon.data.ids import Codes, Ids, as_array, codes_of, integers_if_all_are, rows_from_codes
+from melon.data.interactions import Interactions
 from melon.data.raw.blocks import BadRows
 from melon.data.raw.readers import RawEvents, read_raw
 from melon.data.raw.unpack import fingerprints
 from melon.errors import DataError, SettingsError
 from melon.types import Ints
-
-Codes = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def prepare(
     return replace(report, seconds=clock.perf_counter() - began)
 
 
-def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedStream, int]:
+def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[Interactions, int]:
     users, n_users = codes_of(events.users)
     items, n_items = codes_of(events.items)
     kept, rounds = frequent(users, items, minimum, k_core=k_core)
@@ -131,7 +129,7 @@ def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedS
     users, items = users[kept], items[kept]
     user_rows, first_of_user = rows_from_codes(users, n_users)
     item_rows, first_of_item = rows_from_codes(items, n_items)
-    return PreparedStream(
+    return Interactions(
         users=user_rows,
         items=item_rows,
         times=events.ticks[kept] // events.clock.per_second,
@@ -157,9 +155,9 @@ def frequent(users: Codes, items: Codes, minimum: int, *, k_core: bool) -> tuple
     return kept, rounds
 
 
-def _ids(column: pl.Series, positions: Ints, texts: bool) -> pl.Series:
+def _ids(column: pl.Series, positions: Ints, texts: bool) -> Ids:
     ids = column.gather(positions)
-    return ids.cast(pl.String) if texts else as_integers_if_all_are(ids)
+    return as_array(ids.cast(pl.String) if texts else integers_if_all_are(ids))
 
 
 def _check(paths: Sequence[Path], target: Path, min_interactions: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from melon.data.idbook import Id
+from melon.data.ids import Id
 
 if TYPE_CHECKING:
     import polars as pl

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from melon.data.idbook import IdBook
+from melon.data.ids import IdBook
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, SettingsError
 from melon.learning import checkpoint

@@ -204,13 +204,13 @@ class _Tuning:
         told = {name: value for name, value in self._config.plain().items() if name not in ("budget", "full_ranking")}
         axes = {name: list(values) for name, values in self._axes.values.items()}
         more = {"round": self._asked.together, "pruning": self._asked.pruning, "axes": axes}
-        return {"stream": self._log.sha256, **told, **more, "starts": list(self._axes.starts)}
+        return {"stream": self._log.identity, **told, **more, "starts": list(self._axes.starts)}
 
     def _key(self) -> str:
         """What pre-training for the window depends on: tunings in one folder that agree on it share it."""
         free = ("strategy", "preset", "settings", "pretrain", "fading", "full_ranking", "threads")
         told: dict[str, Any] = {name: v for name, v in self._config.plain().items() if name not in free}
-        return hashlib.sha256(json.dumps([self._log.sha256, told], sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps([self._log.identity, told], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def counts(trials: list[Trial]) -> str:

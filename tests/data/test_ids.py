@@ -1,4 +1,4 @@
-"""The book of ids: rows in order of arrival, one kind of id, and a state of plain arrays."""
+"""Ids: rows in order of arrival, one kind of id, and a state of plain arrays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melon.data.idbook import IdBook
-from melon.data.interactions import id_keys, rows_by_first_appearance
+from melon.data.ids import IdBook, id_keys, rows_by_first_appearance
 from melon.errors import DataError
 from melon.learning.tensorfiles import FolderWriter, read_tensors
 
@@ -106,13 +105,38 @@ def test_a_hundred_thousand_ids_agree_with_the_vectorised_twin() -> None:
         (["a"], ["\ud800"], "no valid Unicode"),
     ],
 )
-def test_ids_that_will_not_do_are_named_and_nothing_is_added(known: list[Any], new: list[Any], said: str) -> None:
+def test_impossible_ids_are_named_and_nothing_is_added(known: list[Any], new: list[Any], said: str) -> None:
     book = IdBook("user")
     book.rows(known, add=True)
     with pytest.raises(DataError, match=said):
         book.rows(new, add=True)
     assert len(book) == len(known)
     assert book.kind is None or known
+
+
+def test_unknown_texts_that_are_no_unicode_are_refused_too() -> None:
+    book = IdBook("user")
+    book.rows(["a"], add=True)
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        book.rows(["\ud800"])
+
+
+def test_whole_floats_are_the_integers() -> None:
+    book = IdBook("user")
+    assert book.rows([27.0, np.float64(3)], add=True).tolist() == [0, 1]  # type: ignore[list-item]
+    assert book.rows([27, 3]).tolist() == [0, 1]
+    assert book.ids([0, 1]).tolist() == [27, 3]
+    with pytest.raises(DataError, match="is a float"):
+        book.rows([float(2**60)])  # type: ignore[list-item]
+
+
+def test_a_book_can_be_cut_back() -> None:
+    book = IdBook("user")
+    book.rows(["a", "b", "c"], add=True)
+    book.truncate(1)
+    assert book.rows(["a", "b", "c"]).tolist() == [0, -1, -1]
+    book.truncate(0)
+    assert book.rows([5], add=True).tolist() == [0]
 
 
 def test_rows_that_nobody_has() -> None:
