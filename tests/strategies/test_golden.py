@@ -11,7 +11,7 @@ from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.kernels import reference
+from melon.strategies.melon import reference
 from melon.strategies.melon.presets import RATE_PRESETS
 from melon.strategies.melon.variants import MeLON
 from melon.stream.batch import Batch

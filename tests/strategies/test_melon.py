@@ -30,7 +30,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
-from melon.strategies.melon.kernels import reference
+from melon.strategies.melon import reference
 from melon.strategies.melon.presets import RATE_PRESETS
 from melon.strategies.melon.strategy import RateStrategy
 from melon.stream.batch import Batch, batch_of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
-from melon.strategies.melon.kernels import reference
+from melon.strategies.melon import reference
 from melon.strategies.melon.presets import RATE_PRESETS
 
 EVERY_INPUT = ["touches", "idle", "item_rate", "role"]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, Values
-from melon.recommenders.factor_kernel import quick_scores
-from melon.recommenders.factorisation import factor_evidence, factor_scores
+from melon.recommenders.factorisation import compiled_scores, factor_evidence, factor_scores
 from melon.tables import TableSpec
 
 
@@ -47,7 +46,7 @@ class BPR(Recommender):
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        found = quick_scores(self.tables, users, items)
+        found = compiled_scores(self.tables, users, items)
         if found is not None:
             return found
         factors = self.tables["user_factors"].gather(users).unsqueeze(1)

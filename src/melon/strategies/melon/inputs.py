@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.kernels.melon.forms import UnitTerms
 from melon.strategies.base import Kept, Situation
-from melon.strategies.melon.kernels import UnitTerms
 from melon.strategies.melon.recent import HALF_LIVES, WIDTH, RecentCounts
 from melon.strategies.melon.settings import Input
 from melon.strategies.melon.touches import SharedLines, TableLines

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from melon.kernels.melon.forms import SideTargets, SideWeights, UnitLayer
 from melon.strategies.base import Surroundings
-from melon.strategies.melon.kernels import InteractionKernel, interaction_kernel
-from melon.strategies.melon.kernels.forms import SideTargets, SideWeights, UnitLayer
+from melon.strategies.melon.kernel import InteractionKernel, interaction_kernel
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.stream.draws import Draws

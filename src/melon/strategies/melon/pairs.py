@@ -1,7 +1,7 @@
 """The pair function's parameters (METHODS.md 4.5, 4.6): a learning and a forgetting rate for every (unit, entry) pair.
 
 A line is one touch of one row; what all its entries share is given as a term of the hidden layer and a term of the two
-logits. The sums over all pairs are taken by `kernels`.
+logits. The sums over all pairs are taken by `kernel`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.strategies.melon.kernels.forms import RateNetwork, UnitHeads, UnitTerms
-from melon.strategies.melon.kernels.reference import Rates, rates
+from melon.kernels.melon.forms import RateNetwork, UnitHeads, UnitTerms
+from melon.strategies.melon.reference import Rates, rates
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.strategies.preprocess import preprocess

@@ -11,26 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
 from melon.strategies.base import Kept, LearningRates, Proposal, Reduction, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
 from melon.strategies.melon.interactions import InteractionModel
-from melon.strategies.melon.kernels import (
-    PairKernel,
-    RateNetwork,
-    RowTouches,
-    UnitTerms,
-    pair_kernel,
-    work_of_kernels,
-)
-from melon.strategies.melon.kernels.forms import Doubles
-from melon.strategies.melon.kernels.reference import Rates, line_rates, moved_at, shared_rates
+from melon.strategies.melon.kernel import PairKernel, at_work, pair_kernel
 from melon.strategies.melon.pairs import PairModel
+from melon.strategies.melon.reference import Rates, line_rates, moved_at, shared_rates
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.melon.touches import LineBook, Lines, SharedLines, TableLines, shared_lines
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
-from melon.types import Ints
+from melon.types import Floats, Ints
 
 
 class RateStrategy(LearnedStrategy):
@@ -88,7 +81,7 @@ class RateStrategy(LearnedStrategy):
         return self._updated(situation, self._unit_terms(situation))
 
     def at_work(self) -> AbstractContextManager[None]:
-        return work_of_kernels(self._pairs.network, next(iter(self.parameters().values())))
+        return at_work(self._pairs.network, next(iter(self.parameters().values())))
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
@@ -248,7 +241,7 @@ class RateStrategy(LearnedStrategy):
         return scales[self.settings.shared_reduction] * self.settings.shared_scale
 
     @staticmethod
-    def _scale(reduction: Reduction, touches: Ints, n: int) -> Doubles:
+    def _scale(reduction: Reduction, touches: Ints, n: int) -> Floats:
         """By what a row's summed step is multiplied."""
         if reduction == "sum":
             return np.ones(len(touches))

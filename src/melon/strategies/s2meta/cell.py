@@ -8,7 +8,7 @@ input gate, forget gate, output gate, candidate, so that three of them take one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ _EPSILON = 1e-5
 LOG_EPSILON = 1e-20
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """The cell state that scalars bring along (units × scalars), and which of them bring none: 1 there, else 0."""
 
     cell: Tensor

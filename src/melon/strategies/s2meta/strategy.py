@@ -15,7 +15,7 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
 from melon.strategies.s2meta.cell import scale_and_sign
 from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
-from melon.strategies.s2meta.kernel import work_of_cell
+from melon.strategies.s2meta.kernel import at_work
 from melon.strategies.s2meta.settings import S2MetaSettings
 from melon.tables import TableSpec
 
@@ -57,7 +57,7 @@ class S2Meta(LearnedStrategy):
         return self._networks[spec.name].row_state(spec.dim)
 
     def at_work(self) -> AbstractContextManager[None]:
-        return work_of_cell(next(iter(self.parameters().values())))
+        return at_work(next(iter(self.parameters().values())))
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         values = self._aged_values(situation)

@@ -1,20 +1,36 @@
-"""Slots of neighbours compiled by numba: what `slots` does, one meeting after another and without copies."""
+"""SmallInts of neighbours compiled by numba: what `slots` does, one meeting after another and without copies."""
 
 from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
-from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
-from melon.types import Ints
+from melon.kernels.types import (
+    DOUBLE,
+    DOUBLE_TABLE,
+    DOUBLES,
+    INT_TABLE,
+    INTS,
+    SINGLE_TABLE,
+    SMALL_INT_TABLE,
+    SMALL_INTS,
+    Signature,
+)
+from melon.types import Floats, Ints, Singles, SmallInts
 
+#: A slot that holds nobody.
+EMPTY = -1
 _FREE = np.int32(EMPTY)
 
+_SLOTS: Signature = (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE)
+SIGNATURES: dict[str, Signature] = {
+    "count": (*_SLOTS, INTS, INTS, DOUBLES),
+    "add_up": (*_SLOTS, INT_TABLE, DOUBLE_TABLE, INT_TABLE, DOUBLE, SMALL_INTS),
+}
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def count(ids: Slots, counts: Weights, recent: Weights, rows: Ints, others: Ints, moments: Sums) -> None:
+
+def count(ids: SmallInts, counts: Singles, recent: Singles, rows: Ints, others: Ints, moments: Floats) -> None:
     """Let each row meet its other, in order."""
     width = ids.shape[1]
     for n in range(len(rows)):
@@ -39,10 +55,16 @@ def count(ids: Slots, counts: Weights, recent: Weights, rows: Ints, others: Ints
         recent[row, slot] = np.float32(math.log2(before + 1.0) + moment)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def add_up(
-    ids: Slots, counts: Weights, recent: Weights, lasts: Ints, weights: Sums, items: Ints, now: float, columns: Slots
-) -> Sums:
+    ids: SmallInts,
+    counts: Singles,
+    recent: Singles,
+    lasts: Ints,
+    weights: Floats,
+    items: Ints,
+    now: float,
+    columns: SmallInts,
+) -> Floats:
     """What each line's last items have met each of its candidates, three ways.
 
     `columns` is scratch: an EMPTY for each item that there can be, before and after.

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from melon.strategies.melon.kernels.compiled.seam import Kernels
-from melon.strategies.melon.kernels.compiled.types import Doubles, Floats
-from melon.strategies.melon.kernels.forms import SideTargets, SideWeights, UnitHeads, UnitLayer, UnitTerms
+from melon.kernels.melon.forms import SideTargets, SideWeights, UnitHeads, UnitLayer, UnitTerms
+from melon.kernels.policy import Loops
+from melon.types import Floats, Singles
 
 
 def unit_terms(
-    kernels: Kernels,
+    loops: Loops,
     losses: Tensor,
     targets: tuple[SideTargets, SideTargets],
     slope: float,
@@ -26,7 +26,7 @@ def unit_terms(
 ) -> UnitTerms:
     """Attention, the joint layer, the interaction layer and the heads of every unit (METHODS.md 4.3–4.6)."""
     logits, hidden = _UnitTerms.apply(  # type: ignore[no-untyped-call]
-        kernels, losses, targets, slope, *sides[0], *sides[1], *layer, *heads
+        loops, losses, targets, slope, *sides[0], *sides[1], *layer, *heads
     )
     return UnitTerms(None if heads.role is None else hidden, logits)
 
@@ -34,13 +34,13 @@ def unit_terms(
 class _UnitTerms(Function):
     @staticmethod
     def forward(
-        ctx: Any, kernels: Kernels, losses: Tensor, targets: tuple[SideTargets, ...], slope: float, *free: Any
+        ctx: Any, loops: Loops, losses: Tensor, targets: tuple[SideTargets, ...], slope: float, *free: Any
     ) -> tuple[Tensor, Tensor]:
         sides, layer, heads = (SideWeights(*free[:3]), SideWeights(*free[3:6])), UnitLayer(*free[6:10]), free[10:]
         units, width = losses.shape[0], layer.bias.shape[0]
-        ctx.kernels, ctx.targets, ctx.extends = kernels, targets, [side.extend for side in sides]
+        ctx.loops, ctx.targets, ctx.extends = loops, targets, [side.extend for side in sides]
         ctx.halves = layer.mix.chunk(2, 1)
-        ctx.attended = [_attended(kernels, each, slope, side) for each, side in zip(targets, sides, strict=True)]
+        ctx.attended = [_attended(loops, each, slope, side) for each, side in zip(targets, sides, strict=True)]
         ctx.extended = [
             torch.addmm(side.bias, attended[0], side.extend.T).relu_()
             for attended, side in zip(ctx.attended, sides, strict=True)
@@ -52,7 +52,7 @@ class _UnitTerms(Function):
         ctx.kept = [np.empty((units, width), np.float32), np.empty(units, np.float32)]
         ctx.kept.append(np.empty((units, width), np.float32))
         logits, hidden = np.empty((units, 2), np.float32), np.empty((units, role.shape[1]), np.float32)
-        kernels.unit_terms(ctx.given[0], *parts, *ctx.given[1:], ctx.layer, ctx.heads, role, *ctx.kept, logits, hidden)
+        loops.unit_terms(ctx.given[0], *parts, *ctx.given[1:], ctx.layer, ctx.heads, role, *ctx.kept, logits, hidden)
         return torch.from_numpy(logits), torch.from_numpy(hidden)
 
     @staticmethod
@@ -62,7 +62,7 @@ class _UnitTerms(Function):
         to_parts = [np.zeros((extended.shape[0], width), np.float32) for extended in ctx.extended]
         to_layer, to_heads, to_role = np.zeros((3, width)), np.zeros((2, width + 1)), np.zeros((3, to_hidden.shape[1]))
         slopes = (_floats(to_logits), _floats(to_hidden))
-        ctx.kernels.unit_terms_back(
+        ctx.loops.unit_terms_back(
             *ctx.given, ctx.layer, ctx.heads, *ctx.kept, *slopes, *to_parts, to_layer, to_heads, to_role
         )
         found, to_halves = [], []
@@ -73,7 +73,7 @@ class _UnitTerms(Function):
             to_halves.append(slope.T @ extended)
             through = torch.ops.aten.threshold_backward(slope @ half, extended, 0)
             to_gathered = through @ extend[:, side.nodes.shape[1] :]
-            to_attention = _attended_back(ctx.kernels, attended, to_gathered)
+            to_attention = _attended_back(ctx.loops, attended, to_gathered)
             found += [to_attention, through.T @ attended[0], through.sum(0)]
         of_layer, of_heads = (torch.from_numpy(sums.astype(np.float32)) for sums in (to_layer, to_heads))
         of_role = (None, None) if ctx.role_shape is None else _unpacked_role(to_role, ctx.role_shape)
@@ -81,12 +81,12 @@ class _UnitTerms(Function):
         return None, None, None, None, *found, *of_units
 
 
-def _packed_heads(interaction: Tensor, bias: Tensor) -> Floats:
+def _packed_heads(interaction: Tensor, bias: Tensor) -> Singles:
     """Both heads, with their biases in the last column."""
     return np.concatenate([_floats(interaction), _floats(bias)], axis=1)
 
 
-def _packed_role(role: Tensor | None, bias: Tensor | None) -> Floats:
+def _packed_role(role: Tensor | None, bias: Tensor | None) -> Singles:
     """What role.1 makes of a loss's two features, and its bias."""
     if role is None or bias is None:
         return np.empty((3, 0), np.float32)
@@ -95,33 +95,33 @@ def _packed_role(role: Tensor | None, bias: Tensor | None) -> Floats:
     return packed
 
 
-def _unpacked_role(to_role: Doubles, shape: torch.Size) -> tuple[Tensor, Tensor]:
+def _unpacked_role(to_role: Floats, shape: torch.Size) -> tuple[Tensor, Tensor]:
     of_role = np.zeros(shape, np.float32)
     of_role[:, :2] = to_role[:2].T
     return torch.from_numpy(of_role), torch.from_numpy(to_role[2].astype(np.float32))
 
 
 def _attended(
-    kernels: Kernels, side: SideTargets, slope: float, weights: SideWeights
-) -> tuple[Tensor, tuple[Any, ...], Floats, Floats]:
+    loops: Loops, side: SideTargets, slope: float, weights: SideWeights
+) -> tuple[Tensor, tuple[Any, ...], Singles, Singles]:
     """[e ; Σ_k α_k e_k] of the targets, what they were looked up from, α, and the slope of each score."""
     targets, most = len(side.places), side.there.shape[1]
     joined = side.nodes.new_empty((targets, weights.attention.shape[1]))
     shares, leaks = np.empty((targets, most), np.float32), np.empty((targets, most), np.float32)
     given = (_floats(side.nodes), _floats(side.partners), side.there.numpy(), side.places)
-    kernels.attend(_floats(weights.attention)[0], np.float32(slope), *given, joined.numpy(), shares, leaks)
+    loops.attend(_floats(weights.attention)[0], np.float32(slope), *given, joined.numpy(), shares, leaks)
     return joined, given, shares, leaks
 
 
 def _attended_back(
-    kernels: Kernels, attended: tuple[Tensor, tuple[Any, ...], Floats, Floats], to_gathered: Tensor
+    loops: Loops, attended: tuple[Tensor, tuple[Any, ...], Singles, Singles], to_gathered: Tensor
 ) -> Tensor:
     joined, given, shares, leaks = attended
     to_attention = np.zeros(joined.shape[1])
-    kernels.attend_back(*given, shares, leaks, _floats(to_gathered), to_attention)
+    loops.attend_back(*given, shares, leaks, _floats(to_gathered), to_attention)
     return torch.from_numpy(to_attention.astype(np.float32))[None]
 
 
-def _floats(tensor: Tensor) -> Floats:
-    array: Floats = tensor.detach().numpy()
+def _floats(tensor: Tensor) -> Singles:
+    array: Singles = tensor.detach().numpy()
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -3,38 +3,91 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from melon.recommenders.blend.features import PAIR_FEATURES, Columns
-from melon.recommenders.blend.inputs import INPUTS, KnownPairs
+from melon.kernels.generator import inlined
+from melon.kernels.types import (
+    DOUBLE,
+    DOUBLE_CUBE,
+    INT_TABLE,
+    INTS,
+    SINGLE_TABLE,
+    SINGLES,
+    Fields,
+    Signature,
+)
+from melon.types import Floats, Ints, Singles
 
-#: With the length of a tuple, known to the compiler, which unrolls the loop over inputs.
-_INPUTS, _PAIR = len(INPUTS), len(PAIR_FEATURES)
+#: How many inputs the head has without transitions, and how many of them come from sums over pairs. Constants, so that
+#: the compiler unrolls the loops over them.
+INPUTS, PAIR_SUMS = 17, 3
 _NOTHING = np.float32(0)
-_FAST = {"reassoc", "nsz", "arcp", "contract"}
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST, inline="always")
-def _write(known: KnownPairs, n: int, c: int, out: Columns, row: int) -> None:
+class KnownPairs(NamedTuple):
+    """What is known of candidates n × c before it is put together as inputs.
+
+    `places` are theirs among distinct items, to which `bias`, `columns` and `divisors` belong; `dots` and `sums` are of
+    pairs, `active` of users. `by_activity` are the columns that are repeated times the user's activity, and
+    `divided_by` says which of its divisors each kind of sum belongs to.
+    """
+
+    places: Ints
+    dots: Singles
+    bias: Singles
+    columns: Singles
+    divisors: Singles
+    sums: Floats
+    active: Singles
+    by_activity: Ints
+    divided_by: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """How many inputs each pair has."""
+        return INPUTS + len(self.divided_by) - PAIR_SUMS
+
+
+_KNOWN: Fields = Fields(
+    KnownPairs,
+    (
+        INT_TABLE,
+        SINGLE_TABLE,
+        SINGLES,
+        SINGLE_TABLE,
+        SINGLE_TABLE,
+        DOUBLE_CUBE,
+        SINGLES,
+        INTS,
+        f"UniTuple(int64, {PAIR_SUMS})",
+    ),
+)
+SIGNATURES: dict[str, Signature] = {
+    "inputs": (_KNOWN, SINGLE_TABLE),
+    "scores": (_KNOWN, DOUBLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABLE),
+}
+
+
+@inlined
+def _write(known: KnownPairs, n: int, c: int, out: Singles, row: int) -> None:
     """The inputs of one pair, in the order of INPUTS."""
     at, wide, active = known.places[n, c], known.columns.shape[1], known.active[n]
-    repeated = 2 + wide + _PAIR
+    repeated = 2 + wide + PAIR_SUMS
     out[row, 0], out[row, 1] = known.dots[n, c], known.bias[at]
     for f in range(wide):
         out[row, 2 + f] = known.columns[at, f]
     for kind in range(len(known.divided_by)):  # most pairs have no neighbours in common, and log(1 + 0) is 0
         met, divisor = known.sums[kind, n, c], known.divisors[at, known.divided_by[kind]]
-        place = 2 + wide + kind if kind < _PAIR else _INPUTS + kind - _PAIR
+        place = 2 + wide + kind if kind < PAIR_SUMS else INPUTS + kind - PAIR_SUMS
         out[row, place] = math.log1p(met / divisor) if met != 0 else 0.0
     out[row, repeated] = out[row, 0] * active
     for f in range(known.by_activity.size):
         out[row, repeated + 1 + f] = out[row, 2 + known.by_activity[f]] * active
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
-def inputs(known: KnownPairs, out: Columns) -> None:
+def inputs(known: KnownPairs, out: Singles) -> None:
     """Inputs of lines of candidates, one pair after the other."""
     lines, width = known.places.shape
     for n in range(lines):
@@ -42,22 +95,21 @@ def inputs(known: KnownPairs, out: Columns) -> None:
             _write(known, n, c, out, n * width + c)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
 def scores(
     known: KnownPairs,
     trust: float,
-    linear: Columns,
-    hidden: Columns,
-    shift: Columns,
-    output: Columns,
-    out: Columns,
+    linear: Singles,
+    hidden: Singles,
+    shift: Singles,
+    output: Singles,
+    out: Singles,
 ) -> None:
     """Scores of lines of candidates.
 
     The head's weights are those of unscaled inputs in the order of INPUTS, the hidden ones inputs × units.
     """
     (lines, width), units = known.places.shape, output.size
-    inputs = _INPUTS + len(known.divided_by) - _PAIR
+    inputs = INPUTS + len(known.divided_by) - PAIR_SUMS
     said, deep = np.empty((1, inputs), dtype=out.dtype), np.empty(units, dtype=out.dtype)
     for n in range(lines):
         for c in range(width):

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("numba")
-
-from melon.checks.toys import toy_batches
-from melon.learning.updater import Updater
-from melon.recommenders.ncf import NCF
-from melon.strategies.melon.kernels.compiled import threads
-from melon.strategies.melon.kernels.compiled.threads import kernels_first, spread
-from melon.strategies.melon.variants import MeLON
-from melon.strategies.s2meta.strategy import S2Meta
+from melon.kernels import threads
+from melon.kernels.threads import kernels_first, spread
 
 
 @pytest.fixture
@@ -118,25 +111,3 @@ def test_one_thread_is_nothing_to_lend(allowed: Any) -> None:
     allowed(1)
     with kernels_first():
         assert torch.get_num_threads() == threads.allowed() == 1
-
-
-@pytest.mark.parametrize("strategy", [MeLON, S2Meta])
-@pytest.mark.parametrize(("kernel", "given"), [("numba", 1), ("torch", 2)])
-def test_a_step_leaves_pytorch_one_thread_where_a_kernel_serves(
-    strategy: Any, kernel: str, given: int, allowed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MELON_KERNEL", kernel)
-    allowed(2)
-    recommender = NCF({"dim": 4, "layers": (4, 3)}, seed=1)
-    updater, met = Updater(recommender, strategy(), seed=1), []
-    evidence = recommender.evidence
-
-    def seen(*given: Any, **more: Any) -> Any:
-        met.append(torch.get_num_threads())
-        return evidence(*given, **more)
-
-    monkeypatch.setattr(recommender, "evidence", seen)
-    for batch in toy_batches()[:2]:
-        updater.learn(batch)
-    assert set(met) == {given}
-    assert torch.get_num_threads() == 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.strategies.melon.kernels.compiled.arithmetic import (
+from melon.kernels.arithmetic import (
     E_TO_10,
     F0,
     F1,
@@ -20,8 +20,9 @@ from melon.strategies.melon.kernels.compiled.arithmetic import (
     log,
     logistic,
 )
-from melon.strategies.melon.kernels.compiled.types import Doubles, Floats, FloatTables
-from melon.strategies.melon.kernels.compiled.unrolling import registers, unrolled
+from melon.kernels.generator import registers, unrolled
+from melon.kernels.types import DOUBLE_CUBE, DOUBLE_TABLE, FLAG, INT, RANGE, SINGLE_TABLE, SINGLES, Signature
+from melon.types import Floats, Singles
 
 TILE = 256  # scalars in a tile
 STRIDE = TILE + 16  # away from powers of two, whose rows would fight for the same lines of the cache
@@ -39,8 +40,16 @@ SQUASHED = STRIDE * 6
 BACK = STRIDE * 7
 SCRATCH = STRIDE * 8
 
+_SCALARS: Signature = (RANGE, INT, SINGLE_TABLE, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABLE, SINGLES, FLAG)
+SIGNATURES: dict[str, Signature] = {
+    "scale_and_sign": (SINGLES, SINGLES, SINGLES),
+    "cell_logits": (*_SCALARS, SINGLE_TABLE, SINGLE_TABLE),
+    "cell_states": (*_SCALARS, SINGLE_TABLE, SINGLE_TABLE),
+    "cell_back": (*_SCALARS, SINGLE_TABLE, SINGLE_TABLE, DOUBLE_CUBE, DOUBLE_TABLE, DOUBLE_TABLE, DOUBLE_CUBE),
+}
 
-def scale_and_sign(values: Floats, scale: Floats, sign: Floats) -> None:
+
+def scale_and_sign(values: Singles, scale: Singles, sign: Singles) -> None:
     """What the cell sees of gradients and values (METHODS.md 4.5); its ε is too small to show in float32."""
     for t in range(values.size):
         size = abs(values[t])
@@ -52,15 +61,15 @@ def scale_and_sign(values: Floats, scale: Floats, sign: Floats) -> None:
 def cell_logits(
     blocks: tuple[int, int],
     per_block: int,
-    features: FloatTables,
-    weights: FloatTables,
-    bias: Floats,
-    start: Floats,
-    cell: FloatTables,
-    fresh: Floats,
+    features: Singles,
+    weights: Singles,
+    bias: Singles,
+    start: Singles,
+    cell: Singles,
+    fresh: Singles,
     normalise: bool,
-    head: FloatTables,
-    logits: FloatTables,
+    head: Singles,
+    logits: Singles,
 ) -> None:
     """What the heads say of the scalars of blocks[0] … blocks[1] − 1.
 
@@ -82,15 +91,15 @@ def cell_logits(
 def cell_states(
     blocks: tuple[int, int],
     per_block: int,
-    features: FloatTables,
-    weights: FloatTables,
-    bias: Floats,
-    start: Floats,
-    cell: FloatTables,
-    fresh: Floats,
+    features: Singles,
+    weights: Singles,
+    bias: Singles,
+    start: Singles,
+    cell: Singles,
+    fresh: Singles,
     normalise: bool,
-    out_hidden: FloatTables,
-    out_cell: FloatTables,
+    out_hidden: Singles,
+    out_cell: Singles,
 ) -> None:
     """The hidden state, normalised if so asked, and the cell state after one step, of the same scalars."""
     s, hidden = np.empty(SCRATCH, np.float32), np.empty((start.size, STRIDE), np.float32)
@@ -110,19 +119,19 @@ def cell_states(
 def cell_back(
     blocks: tuple[int, int],
     per_block: int,
-    features: FloatTables,
-    weights: FloatTables,
-    bias: Floats,
-    start: Floats,
-    cell: FloatTables,
-    fresh: Floats,
+    features: Singles,
+    weights: Singles,
+    bias: Singles,
+    start: Singles,
+    cell: Singles,
+    fresh: Singles,
     normalise: bool,
-    head: FloatTables,
-    slopes: FloatTables,
-    to_weights: Doubles,
-    to_bias: Doubles,
-    to_start: Doubles,
-    to_head: Doubles,
+    head: Singles,
+    slopes: Singles,
+    to_weights: Floats,
+    to_bias: Floats,
+    to_start: Floats,
+    to_head: Floats,
 ) -> None:
     """Gradients over the same scalars, block by block, from the slopes of the logits; every tile is computed again."""
     units = start.size
@@ -155,16 +164,16 @@ def cell_back(
 
 
 def load_unit(
-    s: Floats,
+    s: Singles,
     n: int,
     u: int,
     at: int,
-    features: FloatTables,
-    weights: FloatTables,
-    bias: Floats,
-    start: Floats,
-    cell: FloatTables,
-    fresh: Floats,
+    features: Singles,
+    weights: Singles,
+    bias: Singles,
+    start: Singles,
+    cell: Singles,
+    fresh: Singles,
 ) -> None:
     """A unit's pre-activations, and its cell state before: what scalars bring along, or the start of those without."""
     preactivations(s, n, u, at, features, weights, bias)
@@ -178,7 +187,7 @@ def load_unit(
             before[t] = began
 
 
-def unit(s: Floats, hidden: Floats) -> None:
+def unit(s: Singles, hidden: Singles) -> None:
     """One unit's step: gates, candidate, the cell state after it and its tanh, and the hidden state.
 
     One short loop after another: a single long one would wait for each result in turn.
@@ -196,13 +205,13 @@ def unit(s: Floats, hidden: Floats) -> None:
         hidden[t] = s[LEAVE + t] * s[SQUASHED + t]
 
 
-def opened(gate: Floats) -> None:
+def opened(gate: Singles) -> None:
     """σ of a pre-activation."""
     for t in range(gate.size):
         gate[t] = logistic(gate[t])
 
 
-def unit_back(s: Floats, n: int) -> None:
+def unit_back(s: Singles, n: int) -> None:
     """From the slope of the hidden state (BACK) those of the pre-activations and of the cell state before (BACK)."""
     for t in range(n):
         entry, forget, leave, candidate = s[ENTRY + t], s[FORGET + t], s[LEAVE + t], s[CANDIDATE + t]
@@ -215,9 +224,7 @@ def unit_back(s: Floats, n: int) -> None:
         s[BACK + t] = to_cell * forget
 
 
-def preactivations(
-    s: Floats, n: int, u: int, at: int, features: FloatTables, weights: FloatTables, bias: Floats
-) -> None:
+def preactivations(s: Singles, n: int, u: int, at: int, features: Singles, weights: Singles, bias: Singles) -> None:
     """Σ_k weights[k] · features[k] + bias, for the four rows of a unit."""
     units = bias.size // 4
     weight, constant, sums, line = registers(), registers(), registers(), registers()
@@ -238,7 +245,7 @@ def preactivations(
                 s[gate * STRIDE + t] = sums[gate]
 
 
-def to_features(to_weights: Doubles, slope: Floats, features: FloatTables, at: int) -> None:
+def to_features(to_weights: Floats, slope: Singles, features: Singles, at: int) -> None:
     """Add the gradient of one row of weights."""
     sums, line = registers(), registers()
     for first in range(0, to_weights.size, GROUP):
@@ -252,7 +259,7 @@ def to_features(to_weights: Doubles, slope: Floats, features: FloatTables, at: i
             to_weights[first + k] += sums[k]
 
 
-def normalised(hidden: FloatTables, mean: Floats, spread: Floats) -> None:
+def normalised(hidden: Singles, mean: Singles, spread: Singles) -> None:
     """LayerNorm over the units; `spread` is one over the deviation."""
     share = F1 / np.float32(hidden.shape[0])
     for t in range(mean.size):
@@ -271,9 +278,7 @@ def normalised(hidden: FloatTables, mean: Floats, spread: Floats) -> None:
             hidden[u, t] *= spread[t]
 
 
-def through_norm(
-    hidden: FloatTables, head: FloatTables, slopes: FloatTables, at: int, mean: Floats, along: Floats
-) -> None:
+def through_norm(hidden: Singles, head: Singles, slopes: Singles, at: int, mean: Singles, along: Singles) -> None:
     """The means over the units of the slope of the normalised state, and of its product with that state."""
     share = F1 / np.float32(hidden.shape[0])
     for t in range(mean.size):
@@ -288,13 +293,13 @@ def through_norm(
                 along[t] += weight * state[t] * slope[t]
 
 
-def before_norm(back: Floats, hidden: Floats, mean: Floats, spread: Floats, along: Floats) -> None:
+def before_norm(back: Singles, hidden: Singles, mean: Singles, spread: Singles, along: Singles) -> None:
     """From the slope of a unit's normalised state that of the state itself."""
     for t in range(back.size):
         back[t] = (back[t] - mean[t] - hidden[t] * along[t]) * spread[t]
 
 
-def from_heads(back: Floats, u: int, head: FloatTables, slopes: FloatTables, at: int) -> None:
+def from_heads(back: Singles, u: int, head: Singles, slopes: Singles, at: int) -> None:
     """The slope of a unit's state."""
     for t in range(back.size):
         back[t] = F0
@@ -304,7 +309,7 @@ def from_heads(back: Floats, u: int, head: FloatTables, slopes: FloatTables, at:
             back[t] += weight * slope[t]
 
 
-def weighed(out: Floats, weights: Floats, hidden: FloatTables) -> None:
+def weighed(out: Singles, weights: Singles, hidden: Singles) -> None:
     """Σ_u weights[u] · hidden[u]."""
     for t in range(out.size):
         out[t] = F0
@@ -318,7 +323,7 @@ def tanh(x: np.float32) -> np.float32:
     return F2 * logistic(x + x) - F1
 
 
-def dot(one: Floats, other: Floats) -> np.float32:
+def dot(one: Singles, other: Singles) -> np.float32:
     """Σ one · other."""
     found = F0
     for t in range(one.size):
@@ -326,7 +331,7 @@ def dot(one: Floats, other: Floats) -> np.float32:
     return found
 
 
-def total(values: Floats) -> np.float32:
+def total(values: Singles) -> np.float32:
     """The sum of some numbers."""
     found = F0
     for t in range(values.size):

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from melon.strategies.melon.kernels.compiled import arithmetic, generator
-from melon.strategies.melon.kernels.compiled.seam import Compiled, Suite, compiled
-from melon.strategies.melon.kernels.compiled.threads import spread
-from melon.strategies.melon.kernels.compiled.types import Floats
-from melon.strategies.s2meta.cell import Carried
-from melon.strategies.s2meta.compiled import cells
+from melon.kernels.policy import Loops
+from melon.kernels.s2meta import cells
+from melon.kernels.threads import spread
+from melon.types import Singles
 
 #: Scalars in a block, which one thread works on at a time.
 SCALARS = 1 << 12
 
+#: The cell state that scalars bring along (units × scalars), and which of them bring none: 1 there, else 0.
+Before = tuple[Tensor, Tensor]
+
 
 class CompiledCell:
-    """One step of the cell, in float32 on the processor."""
+    """One step of the cell, in float32 on the CPU."""
 
-    def __init__(self, entries: dict[str, Compiled]) -> None:
-        self._entries = entries
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
 
     def scale_and_sign(self, *values: Tensor) -> Tensor:
         """Two lines of features for each of some tensors."""
         lines = np.empty((2 * len(values), values[0].numel()), np.float32)
         for place, each in enumerate(values):
-            self._entries["scale_and_sign"](_array(each).reshape(-1), lines[2 * place], lines[2 * place + 1])
+            self._loops.scale_and_sign(_array(each).reshape(-1), lines[2 * place], lines[2 * place + 1])
         return torch.from_numpy(lines)
 
     def cell_logits(
@@ -42,13 +42,13 @@ class CompiledCell:
         bias: Tensor,
         start: Tensor,
         head: Tensor,
-        kept: Carried | None = None,
+        kept: Before | None = None,
         *,
         normalise: bool,
     ) -> Tensor:
         """What the heads say of each scalar, differentiable in everything but features and `kept`."""
         out: Tensor = _CellLogits.apply(  # type: ignore[no-untyped-call]
-            self._entries, features, kept, normalise, weights, bias, start, head
+            self._loops, features, kept, normalise, weights, bias, start, head
         )
         return out
 
@@ -58,7 +58,7 @@ class CompiledCell:
         weights: Tensor,
         bias: Tensor,
         start: Tensor,
-        kept: Carried | None = None,
+        kept: Before | None = None,
         *,
         normalise: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class CompiledCell:
         given = _given(features, weights, bias, start, kept, normalise)
         shape = (len(start), features.shape[1])
         hidden, cell = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        spread(_blocks(features), lambda some: self._entries["cell_states"](some, *given, hidden, cell))
+        spread(_blocks(features), lambda some: self._loops.cell_states(some, *given, hidden, cell))
         return torch.from_numpy(hidden), torch.from_numpy(cell)
 
 
@@ -74,19 +74,19 @@ class _CellLogits(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        entries: dict[str, Compiled],
+        loops: Loops,
         features: Tensor,
-        kept: Carried | None,
+        kept: Before | None,
         normalise: bool,
         weights: Tensor,
         bias: Tensor,
         start: Tensor,
         head: Tensor,
     ) -> Tensor:
-        ctx.entries, ctx.blocks, ctx.inputs = entries, _blocks(features), len(features)
+        ctx.loops, ctx.blocks, ctx.inputs = loops, _blocks(features), len(features)
         ctx.given = (*_given(features, weights, bias, start, kept, normalise), _array(head))
         logits = np.empty((len(head), features.shape[1]), np.float32)
-        spread(ctx.blocks, lambda some: entries["cell_logits"](some, *ctx.given, logits))
+        spread(ctx.blocks, lambda some: loops.cell_logits(some, *ctx.given, logits))
         return torch.from_numpy(logits)
 
     @staticmethod
@@ -95,45 +95,25 @@ class _CellLogits(Function):
         _, _, weights, bias, start, *_, head = ctx.given
         sums = tuple(np.zeros((ctx.blocks, *each.shape)) for each in (weights, bias, start, head))
         given = (*ctx.given, _array(slopes))
-        spread(ctx.blocks, lambda some: ctx.entries["cell_back"](some, *given, *sums))
+        spread(ctx.blocks, lambda some: ctx.loops.cell_back(some, *given, *sums))
         to_weights, *others = (torch.from_numpy(each.sum(0).astype(np.float32)) for each in sums)
         return None, None, None, None, to_weights[:, : ctx.inputs], *others
 
 
-def build() -> CompiledCell:
-    """The cell, from disk where a process on this machine has compiled it, else compiled now."""
-    signatures = _signatures()
-    text = generator.written("The cell of S2Meta", (arithmetic, cells), tuple(signatures))
-    return CompiledCell(compiled(Suite("cell", "the cell of S2Meta", "about a quarter of a minute", text, signatures)))
-
-
-def _signatures() -> dict[str, tuple[Any, ...]]:
-    flat, table, whole = numba.float32[::1], numba.float32[:, ::1], numba.int64
-    blocks = numba.types.UniTuple(whole, 2)  # type: ignore[no-untyped-call]  # numba is typed in parts
-    given = (blocks, whole, table, table, flat, flat, table, flat, numba.boolean)
-    sums = (numba.float64[:, :, ::1], numba.float64[:, ::1], numba.float64[:, ::1], numba.float64[:, :, ::1])
-    return {
-        "scale_and_sign": (flat, flat, flat),
-        "cell_logits": (*given, table, table),
-        "cell_states": (*given, table, table),
-        "cell_back": (*given, table, table, *sums),
-    }
-
-
 def _given(
-    features: Tensor, weights: Tensor, bias: Tensor, start: Tensor, kept: Carried | None, normalise: bool
+    features: Tensor, weights: Tensor, bias: Tensor, start: Tensor, kept: Before | None, normalise: bool
 ) -> tuple[Any, ...]:
     """What every loop is given, with features filled up to whole groups."""
     cell, fresh = np.empty((0, 0), np.float32), np.empty(0, np.float32)
     if kept is not None:
-        cell, fresh = _array(kept.cell), _array(kept.fresh)
+        cell, fresh = (_array(each) for each in kept)
     size = -(-len(features) // cells.GROUP) * cells.GROUP
     padded = _filled(_array(features), (size, features.shape[1]))
     wide = _filled(_array(weights), (len(weights), size))
     return SCALARS, padded, wide, _array(bias), _array(start), cell, fresh, normalise
 
 
-def _filled(values: Floats, shape: tuple[int, int]) -> Floats:
+def _filled(values: Singles, shape: tuple[int, int]) -> Singles:
     """The values, and zeros up to a shape."""
     if values.shape == shape:
         return values
@@ -146,6 +126,6 @@ def _blocks(features: Tensor) -> int:
     return -(-features.shape[1] // SCALARS)
 
 
-def _array(tensor: Tensor) -> Floats:
-    array: Floats = tensor.detach().numpy()
+def _array(tensor: Tensor) -> Singles:
+    array: Singles = tensor.detach().numpy()
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

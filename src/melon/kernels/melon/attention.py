@@ -8,22 +8,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.strategies.melon.kernels.compiled.arithmetic import F0, F1, LOWEST, NORM_EPSILON, exp
-from melon.strategies.melon.kernels.compiled.rows import scaled
-from melon.strategies.melon.kernels.compiled.tiles import fill, preprocessed
-from melon.strategies.melon.kernels.compiled.types import Doubles, FlagTables, Floats, FloatTables, Ints
+from melon.kernels.arithmetic import F0, F1, LOWEST, NORM_EPSILON, exp
+from melon.kernels.melon.rows import scaled
+from melon.kernels.melon.tiles import fill, preprocessed
+from melon.kernels.types import (
+    DOUBLE_TABLE,
+    DOUBLES,
+    FLAG_TABLE,
+    INTS,
+    SINGLE,
+    SINGLE_CUBE,
+    SINGLE_TABLE,
+    SINGLES,
+    Signature,
+)
+from melon.types import Flags, Floats, Ints, Singles
+
+SIGNATURES: dict[str, Signature] = {
+    "attend": (SINGLES, SINGLE, SINGLE_TABLE, SINGLE_CUBE, FLAG_TABLE, INTS, *[SINGLE_TABLE] * 3),
+    "attend_back": (SINGLE_TABLE, SINGLE_CUBE, FLAG_TABLE, INTS, *[SINGLE_TABLE] * 3, DOUBLES),
+    "unit_terms": (SINGLES, SINGLE_TABLE, SINGLE_TABLE, INTS, INTS, *[SINGLE_TABLE] * 4, SINGLES, *[SINGLE_TABLE] * 3),
+    "unit_terms_back": (SINGLES, INTS, INTS, *[SINGLE_TABLE] * 3, SINGLES, *[SINGLE_TABLE] * 5, *[DOUBLE_TABLE] * 3),
+}
 
 
 def attend(
-    attention: Floats,
+    attention: Singles,
     slope: np.float32,
-    nodes: FloatTables,
-    partners: FloatTables,
-    there: FlagTables,
+    nodes: Singles,
+    partners: Singles,
+    there: Flags,
     places: Ints,
-    joined: FloatTables,
-    weights: FloatTables,
-    leaks: FloatTables,
+    joined: Singles,
+    weights: Singles,
+    leaks: Singles,
 ) -> None:
     """[e ; Σ_k α_k e_k] of the targets at `places`; α and the slope of each score are kept for the way back."""
     own = nodes.shape[1]
@@ -48,14 +66,14 @@ def attend(
 
 
 def attend_back(
-    nodes: FloatTables,
-    partners: FloatTables,
-    there: FlagTables,
+    nodes: Singles,
+    partners: Singles,
+    there: Flags,
     places: Ints,
-    weights: FloatTables,
-    leaks: FloatTables,
-    to_gathered: FloatTables,
-    to_attention: Doubles,
+    weights: Singles,
+    leaks: Singles,
+    to_gathered: Singles,
+    to_attention: Floats,
 ) -> None:
     """Gradient of the attention vector, from that of Σ_k α_k e_k."""
     own = nodes.shape[1]
@@ -79,19 +97,19 @@ def attend_back(
 
 
 def unit_terms(
-    losses: Floats,
-    users: FloatTables,
-    items: FloatTables,
+    losses: Singles,
+    users: Singles,
+    items: Singles,
     user_at: Ints,
     item_at: Ints,
-    layer: FloatTables,
-    heads: FloatTables,
-    role: FloatTables,
-    normal: FloatTables,
-    spread: Floats,
-    out: FloatTables,
-    logits: FloatTables,
-    hidden: FloatTables,
+    layer: Singles,
+    heads: Singles,
+    role: Singles,
+    normal: Singles,
+    spread: Singles,
+    out: Singles,
+    logits: Singles,
+    hidden: Singles,
 ) -> None:
     """h = ReLU(LayerNorm(user's half + item's half + bias)) of each unit, and what its entries share.
 
@@ -123,21 +141,21 @@ def unit_terms(
 
 
 def unit_terms_back(
-    losses: Floats,
+    losses: Singles,
     user_at: Ints,
     item_at: Ints,
-    layer: FloatTables,
-    heads: FloatTables,
-    normal: FloatTables,
-    spread: Floats,
-    out: FloatTables,
-    to_logits: FloatTables,
-    to_hidden: FloatTables,
-    to_users: FloatTables,
-    to_items: FloatTables,
-    to_layer: Doubles,
-    to_heads: Doubles,
-    to_role: Doubles,
+    layer: Singles,
+    heads: Singles,
+    normal: Singles,
+    spread: Singles,
+    out: Singles,
+    to_logits: Singles,
+    to_hidden: Singles,
+    to_users: Singles,
+    to_items: Singles,
+    to_layer: Floats,
+    to_heads: Floats,
+    to_role: Floats,
 ) -> None:
     """Gradients of both halves, and of the three tables of weights."""
     width = layer.shape[1]
@@ -169,7 +187,7 @@ def unit_terms_back(
             to_role[2, j] += to_hidden[n, j]
 
 
-def dot(one: Floats, other: Floats) -> np.float32:
+def dot(one: Singles, other: Singles) -> np.float32:
     """Σ one · other."""
     total = F0
     for t in range(one.size):
@@ -177,7 +195,7 @@ def dot(one: Floats, other: Floats) -> np.float32:
     return total
 
 
-def add_scaled(out: Floats, values: Floats, factor: np.float32) -> None:
+def add_scaled(out: Singles, values: Singles, factor: np.float32) -> None:
     """out += factor · values."""
     for t in range(out.size):
         out[t] += values[t] * factor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.strategies.melon.kernels.compiled.arithmetic import (
+from melon.kernels.arithmetic import (
     E_TO_10,
     EPSILON,
     F0,
@@ -18,7 +18,8 @@ from melon.strategies.melon.kernels.compiled.arithmetic import (
     log,
     logistic,
 )
-from melon.strategies.melon.kernels.compiled.layout import (
+from melon.kernels.generator import registers, unrolled
+from melon.kernels.melon.layout import (
     APPLIED,
     BIAS,
     BLOCK,
@@ -40,8 +41,7 @@ from melon.strategies.melon.kernels.compiled.layout import (
     UPPER,
     WIDTH,
 )
-from melon.strategies.melon.kernels.compiled.types import Doubles, Floats
-from melon.strategies.melon.kernels.compiled.unrolling import registers, unrolled
+from melon.types import Floats, Singles
 
 
 def preprocessed(g: np.float32) -> tuple[np.float32, np.float32]:
@@ -51,13 +51,13 @@ def preprocessed(g: np.float32) -> tuple[np.float32, np.float32]:
     return log(size + EPSILON) * TENTH if large else -F1, (F1 if g > F0 else -F1) if large else g * E_TO_10
 
 
-def features(s: Floats) -> None:
+def features(s: Singles) -> None:
     """Scale and sign of the gradients, which lie in row SCALE."""
     for t in range(TILE):
         s[SCALE + t], s[SIGN + t] = preprocessed(s[SCALE + t])
 
 
-def first_layer(s: Floats, w: Floats) -> None:
+def first_layer(s: Singles, w: Singles) -> None:
     """LOWER holds each pair's own constant before, and the first hidden layer after."""
     of_scale, of_sign, of_theta = registers(), registers(), registers()
     for j in range(0, WIDTH, BLOCK):
@@ -71,7 +71,7 @@ def first_layer(s: Floats, w: Floats) -> None:
                 s[at + i * STRIDE + t] = F0 if x < F0 else x
 
 
-def first_layer_of_one(s: Floats, w: Floats, hidden: Floats) -> None:
+def first_layer_of_one(s: Singles, w: Singles, hidden: Singles) -> None:
     """The first hidden layer of pairs that share one constant."""
     of_scale, of_sign, of_theta, constant = registers(), registers(), registers(), registers()
     for j in range(0, WIDTH, BLOCK):
@@ -86,7 +86,7 @@ def first_layer_of_one(s: Floats, w: Floats, hidden: Floats) -> None:
                 s[at + i * STRIDE + t] = F0 if x < F0 else x
 
 
-def second_layer(s: Floats, w: Floats) -> None:
+def second_layer(s: Singles, w: Singles) -> None:
     """The second hidden layer into UPPER; RATE and FORGET, which hold the line's terms, become the logits."""
     weight, bias, to_rate, to_forget = registers(), registers(), registers(), registers()
     total, rate, forget, lower = registers(), registers(), registers(), registers()
@@ -117,19 +117,19 @@ def second_layer(s: Floats, w: Floats) -> None:
                 s[FORGET + u * PART + t] = forget[u]
 
 
-def moves(s: Floats) -> None:
+def moves(s: Singles) -> None:
     """APPLIED · σ(rate) − KEPT · (1 − σ(forget)) into RATE."""
     for t in range(TILE):
         s[RATE + t] = s[APPLIED + t] * logistic(s[RATE + t]) - s[KEPT + t] * logistic(-s[FORGET + t])
 
 
-def moves_without_forgetting(s: Floats) -> None:
+def moves_without_forgetting(s: Singles) -> None:
     """APPLIED · σ(rate) into RATE."""
     for t in range(TILE):
         s[RATE + t] = s[APPLIED + t] * logistic(s[RATE + t])
 
 
-def slopes(s: Floats) -> None:
+def slopes(s: Singles) -> None:
     """∂(γ · move)/∂logit into RATE and FORGET; −γ (1 − f), for the old values' gradient, into GAMMA."""
     for t in range(TILE):
         gamma = s[GAMMA + t]
@@ -139,7 +139,7 @@ def slopes(s: Floats) -> None:
         s[GAMMA + t] = -gamma * forgotten
 
 
-def heads_back(s: Floats, w: Floats, d: Doubles) -> None:
+def heads_back(s: Singles, w: Singles, d: Floats) -> None:
     """Gradients of the heads and of the second bias; UPPER becomes the slope of its pre-activation."""
     for k in range(WIDTH):
         at = UPPER + k * STRIDE
@@ -157,7 +157,7 @@ def heads_back(s: Floats, w: Floats, d: Doubles) -> None:
         d[BIAS + k] += of_bias
 
 
-def second_back(s: Floats, d: Doubles) -> None:
+def second_back(s: Singles, d: Floats) -> None:
     """Gradient of the second layer: sums over the tile of (slope of an upper unit) · (lower unit)."""
     total, slope, lower = registers(), registers(), registers()
     for k in range(0, WIDTH, BLOCK):
@@ -178,7 +178,7 @@ def second_back(s: Floats, d: Doubles) -> None:
                     d[SECOND + (k + i) * WIDTH + j + c] += total[i, c]
 
 
-def through_second(s: Floats, w: Floats) -> None:
+def through_second(s: Singles, w: Singles) -> None:
     """LOWER becomes the slope of its pre-activation."""
     weight, total, upper = registers(), registers(), registers()
     for j in range(0, WIDTH, BLOCK):
@@ -202,7 +202,7 @@ def through_second(s: Floats, w: Floats) -> None:
                     s[at + i * STRIDE + u * PART + t] = total[i, u] if on else F0
 
 
-def first_back(s: Floats, d: Doubles) -> None:
+def first_back(s: Singles, d: Floats) -> None:
     """Gradient of the first layer's three columns."""
     for j in range(WIDTH):
         at = LOWER + j * STRIDE
@@ -217,28 +217,28 @@ def first_back(s: Floats, d: Doubles) -> None:
         d[2 * WIDTH + j] += of_theta
 
 
-def network(s: Floats, w: Floats) -> None:
+def network(s: Singles, w: Singles) -> None:
     """From gradients, values and each pair's own constant in the tile to the logits."""
     features(s)
     first_layer(s, w)
     second_layer(s, w)
 
 
-def network_back(s: Floats, w: Floats, d: Doubles) -> None:
+def network_back(s: Singles, w: Singles, d: Floats) -> None:
     """The network once more, and the gradient of every weight; LOWER ends as the slope of each pair's own constant."""
     features(s)
     first_layer(s, w)
     layers_back(s, w, d)
 
 
-def network_back_of_one(s: Floats, w: Floats, hidden: Floats, d: Doubles) -> None:
+def network_back_of_one(s: Singles, w: Singles, hidden: Singles, d: Floats) -> None:
     """The same for pairs that share one constant."""
     features(s)
     first_layer_of_one(s, w, hidden)
     layers_back(s, w, d)
 
 
-def layers_back(s: Floats, w: Floats, d: Doubles) -> None:
+def layers_back(s: Singles, w: Singles, d: Floats) -> None:
     """From the first hidden layer up and back down."""
     second_layer(s, w)
     slopes(s)
@@ -248,7 +248,7 @@ def layers_back(s: Floats, w: Floats, d: Doubles) -> None:
     first_back(s, d)
 
 
-def load(s: Floats, row: int, values: Floats) -> None:
+def load(s: Singles, row: int, values: Singles) -> None:
     """Put values at the start of a row, and zeros after them."""
     inside = s[row : row + TILE]
     for t in range(values.size):
@@ -257,13 +257,13 @@ def load(s: Floats, row: int, values: Floats) -> None:
         inside[t] = F0
 
 
-def fill(values: Floats, value: np.float32) -> None:
+def fill(values: Singles, value: np.float32) -> None:
     """The same number everywhere."""
     for t in range(values.size):
         values[t] = value
 
 
-def added(values: Floats) -> np.float32:
+def added(values: Singles) -> np.float32:
     """The sum of some numbers of a tile."""
     total = F0
     for t in range(values.size):

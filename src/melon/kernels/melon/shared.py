@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.strategies.melon.kernels.compiled.arithmetic import F0
-from melon.strategies.melon.kernels.compiled.layout import (
+from melon.kernels.arithmetic import F0
+from melon.kernels.melon.layout import (
     APPLIED,
     FORGET,
     GAMMA,
@@ -24,7 +24,7 @@ from melon.strategies.melon.kernels.compiled.layout import (
     TILE,
     WIDTH,
 )
-from melon.strategies.melon.kernels.compiled.tiles import (
+from melon.kernels.melon.tiles import (
     added,
     features,
     fill,
@@ -35,21 +35,29 @@ from melon.strategies.melon.kernels.compiled.tiles import (
     network_back_of_one,
     second_layer,
 )
-from melon.strategies.melon.kernels.compiled.types import Doubles, Floats, FloatTables, Ints
+from melon.kernels.types import DOUBLE_TABLE, INT, RANGE, SINGLE, SINGLE_CUBE, SINGLE_TABLE, SINGLES, Signature
+from melon.types import Floats, Ints, Singles
+
+_FACTORS: Signature = (SINGLE_TABLE, SINGLE_CUBE, SINGLE_CUBE)
+_UNITS: Signature = (RANGE, INT, *_FACTORS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, SINGLE, SINGLE)
+SIGNATURES: dict[str, Signature] = {
+    "shared_forward": (*_UNITS, SINGLE_TABLE),
+    "shared_backward": (*_UNITS, SINGLE_TABLE, DOUBLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
+}
 
 
 def shared_forward(
     blocks: tuple[int, int],
     per_block: int,
-    theta: FloatTables,
-    left: FloatTables,
-    right: FloatTables,
-    hidden: FloatTables,
-    logits: FloatTables,
-    w: Floats,
+    theta: Singles,
+    left: Singles,
+    right: Singles,
+    hidden: Singles,
+    logits: Singles,
+    w: Singles,
     step: float,
     share: float,
-    out: FloatTables,
+    out: Singles,
 ) -> None:
     """Σ_x (step · σ(rate) g − share · (1 − f) θ) over the units of each block, into the block's line of `out`."""
     s, forgets = np.zeros(SCRATCH, np.float32), share != F0
@@ -78,18 +86,18 @@ def shared_forward(
 def shared_backward(
     blocks: tuple[int, int],
     per_block: int,
-    theta: FloatTables,
-    left: FloatTables,
-    right: FloatTables,
-    hidden: FloatTables,
-    logits: FloatTables,
-    w: Floats,
+    theta: Singles,
+    left: Singles,
+    right: Singles,
+    hidden: Singles,
+    logits: Singles,
+    w: Singles,
     step: float,
     share: float,
-    gamma: FloatTables,
-    to_weights: Doubles,
-    to_hidden: FloatTables,
-    to_logits: FloatTables,
+    gamma: Singles,
+    to_weights: Floats,
+    to_hidden: Singles,
+    to_logits: Singles,
 ) -> None:
     """Gradients over the same units, with γ for each entry: of weights block by block, and of units' terms."""
     s, forgets = np.zeros(SCRATCH, np.float32), share != F0
@@ -113,7 +121,7 @@ def shared_backward(
                 to_logits[x, 1] += added(s[FORGET : FORGET + TILE])
 
 
-def alive(factors: FloatTables, places: Ints, everywhere: bool) -> int:
+def alive(factors: Singles, places: Ints, everywhere: bool) -> int:
     """Where any branch's factor is not exactly 0 (or everywhere); returns how many places that are."""
     count = 0
     for place in range(factors.shape[1]):
@@ -126,7 +134,7 @@ def alive(factors: FloatTables, places: Ints, everywhere: bool) -> int:
     return count
 
 
-def gather(table: FloatTables, rows: Ints, columns: Ints, out: Floats) -> None:
+def gather(table: Singles, rows: Ints, columns: Ints, out: Singles) -> None:
     """The entries of some rows and columns, one row after another."""
     wide = columns.size
     for r in range(rows.size):
@@ -139,7 +147,7 @@ def gather(table: FloatTables, rows: Ints, columns: Ints, out: Floats) -> None:
                 target[c] = line[columns[c]]
 
 
-def scatter(moved: Floats, rows: Ints, columns: Ints, out: Floats, dim: int) -> None:
+def scatter(moved: Singles, rows: Ints, columns: Ints, out: Singles, dim: int) -> None:
     """Add what was gathered to its places."""
     wide = columns.size
     for r in range(rows.size):
@@ -152,7 +160,7 @@ def scatter(moved: Floats, rows: Ints, columns: Ints, out: Floats, dim: int) -> 
                 line[columns[c]] += source[c]
 
 
-def expand(left: FloatTables, right: FloatTables, rows: Ints, columns: Ints, out: Floats) -> None:
+def expand(left: Singles, right: Singles, rows: Ints, columns: Ints, out: Singles) -> None:
     """Σ_b left[b] ⊗ right[b] at some rows and columns."""
     wide = columns.size
     packed = np.empty(wide, np.float32)
@@ -169,7 +177,7 @@ def expand(left: FloatTables, right: FloatTables, rows: Ints, columns: Ints, out
                     target[c] += factor * packed[c]
 
 
-def load_unit(s: Floats, values: Floats, gradient: Floats, logits: Floats, step: float, share: float) -> None:
+def load_unit(s: Singles, values: Singles, gradient: Singles, logits: Singles, step: float, share: float) -> None:
     """Some pairs of one unit; the rest of the tile is zeros."""
     load(s, THETA, values)
     load(s, SCALE, gradient)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.strategies.melon.kernels.compiled.arithmetic import F0, F1
-from melon.strategies.melon.kernels.compiled.layout import (
+from melon.kernels.arithmetic import F0, F1
+from melon.kernels.melon.layout import (
     APPLIED,
     FEW,
     FORGET,
@@ -25,14 +25,22 @@ from melon.strategies.melon.kernels.compiled.layout import (
     TILE,
     WIDTH,
 )
-from melon.strategies.melon.kernels.compiled.tiles import (
+from melon.kernels.melon.tiles import (
     added,
     fill,
     moves,
     network,
     network_back,
 )
-from melon.strategies.melon.kernels.compiled.types import Doubles, Floats, FloatTables, Ints
+from melon.kernels.types import DOUBLE_TABLE, INT, INTS, RANGE, SINGLE_TABLE, SINGLES, Signature
+from melon.types import Floats, Ints, Singles
+
+_LINES: Signature = (RANGE, INT, INTS, INTS, INTS, *[SINGLE_TABLE] * 6, SINGLES)
+SIGNATURES: dict[str, Signature] = {
+    "rows_forward": (*_LINES, SINGLES),
+    "rows_backward": (*_LINES, SINGLE_TABLE, DOUBLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLES),
+    "fold": (SINGLE_TABLE, INTS, SINGLE_TABLE),
+}
 
 
 def rows_forward(
@@ -41,14 +49,14 @@ def rows_forward(
     row: Ints,
     unit: Ints,
     source: Ints,
-    values: FloatTables,
-    applied: FloatTables,
-    seen: FloatTables,
-    hidden: FloatTables,
-    logits: FloatTables,
-    shares: FloatTables,
-    w: Floats,
-    out: Floats,
+    values: Singles,
+    applied: Singles,
+    seen: Singles,
+    hidden: Singles,
+    logits: Singles,
+    shares: Singles,
+    w: Singles,
+    out: Singles,
 ) -> None:
     """Moves of the lines of blocks[0] … blocks[1] − 1.
 
@@ -72,18 +80,18 @@ def rows_backward(
     row: Ints,
     unit: Ints,
     source: Ints,
-    values: FloatTables,
-    applied: FloatTables,
-    seen: FloatTables,
-    hidden: FloatTables,
-    logits: FloatTables,
-    shares: FloatTables,
-    w: Floats,
-    gamma: FloatTables,
-    to_weights: Doubles,
-    to_hidden: FloatTables,
-    to_logits: FloatTables,
-    to_old: Floats,
+    values: Singles,
+    applied: Singles,
+    seen: Singles,
+    hidden: Singles,
+    logits: Singles,
+    shares: Singles,
+    w: Singles,
+    gamma: Singles,
+    to_weights: Floats,
+    to_hidden: Singles,
+    to_logits: Singles,
+    to_old: Singles,
 ) -> None:
     """Gradients of the same lines: of weights block by block, of each line's terms, and of the old values.
 
@@ -104,18 +112,18 @@ def rows_backward(
 
 
 def load_lines(
-    s: Floats,
+    s: Singles,
     at: int,
     count: int,
     row: Ints,
     unit: Ints,
     source: Ints,
-    values: FloatTables,
-    applied: FloatTables,
-    seen: FloatTables,
-    hidden: FloatTables,
-    logits: FloatTables,
-    shares: FloatTables,
+    values: Singles,
+    applied: Singles,
+    seen: Singles,
+    hidden: Singles,
+    logits: Singles,
+    shares: Singles,
 ) -> None:
     """Pairs at … at + count − 1, each with its line's terms; the rest of the tile is zeros."""
     entries = values.shape[1]
@@ -152,7 +160,7 @@ def load_lines(
         p = stop
 
 
-def load_gamma(s: Floats, at: int, count: int, row: Ints, gamma: FloatTables) -> None:
+def load_gamma(s: Singles, at: int, count: int, row: Ints, gamma: Singles) -> None:
     """Each pair's γ, which is that of its row."""
     entries = gamma.shape[1]
     if entries < FEW:
@@ -168,7 +176,7 @@ def load_gamma(s: Floats, at: int, count: int, row: Ints, gamma: FloatTables) ->
         p = stop
 
 
-def unload_lines(s: Floats, at: int, count: int, entries: int, to_hidden: FloatTables, to_logits: FloatTables) -> None:
+def unload_lines(s: Singles, at: int, count: int, entries: int, to_hidden: Singles, to_logits: Singles) -> None:
     """Add the slopes of a tile's pairs to those of their lines."""
     if entries < FEW:
         for p in range(count):
@@ -189,13 +197,13 @@ def unload_lines(s: Floats, at: int, count: int, entries: int, to_hidden: FloatT
         p = stop
 
 
-def share_gamma(s: Floats, at: int, count: int, entries: int, row: Ints, shares: FloatTables, to_old: Floats) -> None:
+def share_gamma(s: Singles, at: int, count: int, entries: int, row: Ints, shares: Singles, to_old: Singles) -> None:
     """∂(γ · move)/∂old = −share · (1 − f) · γ."""
     for p in range(count):
         to_old[at + p] = s[GAMMA + p] * shares[row[(at + p) // entries], 1]
 
 
-def fold(lines: FloatTables, places: Ints, out: FloatTables) -> None:
+def fold(lines: Singles, places: Ints, out: Singles) -> None:
     """Add each line to its place, in order."""
     for line in range(lines.shape[0]):
         target, source = out[places[line]], lines[line]
@@ -203,7 +211,7 @@ def fold(lines: FloatTables, places: Ints, out: FloatTables) -> None:
             target[entry] += source[entry]
 
 
-def scaled(out: Floats, values: Floats, factor: np.float32) -> None:
+def scaled(out: Singles, values: Singles, factor: np.float32) -> None:
     """out = factor · values."""
     for t in range(out.size):
         out[t] = values[t] * factor

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Evidence, Examples, losses_by_evidence
-from melon.recommenders.factor_kernel import quick_dots
+from melon.recommenders.factorisation import compiled_dots
 from melon.recommenders.ncf import NCF
 from melon.tables import Clock, Table, TableSpec
-
-pytest.importorskip("numba")
 
 
 def bpr(dtype: torch.dtype = torch.float32, users: int = 12, items: int = 15, **settings: Any) -> BPR:
@@ -59,11 +57,11 @@ def test_dots_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch, half_life: f
     rows, named = torch.tensor([4, 9, 2, 0, 30]), torch.randint(0, 5, (7, 6), generator=generator)
     factors = torch.randn(7, 9, generator=generator)
     monkeypatch.setenv("MELON_KERNEL", "numba")
-    found = quick_dots(factors, table, rows, named.numpy())
+    found = compiled_dots(factors, table, rows, named.numpy())
     assert found is not None
     torch.testing.assert_close(found, (table.gather(rows)[named] * factors[:, None]).sum(-1))
     assert not found[named == 4].any()
-    assert quick_dots(factors.double(), table, rows, named.numpy()) is None
+    assert compiled_dots(factors.double(), table, rows, named.numpy()) is None
 
 
 def test_equal_rows_tie_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

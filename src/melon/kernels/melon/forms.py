@@ -1,17 +1,13 @@
-"""What kernels are given: the pair network, what a unit's entries share, touches of rows, units and their targets."""
+"""Arguments of MeLON's kernels: the pair network, the terms of units, touches of rows, and the targets of units."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from melon.types import Ints
-
-Doubles = npt.NDArray[np.float64]
+from melon.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,8 @@ class RowTouches:
     source: Ints
     gradient: Tensor
     feature: Tensor
-    scale: Doubles
-    share: Doubles | None
+    scale: Floats
+    share: Floats | None
 
 
 @dataclass(frozen=True)

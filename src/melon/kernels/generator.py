@@ -1,8 +1,8 @@
-"""Writes the kernels out for one width: constants become numbers, marked loops are unrolled, registers get names.
+"""Writes kernels out as text for numba: constants become numbers, marked loops are unrolled, registers get names.
 
-The kernels (`tiles`, `rows`, `shared`, …) are ordinary Python that also runs as it stands, slowly. Compilers keep
-numbers in registers only where each has a name of its own, so what is marked with `unrolled` and `registers` is written
-out before numba sees it. docs/kernel.md explains what it buys.
+Kernels are ordinary Python that also runs as it stands, slowly. Compilers keep numbers in registers only where each has
+a name of its own, so what is marked with `unrolled` and `registers` is written out before numba sees it. docs/kernel.md
+explains what it buys.
 """
 
 from __future__ import annotations
@@ -13,26 +13,12 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
 
-from melon.strategies.melon.kernels.compiled import arithmetic, attention, layout, rows, shared, tiles
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Widths are rounded up to multiples of this, so that most settings meet the same compiled kernel.
 STEP = 20
-#: Kernels that are called from Python.
-ENTRIES = (
-    "rows_forward",
-    "rows_backward",
-    "fold",
-    "shared_forward",
-    "shared_backward",
-    "attend",
-    "attend_back",
-    "unit_terms",
-    "unit_terms_back",
-)
-#: In the order in which they build on each other.
-KERNELS: tuple[ModuleType, ...] = (arithmetic, tiles, rows, shared, attention)
-
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -42,38 +28,61 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
+def unrolled(count: int) -> range:
+    """Mark of a loop: `for i in unrolled(n)` is written out n times, with i as a number."""
+    return range(count)
+
+
+def registers() -> Any:
+    """Mark of a local: with `x = registers()`, x[i, j] becomes a local variable of its own, x_i_j."""
+    return {}
+
+
+def inlined(function: Function) -> Function:
+    """Mark of a function that is put into its callers before anything is compiled."""
+    return function
+
+
 def padded(width: int) -> int:
     """The number of units that are computed for a width: those beyond it have zero weights and add exactly nothing."""
     return -(-width // STEP) * STEP
 
 
-def sizes(width: int) -> dict[str, int]:
-    """The constants of `layout` for a padded width."""
-    found: dict[str, int] = {}
-    for statement in _sized(width).body:
+def sized(layout: ModuleType, width: int) -> ast.Module:
+    """The constants of a layout for a padded width."""
+    assigned = [each for each in ast.parse(inspect.getsource(layout)).body if isinstance(each, ast.Assign)]
+    for statement in assigned:
+        if ast.unparse(statement.targets[0]) == "WIDTH":
+            statement.value = ast.Constant(width)
+    return ast.fix_missing_locations(ast.Module(list(assigned), []))
+
+
+def numbers(constants: ast.Module) -> dict[str, int]:
+    """The values of assigned constants, by name."""
+    values: dict[str, int] = {}
+    for statement in constants.body:
         assert isinstance(statement, ast.Assign)
-        found[ast.unparse(statement.targets[0])] = _value(statement.value, found)
-    return found
-
-
-def source(width: int) -> str:
-    """The text of all kernels for a padded width."""
-    return written(f"Kernels for {width} units", KERNELS, ENTRIES, ast.unparse(_sized(width)), sizes(width))
+        values[ast.unparse(statement.targets[0])] = _value(statement.value, values)
+    return values
 
 
 def written(
     title: str,
     modules: Sequence[ModuleType],
     entries: Sequence[str],
-    sized: str = "",
+    sizes: str = "",
     constants: Mapping[str, int] = MappingProxyType({}),
+    *,
+    exact: bool = False,
 ) -> str:
     """The text of some modules of kernels, those that build on others last; `entries` are called from Python."""
+    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, inlined, part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
+        "import math",
         "import numpy as np",
-        "from melon.strategies.melon.kernels.compiled.seam import entry, part",
-        sized,
+        f"from melon.kernels.build import {decorators}",
+        sizes,
     ]
     for module in modules:
         for statement in ast.parse(inspect.getsource(module)).body:
@@ -84,21 +93,13 @@ def written(
     return "\n\n".join(parts) + "\n"
 
 
-def _sized(width: int) -> ast.Module:
-    tree = ast.parse(inspect.getsource(layout))
-    kept = [statement for statement in tree.body if isinstance(statement, ast.Assign)]
-    for statement in kept:
-        if ast.unparse(statement.targets[0]) == "WIDTH":
-            statement.value = ast.Constant(width)
-    return ast.fix_missing_locations(ast.Module(list(kept), []))
-
-
 def _written_out(function: ast.FunctionDef, constants: Mapping[str, int], entries: Sequence[str]) -> ast.FunctionDef:
     function = _Unroller(constants).visit(function)
     for argument in function.args.args:
         argument.annotation = None
     function.returns = None
-    function.decorator_list = [ast.Name("entry" if function.name in entries else "part")]
+    if not function.decorator_list:
+        function.decorator_list = [ast.Name("entry" if function.name in entries else "part")]
     return ast.fix_missing_locations(function)
 
 
@@ -121,31 +122,31 @@ class _Unroller(ast.NodeTransformer):
             return self.generic_visit(node)
         assert isinstance(node.iter, ast.Call)
         assert isinstance(node.target, ast.Name)
-        written: list[ast.AST] = []
-        for number in range(self._known(node.iter.args[0])):
+        statements: list[ast.AST] = []
+        for number in range(self._number(node.iter.args[0])):
             self._numbers[node.target.id] = number
             for statement in copy.deepcopy(node.body):
-                found = self.visit(statement)
-                written += found if isinstance(found, list) else [found]
+                written = self.visit(statement)
+                statements += written if isinstance(written, list) else [written]
         del self._numbers[node.target.id]
-        return written
+        return statements
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if not (isinstance(node.value, ast.Name) and node.value.id in self._registers):
             return self.generic_visit(node)
         places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return ast.Name("_".join([node.value.id, *(str(self._known(place)) for place in places)]), node.ctx)
+        return ast.Name("_".join([node.value.id, *(str(self._number(place)) for place in places)]), node.ctx)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(self._numbers[node.id]) if node.id in self._numbers else node
 
-    def _known(self, expression: ast.expr) -> int:
+    def _number(self, expression: ast.expr) -> int:
         """The value of an expression of constants and numbers of unrolled loops."""
         return _value(expression, {**self._constants, **self._numbers})
 
 
 def _value(expression: ast.expr, names: Mapping[str, int]) -> int:
-    """What an expression of whole numbers, names, +, -, * and // comes to."""
+    """The value of an expression of whole numbers, names, +, -, * and //."""
     if isinstance(expression, ast.Constant) and isinstance(expression.value, int):
         return expression.value
     if isinstance(expression, ast.Name):

@@ -1,10 +1,5 @@
-"""S2Meta's compiled cell against the reference: every output and gradient, whole steps, and the choice of cell."""
+"""S2Meta's compiled cell against PyTorch in float64: every output and gradient."""
 
-import logging
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,20 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_scenes import require_whole_steps_agree, updater_with_a_past
 from torch import Tensor
 
-from melon.learning.updater import Updater
+from melon.kernels.s2meta import cells, functions
 from melon.strategies.s2meta import cell as reference
-from melon.strategies.s2meta import kernel as choice
 from melon.strategies.s2meta.cell import Carried
-from melon.strategies.s2meta.kernel import ReferenceCell, cell_kernel, warm_up
-from melon.strategies.s2meta.strategy import S2Meta
-from melon.stream.batch import Batch
-
-pytest.importorskip("numba")
-
-from melon.strategies.s2meta.compiled import cells, functions
+from melon.strategies.s2meta.kernel import cell_kernel
 
 #: Of the largest number of each tensor: what float32 gives.
 CLOSE = 3e-6
@@ -83,7 +70,7 @@ class Drawn:
 
 def compiled_cell() -> Any:
     found = cell_kernel(LIKE)
-    assert not isinstance(found, ReferenceCell)
+    assert found is not reference
     return found
 
 
@@ -187,85 +174,5 @@ def test_the_size_of_blocks_changes_next_to_nothing(scalars: int, monkeypatch: p
     assert_close(exact, drawn.everything(compiled_cell(), torch.float32, normalise=True))
 
 
-CELLS: dict[str, dict[str, Any]] = {
-    "A": {},
-    "A persist": {"state": "persist"},
-    "B": {"variant": "B", "width": 20},
-    "B persist": {"variant": "B", "state": "persist"},
-    "fading": {"fading": 50.0},
-}
-
-
-def updater_of(kind: str, settings: dict[str, Any]) -> tuple[Updater, Batch]:
-    return updater_with_a_past(kind, S2Meta(settings))
-
-
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("option", CELLS)
-@pytest.mark.parametrize("kind", ["bpr", "ncf"])
-def test_whole_steps_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {**CELLS[option], "meta_lr": 0.02}
-    require_whole_steps_agree(kind, lambda: S2Meta(told), monkeypatch, trained=trained, atol=4e-6)
-
-
-class TestTheChoice:
-    @pytest.mark.parametrize(("asked", "is_compiled"), [("torch", False), ("numba", True), ("auto", True), ("", True)])
-    def test_the_variable_decides(self, asked: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("MELON_KERNEL", asked)
-        assert isinstance(cell_kernel(LIKE), ReferenceCell) is not is_compiled
-
-    def test_float64_goes_to_the_reference(self) -> None:
-        assert isinstance(cell_kernel(LIKE.double()), ReferenceCell)
-
-    def test_while_it_compiles_in_the_background_the_reference_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        build = functions.build
-
-        def slowly() -> functions.CompiledCell:
-            time.sleep(0.3)
-            return build()
-
-        monkeypatch.setattr(functions, "build", slowly)
-        monkeypatch.setattr(choice, "_STOCK", choice._stock())
-        warm_up(in_background=True)
-        assert isinstance(cell_kernel(LIKE), ReferenceCell)
-        until = time.monotonic() + 120
-        while isinstance(cell_kernel(LIKE), ReferenceCell):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-    def test_a_compiler_that_fails_leaves_the_reference(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def fails() -> functions.CompiledCell:
-            raise RuntimeError("no such processor")
-
-        monkeypatch.setattr(functions, "build", fails)
-        monkeypatch.setattr(choice, "_STOCK", choice._stock())
-        with caplog.at_level(logging.WARNING, logger="melon"):
-            assert all(isinstance(cell_kernel(LIKE), ReferenceCell) for _ in range(2))
-        assert [record.getMessage().count("no such processor") for record in caplog.records] == [1]
-
-    @pytest.mark.parametrize(("asked", "works"), [("auto", True), ("torch", True), ("numba", False)])
-    def test_without_numba(self, asked: str, works: bool) -> None:
-        """PyTorch serves, with one line on stderr where nobody asked for it; asked for by name, it is an error."""
-        code = """
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "numba" else found(name, *more)
-import sys
-sys.modules["numba"] = None
-import torch
-from melon.strategies.s2meta.kernel import cell_kernel
-for _ in range(2):
-    print(type(cell_kernel(torch.ones(1))).__name__)
-"""
-        environment = {**os.environ, "MELON_KERNEL": asked}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
-        )
-        if works:
-            assert done.stdout.split() == ["ReferenceCell"] * 2, done.stderr
-            assert done.stderr.count("melon-recommender[fast]") == (asked == "auto")
-        else:
-            assert "melon-recommender[fast]" in done.stderr
-            assert done.returncode
+def test_float64_goes_to_pytorch() -> None:
+    assert cell_kernel(LIKE.double()) is reference

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from melon.strategies.melon.kernels.forms import Doubles, RateNetwork, RowTouches, UnitTerms
+from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
 from melon.strategies.melon.touches import SharedLines
 from melon.strategies.preprocess import preprocess
-from melon.types import Ints
+from melon.types import Floats, Ints
 
 RATE, FORGET = 0, 1
 #: Pairs of a shared weight that are worked on at a time.
@@ -70,7 +70,7 @@ def _places(places: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(places).to(like.device)
 
 
-def _column(numbers: Doubles, like: Tensor) -> Tensor:
+def _column(numbers: Floats, like: Tensor) -> Tensor:
     return torch.from_numpy(numbers).to(like.device, like.dtype)[:, None]
 
 
