@@ -95,37 +95,27 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     strategy: Any, monkeypatch: pytest.MonkeyPatch, nothing_loaded: None
 ) -> None:
     """Loops that round differently are waited for; numpy serves for those of a stream, which give the same integers."""
-    wanted, used, original = learned(strategy), [], build.compiled
-    begin, begun = threading.Event(), threading.Event()
-    for held in (policy._ready, (policy._requests and {}) or policy._failed):
-        held.clear()
+    wanted, original = learned(strategy), build.compiled
+    policy._ready.clear()
+    built, begun, go_on = [], threading.Event(), threading.Event()
 
     def slowly(name: str, width: int = 0) -> SimpleNamespace:
-        if threading.current_thread() is not threading.main_thread():
-            begun.set()
-            begin.wait(0.2)
-        used.append(name)
+        begun.set()
+        assert go_on.wait(60)
+        built.append(name)
         return original(name, width)
 
     monkeypatch.setattr(build, "compiled", slowly)
-    policy.warm_up("stream", "factor", "neighbours", "blend", ("melon", 20), "s2meta", in_background=True)
+    thread = policy.warm_up("stream", "factor", "neighbours", "blend", ("melon", 20), "s2meta", in_background=True)
+    assert thread is not None
     assert begun.wait(60)
     assert policy.load("stream") is None
+    threading.Timer(0.2, go_on.set).start()
     got = learned(strategy)
-    begin.set()
     for name, table in wanted.items():
         assert np.array_equal(table, got[name]), name
-    for key in list(policy._locks):
-        with policy._locks[key]:
-            pass
-    assert len(used) == len(set(used))  # nothing is compiled twice
-
-
-def test_a_background_warm_up_ends_with_everything_ready(nothing_loaded: None) -> None:
-    policy.warm_up("stream", "factor", in_background=True)
-    (thread,) = [each for each in threading.enumerate() if each.name == "melon-kernel-warm-up"]
     thread.join(120)
-    assert set(policy._ready) == {("stream", 0), ("factor", 0)}
+    assert sorted(built) == ["blend", "factor", "melon", "neighbours", "s2meta", "stream"]  # nothing twice
     assert not policy._coming
     assert policy.load("stream") is not None
 

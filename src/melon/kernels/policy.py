@@ -61,16 +61,18 @@ def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | No
     return loops
 
 
-def warm_up(*suites: Wanted, in_background: bool = False) -> None:
-    """Have suites ready before they are needed: now, or by a background thread."""
+def warm_up(*suites: Wanted, in_background: bool = False) -> threading.Thread | None:
+    """Have suites ready before they are needed: now, or by a background thread, which is returned."""
     keys = [each if isinstance(each, tuple) else (each, 0) for each in suites]
     if not compiled():
-        return
+        return None
     if not in_background:
         _prepare(keys)
-        return
+        return None
     _coming.update(keys)
-    threading.Thread(target=_prepare, args=(keys,), name="melon-kernel-warm-up", daemon=True).start()
+    thread = threading.Thread(target=_prepare, args=(keys,), name="melon-kernel-warm-up", daemon=True)
+    thread.start()
+    return thread
 
 
 def _choice() -> str:
