@@ -258,10 +258,10 @@ class MindsTheOrder(Default):
         return torch.linspace(0.5, 1.5, len(situation.examples), dtype=situation.evidence.losses.dtype)
 
     def propose(self, situation: Situation) -> Proposal:
-        return self._stepper.propose(situation, self._weights(situation))
+        return self._optimizer.propose(situation, self._weights(situation))
 
     def learning_rates(self, situation: Situation) -> LearningRates:
-        return self._stepper.learning_rates(situation, self._weights(situation))
+        return self._optimizer.learning_rates(situation, self._weights(situation))
 
 
 class NeedsMany(Default):
@@ -294,7 +294,7 @@ class Forgetful(Default):
     """Does not hand its step count to checkpoints, though its steps depend on it."""
 
     def propose(self, situation: Situation) -> Proposal:
-        scale = 1 / (1 + self._stepper.steps)
+        scale = 1 / (1 + self._optimizer.steps)
         proposal = super().propose(situation)
         old = situation.values
         values = {name: old[name] + scale * (new - old[name]) for name, new in proposal.values.items()}

@@ -13,7 +13,6 @@ from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.base import Surroundings
-from melon.strategies.learned import LearnedSettings, MetaAdam
 from melon.strategies.melon.interactions import InteractionModel, Side
 from melon.strategies.melon.pairs import PairModel
 from melon.strategies.melon.presets import RATE_PRESETS
@@ -232,41 +231,3 @@ class TestInitialValues:
             strategy = FAMILY["melon"](RATE_PRESETS["code"])
             Updater(make(), strategy)
             assert sum(value.numel() for value in strategy.parameters().values()) == wanted
-
-
-class TestMetaAdam:
-    @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-    @pytest.mark.parametrize("clip", [None, 0.25])
-    def test_equals_torchs(self, weight_decay: float, clip: float | None) -> None:
-        generator = torch.Generator().manual_seed(4)
-
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, dtype=DTYPE)
-
-        ours = {"a": draw(3, 4).requires_grad_(), "b.bias": draw(5).requires_grad_()}
-        theirs = {name: value.detach().clone().requires_grad_() for name, value in ours.items()}
-        groups = [{"params": [theirs["a"]], "weight_decay": weight_decay}, {"params": [theirs["b.bias"]]}]
-        twin = torch.optim.Adam(groups, lr=0.01)
-        adam = MetaAdam(LearnedSettings(meta_lr=0.01, meta_weight_decay=weight_decay, meta_clip=clip))
-        for _ in range(8):
-            gradients = {name: draw(*value.shape) for name, value in ours.items()}
-            adam.step(ours, gradients)
-            for name, value in theirs.items():
-                value.grad = gradients[name].clone()
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(theirs.values(), clip)
-            twin.step()
-        for name, value in ours.items():
-            torch.testing.assert_close(value, theirs[name], rtol=1e-11, atol=1e-14)
-
-    def test_its_memory_is_all_of_it(self) -> None:
-        one, other = (MetaAdam(LearnedSettings()) for _ in range(2))
-        values = {"a": torch.ones(3, dtype=DTYPE, requires_grad=True)}
-        twin = {"a": torch.ones(3, dtype=DTYPE, requires_grad=True)}
-        gradient = {"a": torch.tensor([1.0, -2.0, 0.5], dtype=DTYPE)}
-        one.step(values, gradient)
-        twin["a"].data.copy_(values["a"].data)
-        other.recall(one.memory())
-        one.step(values, gradient)
-        other.step(twin, gradient)
-        assert torch.equal(values["a"], twin["a"])

@@ -69,7 +69,7 @@ def scene(kind: str, settings: dict[str, Any], **more: Any) -> tuple[SML, Situat
 
 
 def transfer_of(dim: int, **settings: Any) -> tuple[Transfer, Parameters]:
-    parameters = Parameters(3, torch.float64, torch.device("cpu"), "uniform")
+    parameters = Parameters(3, torch.float64, torch.device("cpu"), "xavier")
     return Transfer("table", dim, SMLSettings(**settings), parameters), parameters
 
 
@@ -82,7 +82,7 @@ class TestTransfer:
 
     def test_it_is_as_large_as_published(self) -> None:
         _, parameters = transfer_of(64)
-        assert sum(value.numel() for value in parameters.held.values()) == 197_279
+        assert sum(value.numel() for value in parameters.tensors.values()) == 197_279
 
     def test_it_is_the_published_network(self) -> None:
         """Row by row, with torch's own convolutions and a channel-major flattening."""
@@ -111,7 +111,7 @@ class TestTransfer:
         transfer, parameters = transfer_of(dim, width=width, residual=False)
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
         with torch.no_grad():
-            for value in parameters.held.values():
+            for value in parameters.tensors.values():
                 value.zero_()
             parameters["table.1.weight"][:2, {"before": 0, "after": 1}[which]] = signs
             parameters["table.2.weight"][:2, :2] = torch.outer(signs, signs)
@@ -147,11 +147,11 @@ class TestTransfer:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_row_of_zeros_is_finite_and_so_is_its_slope(self, dtype: torch.dtype) -> None:
         """3.6 test 4."""
-        parameters = Parameters(3, dtype, torch.device("cpu"), "uniform")
+        parameters = Parameters(3, dtype, torch.device("cpu"), "xavier")
         transfer = Transfer("table", 4, SMLSettings(residual=False), parameters)
         merged = transfer(torch.zeros(2, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype))
         assert torch.isfinite(merged).all()
-        slopes = torch.autograd.grad(merged.sum(), list(parameters.held.values()))
+        slopes = torch.autograd.grad(merged.sum(), list(parameters.tensors.values()))
         assert all(torch.isfinite(slope).all() for slope in slopes)
 
 

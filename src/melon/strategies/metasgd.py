@@ -12,15 +12,17 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
+from melon.adam import Adam, Moments
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
-from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, clip_scale, gammas_at
+from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
+from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
 from melon.tables import TableSpec
 
 #: What is kept for each row where rates are kept row by row: α as it is stored, Adam's moments of it, its step count.
 _ALPHA, _FIRST, _SECOND, _STEPS = "alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"
-_BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
+_ADAM = Adam()
 
 
 class MetaSGDSettings(LearnedSettings):
@@ -57,19 +59,10 @@ class MetaSGD(LearnedStrategy):
         """Whether rates belong to rows; then they live in the updater's tables, and grow and rest with the rows."""
         return self.settings.share in ("scalar", "row")
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, "constant")
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         widths = {name: spec.dim if self.settings.share == "dim" else 1 for name, spec in specs.items()}
         for name, width in widths.items() if not self.by_row else ():
-            self._phi.uniform(alpha_name(name), 1, width, 0.0, self._start)
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+            parameters.uniform(alpha_name(name), 1, width, 0.0, self._start)
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         if not self.by_row:
@@ -164,15 +157,12 @@ class MetaSGD(LearnedStrategy):
         slope = gradient if scale is None else gradient * scale
         slope = slope + decay * alpha if decay else slope
         steps = kept[_STEPS] + met
-        first = torch.lerp(kept[_FIRST], slope, 1 - _BETA_1)
-        second = torch.addcmul(_BETA_2 * kept[_SECOND], slope, slope, value=1 - _BETA_2)
-        count = steps.clamp(min=1)
-        length = (second / (1 - _BETA_2**count)).sqrt_().add_(_EPS)
-        step = first / (1 - _BETA_1**count) / length
+        moments = _ADAM.moments(Moments(kept[_FIRST], kept[_SECOND]), slope)
+        moved = _ADAM.step(alpha, moments, steps.clamp(min=1), self.settings.meta_lr)
         return {
-            _ALPHA: torch.where(met, alpha - self.settings.meta_lr * step, alpha),
-            _FIRST: torch.where(met, first, kept[_FIRST]),
-            _SECOND: torch.where(met, second, kept[_SECOND]),
+            _ALPHA: torch.where(met, moved, alpha),
+            _FIRST: torch.where(met, moments.first, kept[_FIRST]),
+            _SECOND: torch.where(met, moments.second, kept[_SECOND]),
             _STEPS: steps,
         }
 

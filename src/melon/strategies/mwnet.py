@@ -15,10 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedSettings, MetaLoss, gammas_at
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -42,30 +41,21 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     virtual_reduction: Literal["sum", "mean"] | None = None
 
 
-class MWNet(SteppedStrategy):
+class MWNet(LearnedOptimizerStrategy):
     """W_{x,m} = η·a_x with a_x = most_weight · σ(V_φ(L_x)): row-constant."""
 
     name = "mwnet"
     settings_type = MWNetSettings
     settings: MWNetSettings
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         hidden, drawn = self.settings.hidden, self.settings.init == "drawn"
-        self._phi = Parameters(self.seed, dtype, device, "uniform")
         # As frameworks draw a linear layer: uniform within one over the root of its inputs.
-        self._phi.uniform("hidden.weight", hidden, 1, 1.0)
-        self._phi.uniform("hidden.bias", 1, hidden, 1.0)
+        parameters.uniform("hidden.weight", hidden, 1, 1.0)
+        parameters.uniform("hidden.bias", 1, hidden, 1.0)
         # With an even output every weight starts at half of `most_weight`: the strategy starts as Default.
-        self._phi.uniform("out.weight", hidden, 1, hidden**-0.5 if drawn else 0.0)
-        self._phi.uniform("out.bias", 1, 1, hidden**-0.5 if drawn else 0.0)
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+        parameters.uniform("out.weight", hidden, 1, hidden**-0.5 if drawn else 0.0)
+        parameters.uniform("out.bias", 1, 1, hidden**-0.5 if drawn else 0.0)
 
     def weights(self, situation: Situation) -> Tensor:
         """a_x of each interaction; differentiable in φ, while the loss is a constant."""
@@ -99,11 +89,11 @@ class MWNet(SteppedStrategy):
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        return self._stepper.propose(situation, self.weights(situation))
+        return self._row_optimizer.propose(situation, self.weights(situation))
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
-        return self._stepper.learning_rates(situation, self.weights(situation))
+        return self._row_optimizer.learning_rates(situation, self.weights(situation))
 
     def _virtual_step(self, situation: Situation, weights: Tensor) -> dict[str, Tensor]:
         values = {

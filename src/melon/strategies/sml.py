@@ -11,11 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedSettings
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients, touched_rows
-from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 
 #: Filters of the two convolutions, as published.
@@ -39,7 +38,7 @@ class SMLSettings(LearnedSettings):
     meta_lr: float = Field(1e-3, ge=0)
 
 
-class SML(SteppedStrategy):
+class SML(LearnedOptimizerStrategy):
     """θ' = T(θ, ŵ) for the embeddings that the batch touches, ŵ being θ after a plain step; all else is that step.
 
     With the residual it is ŵ + T(θ, ŵ), or ŵ + (ŵ − θ) ⊙ tanh T(θ, ŵ) where that is bounded, and starts as ŵ. Every
@@ -51,25 +50,16 @@ class SML(SteppedStrategy):
     settings_type = SMLSettings
     settings: SMLSettings
 
-    def plain_step(self) -> OptimizerSettings:
-        told = self.settings
-        return OptimizerSettings(optimizer=told.optimizer, lr=told.lr, weight_decay=told.weight_decay)
+    def row_optimizer_settings(self) -> OptimizerSettings:
+        own = self.settings
+        return OptimizerSettings(optimizer=own.optimizer, lr=own.lr, weight_decay=own.weight_decay)
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, "uniform")
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         self._transfers = {
-            name: Transfer(name, spec.dim, self.settings, self._phi)
+            name: Transfer(name, spec.dim, self.settings, parameters)
             for name, spec in specs.items()
             if spec.kind == "embedding"
         }
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -95,7 +85,7 @@ class SML(SteppedStrategy):
     def _tuned(self, situation: Situation) -> Proposal:
         """ŵ: the plain step, a constant to the meta-gradient."""
         gradients = reduced_gradients(situation, self.settings.reduction, self.settings.shared_reduction)
-        return self._stepper.step(situation, gradients)
+        return self._row_optimizer.step(situation, gradients)
 
     def _merged(self, situation: Situation, tuned: Proposal) -> dict[str, Tensor]:
         """All values that the next loss can see, touched rows merged."""

@@ -37,26 +37,18 @@ class RateStrategy(LearnedStrategy):
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self.per_branch = self.settings.pairwise
+        self.init = self.settings.init
         self._practised = 0
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, self.settings.init)
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.sees_interaction:
-            self._interactions = InteractionModel(specs, self.settings, self._phi, self.seed)
+            self._interactions = InteractionModel(specs, self.settings, parameters, self.seed)
         self._pairs = PairModel(
-            self.settings, self._phi, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
+            self.settings, parameters, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
         # What describes a role means nothing to a model without one.
         asked = self.settings.inputs if self.sees_parameter else ()
-        self._inputs = LineInputs(asked, specs, self._phi, self.settings.role_width)
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+        self._inputs = LineInputs(asked, specs, parameters, self.settings.role_width)
 
     def memory(self) -> dict[str, Tensor]:
         return {**super().memory(), "practised": torch.tensor(self._practised, device="cpu")}
@@ -72,7 +64,7 @@ class RateStrategy(LearnedStrategy):
         """Adam's rate falls from pass to pass; a stream goes on with what is left after the last of them."""
         self._practised = passes
         done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
-        self._optimizer.warmth = self.settings.meta_cooling**done
+        self._meta_optimizer.warmth = self.settings.meta_cooling**done
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._inputs.row_state(spec)

@@ -38,20 +38,11 @@ class S2Meta(LearnedStrategy):
     settings_type = S2MetaSettings
     settings: S2MetaSettings
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, "xavier")
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.settings.variant == "A":
-            self._networks = {name: GateNetwork(f"{name}.", self.settings, self._phi) for name in specs}
+            self._networks = {name: GateNetwork(f"{name}.", self.settings, parameters) for name in specs}
         else:
-            self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, self._phi))
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+            self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, parameters))
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._networks[spec.name].row_state(spec.dim)
