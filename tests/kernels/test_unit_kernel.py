@@ -69,7 +69,7 @@ class TestCompiledUnits:
             total = (terms.logits * slopes[0].to(dtype)).sum()
             if terms.hidden is not None:
                 total = total + (terms.hidden * slopes[1].to(dtype)).sum()
-            names = [name for name in phi.held if phi[name].requires_grad]
+            names = [name for name in phi.tensors if phi[name].requires_grad]
             gradients = torch.autograd.grad(total, [phi[name] for name in names], allow_unused=True)
             found.append({"logits": terms.logits.detach()})
             if terms.hidden is not None:
@@ -112,5 +112,5 @@ def _shake(phi: Parameters) -> None:
     """Weights of every size, the same in both number types."""
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
-        for value in phi.held.values():
+        for value in phi.tensors.values():
             value.add_(torch.randn(value.shape, generator=generator).to(value.dtype) * 0.3)
