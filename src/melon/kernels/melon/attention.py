@@ -1,7 +1,9 @@
 """The interaction side's loops (METHODS.md 4.3, 4.4): attention over past partners, and a unit's layer with its norm.
 
-What lies between them, one matrix product for each side, is left to PyTorch. Targets are worked on one after another:
-the features of a target and of its partners lie in the first-level cache while they are scored, weighed and added up.
+A sum has a loop of its own that writes nothing: a loop that sums and writes is compiled twice, and which of the two
+runs, with other last digits, would depend on where the arrays lie. What lies between the loops, one matrix product for
+each side, is left to PyTorch. Targets are worked on one after another: the features of a target and of its partners lie
+in the first-level cache while they are scored, weighed and added up.
 """
 
 from __future__ import annotations
@@ -120,17 +122,18 @@ def unit_terms(
     for n in range(losses.size):
         line, result = normal[n], out[n]
         user, item = users[user_at[n]], items[item_at[n]]
-        mean, square = F0, F0
+        mean = F0
         for j in range(width):
             line[j] = user[j] + item[j] + layer[0, j]
+        for j in range(width):
             mean += line[j]
         mean = mean / np.float32(width)
         for j in range(width):
             line[j] -= mean
-            square += line[j] * line[j]
-        spread[n] = F1 / np.sqrt(square / np.float32(width) + NORM_EPSILON)
+        scale = F1 / np.sqrt(dot(line, line) / np.float32(width) + NORM_EPSILON)
+        spread[n] = scale
         for j in range(width):
-            line[j] *= spread[n]
+            line[j] *= scale
             x = line[j] * layer[1, j] + layer[2, j]
             result[j] = F0 if x < F0 else x
         for head in range(2):
@@ -161,7 +164,7 @@ def unit_terms_back(
     width = layer.shape[1]
     slope, slots = np.zeros(width, np.float32), np.float32(width)
     for n in range(losses.size):
-        line, mean, along = normal[n], F0, F0
+        line, mean = normal[n], F0
         to_rate, to_forget = to_logits[n, 0], to_logits[n, 1]
         for j in range(width):
             to_heads[0, j] += to_rate * out[n, j]
@@ -170,8 +173,9 @@ def unit_terms_back(
             to_layer[1, j] += through * line[j]
             to_layer[2, j] += through
             slope[j] = through * layer[1, j]
+        for j in range(width):
             mean += slope[j]
-            along += slope[j] * line[j]
+        along = dot(slope, line)
         to_heads[0, width] += to_rate
         to_heads[1, width] += to_forget
         mean, along = mean / slots, along / slots
