@@ -146,8 +146,8 @@ def test_front_pages_are_counted_and_do_not_offend_strict(tmp_path: Path) -> Non
 
 def test_bytes_that_are_not_utf8_are_said(tmp_path: Path) -> None:
     report = prepared(tmp_path, b"user,item,time\ncaf\xe9,1,10\nb,2,11\n")
-    assert any("not valid UTF-8" in note for note in report.notes)
-    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["caf\ufffd", "b"]
+    assert any("not valid UTF-8 and was read as cp1252 (guessed)" in note for note in report.notes)
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["café", "b"]
     report = prepared(
         tmp_path, b'{"user": "\xe9", "item": 1, "time": 1}\n{"user": "b", "item": 1, "time": 2}\n', "raw.jsonl"
     )
@@ -167,7 +167,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
     ).write_parquet(tmp_path / "raw.parquet")
     report = prepare(tmp_path / "raw.parquet", out=tmp_path / "s.parquet", min_interactions=1)
     shown = {each.reason: [row.line for row in each.examples] for each in report.bad}
-    assert shown == {"missing user": [2, 3], "missing item": [4]}
+    assert shown == {"missing user": [2], "user is not a whole number": [3], "missing item": [4]}
     assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == [1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from melon.data.raw.unpack import as_utf8, fingerprints, unpack
+from melon.data.raw.unpack import UNDECODABLE, fingerprints, unpack
 from melon.errors import DataError
 
 
@@ -56,8 +56,12 @@ def test_gzip_of_nothing_is_empty(tmp_path: Path) -> None:
 
 def test_utf8_copies_split_no_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("melon.data.raw.unpack.CHUNK", 3)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     (tmp_path / "a").write_bytes("éé→\n".encode() + b"\xff\n")
-    assert as_utf8(tmp_path / "a", tmp_path).read_text(encoding="utf-8") == "éé→\n\ufffd\n"
+    plain = unpack(tmp_path / "a", scratch, "utf-8")
+    assert plain.path.read_text(encoding="utf-8") == f"éé→\n{UNDECODABLE}\n"
+    assert plain.damaged
 
 
 def test_fingerprint(tmp_path: Path) -> None:
