@@ -56,7 +56,10 @@ class Sample:
         """The separator that was asked for, or else the one that splits the lines most evenly; None if none does."""
         if self.separator_asked or self.is_json:
             return self.separator_asked
-        evenness = {mark: self._evenness(mark) for mark in SEPARATORS if len(split_line(self.lines[0], mark)) > 1}
+        fields = {mark: len(split_line(self.lines[0], mark)) for mark in SEPARATORS}
+        # An interaction has three fields; two are worth a message about the third.
+        least = min(3, max(2, *fields.values()))
+        evenness = {mark: self._evenness(mark) for mark, count in fields.items() if count >= least}
         best = [mark for mark, share in evenness.items() if share == max(evenness.values())]
         if len(best) > 1:
             # Of two that split equally, one may give columns with usual names.
@@ -92,6 +95,11 @@ class Variant:
     names: Mapping[str, Sequence[str]] | None = None  # role → the names it may have; None: any usual name
     quote: str | None = '"'
     typed_header: bool = False  # `name:type`, as RecBole writes it
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this is a table of text whose columns may have any names, or none."""
+        return self.kind == "delimited" and not self.fields and self.names is None
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ def usual_roles(fields: Sequence[str]) -> int:
 def _csv(sample: Sample) -> str | None:
     # With two fields the time is missing, which is worth a message about columns if these are columns at all.
     if len(sample.fields) > 2 or (len(sample.fields) == 2 and usual_roles(sample.fields)):
-        return "it is a table"
+        return "its lines have fields"
     return None
 
 

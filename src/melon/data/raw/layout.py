@@ -69,16 +69,16 @@ class Layout:
 
 def layout_of(form: Format, sample: Sample, options: ReadOptions, place: str) -> Layout:
     """How a text file of this format is read."""
+    if options.describes_a_table and not any(one.is_open for one in form.variants):
+        raise SettingsError(
+            f"--separator, --header and --no-header are for csv and tsv, and {place} is read as {form.name}; "
+            "choose --format csv."
+        )
     variant = next((one for one in form.variants if _fits(one, sample)), None)
     if variant is None:
         raise DataError(
             f"{place} does not look like {form.name} ({form.description}; columns: {form.columns}). "
             f"Its first line is {sample.lines[0][:120]!r}. Choose another --format: {', '.join(FORMATS)}."
-        )
-    if options.describes_a_table and (variant.kind != "delimited" or variant.fields or variant.names):
-        raise SettingsError(
-            f"--separator, --header and --no-header are for csv and tsv, and {place} is read as {form.name}; "
-            "choose --format csv."
         )
     if variant.kind == "jsonl":
         # A JSON object may leave a field out, so a fixed name need not be among the first lines.
@@ -130,7 +130,7 @@ def _delimited(form: Format, variant: Variant, sample: Sample, options: ReadOpti
     if variant.typed_header:
         names = [name.split(":")[0] for name in names]
         wanted = {role: name.split(":")[0] if name else None for role, name in wanted.items()}
-    if header and not variant.names:
+    if variant.is_open:
         header = _has_header(names, sample, options, place)
         if not header:
             notes += ("no header (guessed: the first line looks like an interaction)",) * (options.header is None)
