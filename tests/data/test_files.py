@@ -58,6 +58,12 @@ def test_any_integer_type(dtype: Any, tmp_path: Path) -> None:
         ({"user": [1, None, 2]}, "row 1 has no user"),
         ({"item": [1.5, 2.0, 3.0]}, "column 'item' has type Float64"),
         ({"user": [], "item": [], "ts": []}, "has no interactions"),
+        (
+            {"user": pl.Series([1, 2**63, 2], dtype=pl.UInt64)},
+            "the user in row 1, 9223372036854775808, does not fit 64",
+        ),
+        ({"ts": pl.Series([1, 2, 2**63], dtype=pl.UInt64)}, r"the time in row 2 is no moment \(9223372036854775808\)"),
+        ({"ts": [1.0, 2.0, 1e300]}, r"the time in row 2 is no moment \(1e\+300\)"),
     ],
 )
 def test_bad_streams(columns: dict[str, Any], message: str, tmp_path: Path) -> None:

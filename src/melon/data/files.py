@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from melon.atomic import replacing
-from melon.data.ids import Ids, as_array, rows_by_first_appearance
+from melon.data.columns import Columns, find_columns, first_line
+from melon.data.ids import Ids, as_array, first_beyond_64_bits, rows_by_first_appearance
 from melon.data.interactions import Interactions
-from melon.data.raw.columns import Columns, find_columns, first_line
 from melon.errors import DataError
 from melon.types import Ints
 
@@ -109,6 +109,11 @@ def _check_ids(column: pl.Series, role: str, name: str, source: Path) -> None:
     if column.null_count():
         row = int(column.is_null().arg_max() or 0)
         raise DataError(f"{source}: row {row} has no {role}; prepare the file again with melon data prepare.")
+    if column.dtype.is_integer() and (large := first_beyond_64_bits(column)) is not None:
+        raise DataError(
+            f"{source}: the {role} in row {large}, {column[large]}, does not fit 64 bits; "
+            "prepare the file again with melon data prepare, which makes texts of such ids."
+        )
 
 
 def _checked_times(column: pl.Series, name: str, source: Path) -> Ints:
@@ -120,6 +125,8 @@ def _checked_times(column: pl.Series, name: str, source: Path) -> Ints:
         raise DataError(f"{source}: the time in row {bad.arg_max()} is missing or NaN; {again}")
     if column.dtype.is_float() and not bool((column == column.floor()).all()):
         raise DataError(f"{source}: column {name!r} has fractions, not whole seconds; {again}")
+    if (wild := first_beyond_64_bits(column)) is not None:
+        raise DataError(f"{source}: the time in row {wild} is no moment ({column[wild]}); {again}")
     times = column.cast(pl.Int64).to_numpy()
     if times.min() < 0:
         row = int(np.argmax(times < 0))
@@ -140,15 +147,15 @@ def _original(source: Path, part: str, rows: Ids) -> Ids:
         return rows
     frame = _read_parquet(path)
     stranger = f"{path} does not belong to {source}"
-    again = "prepare the stream again, or remove the side-car to go on with row numbers as ids."
+    again = "prepare the stream again, or remove the side-car to have row numbers as ids."
     if set(frame.columns) != {"row", "id"}:
         raise DataError(f"{stranger}: it has the columns {', '.join(frame.columns)}, not row and id; {again}")
     if _stamp(path) != _stamp(source):
         raise DataError(f"{stranger}: it was written with another stream; {again}")
-    known = frame["row"].to_numpy()
-    fits = rows.dtype.kind in "iu" and len(known) == len(rows) and bool((known == np.arange(len(rows))).all())
-    if not fits or not bool((np.sort(rows) == known).all()):
-        raise DataError(f"{stranger}: it has {len(known)} ids, the stream {len(rows)} {part}; {again}")
+    numbers = frame["row"].to_numpy()
+    fits = rows.dtype.kind in "iu" and len(numbers) == len(rows) and bool((numbers == np.arange(len(rows))).all())
+    if not fits or not bool((np.sort(rows) == numbers).all()):
+        raise DataError(f"{stranger}: it has {len(numbers)} ids, the stream {len(rows)} {part}; {again}")
     return as_array(frame["id"])[rows.astype(np.int64)]
 
 

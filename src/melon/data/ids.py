@@ -77,6 +77,12 @@ def as_array(ids: pl.Series) -> Ids:
     return np.array(ids.to_list(), dtype=object)
 
 
+def first_beyond_64_bits(numbers: pl.Series) -> int | None:
+    """Position of the first number (no nulls, no NaN) that is too large or too small for 64 bits; None if all fit."""
+    lost = numbers.cast(pl.Int64, strict=False).is_null()
+    return lost.arg_max() if lost.any() else None
+
+
 def integers_if_all_are(ids: pl.Series) -> pl.Series:
     """Texts as integers when each is one in its plain notation: "7", not "07" or "+7", and within 64 bits."""
     if ids.dtype == pl.Int64:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -29,24 +30,24 @@ LABELS = {
 
 
 def show_preparation(report: PreparationReport, out: Path) -> None:
-    """What was read, dropped and written."""
-    console = Console(soft_wrap=True)
+    """Print what was read, dropped and written."""
+    console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"[bold]{escape(str(out))}[/bold]: {report.interactions:,} interactions of {report.users:,} users and "
         f"{report.items:,} items"
     )
     console.print(
-        f"read {report.rows_read:,} rows as {report.format} (times in {report.time_unit}) in {report.seconds:.1f} s, "
-        f"{report.bad_rows:,} bad, {report.filtered:,} below {report.min_interactions} interactions"
+        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad, "
+        f"{report.filtered:,} dropped because their user or item has fewer than {report.min_interactions} interactions"
     )
-    for note in report.notes:
-        console.print(f"  {note}", markup=False)
-    for bad in report.bad:
-        console.print(f"  {bad.count:,} × {bad}", markup=False)
+    for text in (*report.notes, *map(str, report.bad)):
+        console.print(indent(text, "  "), markup=False)
+    if any("(written " in bad.reason for bad in report.bad):
+        console.print("  which texts mean a missing id is set with --missing", markup=False)
 
 
 def show_info(info: StreamInfo, *, as_json: bool) -> None:
-    """The facts of a stream."""
+    """Print the facts of a stream."""
     console = Console()
     if as_json:
         console.print_json(json.dumps(info.as_dict()))
