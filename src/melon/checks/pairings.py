@@ -27,6 +27,7 @@ from melon.types import Ints
 
 #: The forms of a learning-rate matrix (METHODS.md 1.3): one rate, one per interaction, one per parameter, any.
 Family = Literal["uniform", "interaction", "parameter", "any"]
+UNEXPLAINED = "the strategy has no learning-rate matrix"
 
 
 class MakeStrategy(Protocol):
@@ -104,7 +105,8 @@ def proposing_is_pure(pairing: Pairing) -> str | None:
     before = state_of(updater)
     answers = []
     for _ in range(2):
-        updater.strategy.learning_rates(situation)
+        if updater.strategy.explains_rates:
+            updater.strategy.learning_rates(situation)
         answers.append({name: array_of(new) for name, new in updater.strategy.propose(situation).values.items()})
     same(before, state_of(updater), "a proposal changed state before it was kept")
     same(answers[0], answers[1], "the same situation had two proposals")
@@ -184,6 +186,8 @@ def learning_rates_shape_and_family(pairing: Pairing) -> str | None:
     """The learning-rate matrix has one line per interaction, one column per touched entry, and the family's form."""
     *past, batch = toy_batches()[:6]
     updater = pairing.updater(past, dtype=torch.float64)
+    if not updater.strategy.explains_rates:
+        return UNEXPLAINED
     rates = updater.learning_rates(batch)
     evidence = situation_of(updater, batch)[1].evidence
     blocks = _rate_blocks(rates, evidence)
@@ -206,6 +210,8 @@ def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
     """Without state per row, but for rates that are learned there, the step is Δ = −colsum(W ⊙ G) (METHODS.md 1.2)."""
     *past, batch = toy_batches()[:6]
     updater = pairing.updater(past, dtype=torch.float64)
+    if not updater.strategy.explains_rates:
+        return UNEXPLAINED
     kept = sorted(
         table.name
         for table in updater.recommender.specs
@@ -280,7 +286,7 @@ def state_of(updater: Updater) -> State:
 
 def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
     """A batch as the strategy would meet it now, and which stored rows that is about."""
-    updater.learning_rates(batch)  # makes the rows of newcomers
+    updater.situation(batch)  # makes the rows of newcomers
     return updater._situation(batch)
 
 
