@@ -22,7 +22,7 @@ from melon.fitting.selection import Protocol, Selection
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import Best, LiveModel
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
+from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, pretrain_by_strategy, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
@@ -157,7 +157,7 @@ class Melon:
             self.choices = {"pre-training": pretraining.plain(), self._strategy_name: dict(settings)}
             model = self._cold(settings)
             recommender = model.updater.recommender
-            if not model.updater.strategy.pretrain(recommender, log):
+            if not pretrain_by_strategy(model.updater.strategy, recommender, log):
                 training = Pretraining(recommender, log, pretraining, seed=self.seed)
                 epochs = most_epochs(len(log)) if pretraining.epochs is None else pretraining.epochs
                 for loss in training.run(epochs):

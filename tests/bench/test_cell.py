@@ -356,16 +356,16 @@ def test_own_pretraining_leaves_the_baselines_as_they_are(
 
 
 def test_als_pretrains_in_its_own_way(flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from melon.strategies.als import ALS
+    from melon.strategies.als.strategy import ALS
 
     pretrained: list[int] = []
-    inner = ALS.pretrain
+    inner = ALS.pretrained_rows
 
-    def spy(self: ALS, recommender: Any, interactions: Interactions) -> bool:
-        pretrained.append(len(interactions))
-        return inner(self, recommender, interactions)
+    def spy(self: ALS, specs: Any, tables: Any, log: Interactions) -> Any:
+        pretrained.append(len(log))
+        return inner(self, specs, tables, log)
 
-    monkeypatch.setattr(ALS, "pretrain", spy)
+    monkeypatch.setattr(ALS, "pretrained_rows", spy)
     for mode in ("shared", "own"):
         result = Cell(flips, small(strategy="als", budget=1, pretrain=mode)).run()
         assert pretrained == [560, 700]  # before the window for the trial, then all of the training part

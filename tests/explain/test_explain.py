@@ -24,7 +24,7 @@ LEARNED = 600
 PAIRINGS = [
     *(
         ("bpr", name, {})
-        for name in ("default", "eals", "als", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
+        for name in ("default", "eals", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
     ),
     *(
         ("ncf", name, {})
@@ -82,13 +82,19 @@ def test_every_strategy_can_be_looked_at(
     facts = found.facts()
     assert ("shared" in facts) == (recommender == "ncf")
     assert all(np.isfinite(part.sigma_ratio) and part.rank >= 1 for part in facts.values())
-    if strategy in ("default", "als", "mwnet", "melon_i"):
+    if strategy in ("default", "mwnet", "melon_i"):
         assert facts["rows"].rank == 1
     if strategy == "melon":
         assert facts["rows"].rank > 1
     if strategy in ("metasgd", "s2meta", "sml", "melon_p") and recommender == "ncf":
         assert facts["shared"].rank == 1
     json.dumps({name: part.as_dict() for name, part in facts.items()}, allow_nan=False)
+
+
+def test_a_solver_has_no_learning_rates_to_look_at(saved: Callable[..., Path], log: Interactions) -> None:
+    model, _ = LiveModel.load(saved("bpr", "als"))
+    with pytest.raises(SettingsError, match="strategy 'als' has no learning-rate matrix"):
+        explained(model, log, at=None, batch=0, batch_size=50)
 
 
 def test_newcomers_stand_behind_the_known(saved: Callable[..., Path]) -> None:

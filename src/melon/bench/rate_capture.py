@@ -41,7 +41,7 @@ class Watched:
 
     def learn(self, batch: Batch) -> float:
         self._spent = 0.0
-        if int(batch.events[0]) == self._start:
+        if int(batch.events[0]) == self._start and self._updater.strategy.explains_rates:
             began = time.perf_counter()
             self.found = look(self._updater, batch, self._start, "the last full batch of the test part")
             self._spent = (time.perf_counter() - began) * 1e3

@@ -30,6 +30,7 @@ from melon.types import Ints
 _LENGTH = 14
 #: The forms of a learning-rate matrix (METHODS.md 1.3): one rate, one per interaction, one per parameter, any.
 Family = Literal["uniform", "interaction", "parameter", "any"]
+UNEXPLAINED = "the strategy has no learning-rate matrix"
 
 
 class MakeStrategy(Protocol):
@@ -118,7 +119,8 @@ def proposing_is_pure(pairing: Pairing) -> str | None:
     before = state_of(updater)
     answers = []
     for _ in range(2):
-        updater.strategy.learning_rates(situation)
+        if updater.strategy.explains_rates:
+            updater.strategy.learning_rates(situation)
         answers.append({name: array_of(new) for name, new in updater.strategy.propose(situation).values.items()})
     same(before, state_of(updater), "a proposal changed state before it was kept")
     same(answers[0], answers[1], "the same situation had two proposals")
@@ -195,6 +197,8 @@ def state_round_trips(pairing: Pairing) -> str | None:
 def learning_rates_shape_and_family(pairing: Pairing) -> str | None:
     """The learning-rate matrix has one line per interaction, one column per touched entry, and the family's form."""
     updater, batch = pairing.after(5, dtype=torch.float64), toy_batches()[5]
+    if not updater.strategy.explains_rates:
+        return UNEXPLAINED
     rates = updater.learning_rates(batch)
     evidence = situation_of(updater, batch)[1].evidence
     blocks = _rate_blocks(rates, evidence)
@@ -216,6 +220,8 @@ def learning_rates_shape_and_family(pairing: Pairing) -> str | None:
 def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
     """Without state per row, but for rates that are learned there, the step is Δ = −colsum(W ⊙ G) (METHODS.md 1.2)."""
     updater, batch = pairing.after(5, dtype=torch.float64), toy_batches()[5]
+    if not updater.strategy.explains_rates:
+        return UNEXPLAINED
     kept = sorted(
         table.name
         for table in updater.recommender.specs
@@ -269,8 +275,9 @@ def follows_the_model(pairing: Pairing) -> str | None:
     *past, last = toy_batches()[:4]
     with torch.device("meta"):
         updater = pairing.updater(past)
-        rates = updater.learning_rates(last)
-        expect(rates.rows.device.type == "cpu", f"learning rates are on {rates.rows.device}, the model on cpu")
+        if updater.strategy.explains_rates:
+            rates = updater.learning_rates(last)
+            expect(rates.rows.device.type == "cpu", f"learning rates are on {rates.rows.device}, the model on cpu")
         _scores(updater)
         updater.learn(last)
     _finite(updater)
@@ -307,7 +314,7 @@ def state_of(updater: Updater) -> State:
 
 def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
     """A batch as the strategy would meet it now, and which stored rows that is about."""
-    updater.learning_rates(batch)  # makes the rows of newcomers
+    updater.situation(batch)  # makes the rows of newcomers
     return updater._situation(batch)
 
 

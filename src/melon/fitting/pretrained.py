@@ -11,7 +11,7 @@ from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.learning.past import live_through
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
+from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, pretrain_by_strategy, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.heads import HeadedRecommender
@@ -106,7 +106,7 @@ def deploy(
     """An updater that has the log behind it: on the pre-trained recommender, or on one the strategy trains itself."""
     recommender, history = start.after(log)
     updater = Updater(start.fresh(), strategy, history, seed=seed)
-    if not strategy.pretrain(updater.recommender, log):
+    if not pretrain_by_strategy(strategy, updater.recommender, log):
         updater = Updater(recommender, strategy, history, seed=seed)
     updater.take_over(practice or {})
     stamp_last_touches(updater.recommender, log, updater.fading_clock)

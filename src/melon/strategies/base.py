@@ -21,7 +21,6 @@ from melon.tables import TableSpec
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
-    from melon.recommenders.base import Recommender
 
 RowState = dict[str, dict[str, Tensor]]
 
@@ -44,6 +43,10 @@ class Readable(Protocol):
     @property
     def rows(self) -> int:
         """How many rows there are."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its numbers are."""
 
     @property
     def half_life(self) -> float | None:
@@ -215,12 +218,19 @@ class Strategy(ABC):
         """What is kept for a table row by row, by name."""
         return {}
 
-    def pretrain(self, recommender: Recommender, interactions: Interactions) -> bool:
-        """Train the recommender's tables on a recorded log in the strategy's own way, and say so.
+    def pretrained_rows(
+        self, specs: Mapping[str, TableSpec], tables: Mapping[str, Readable], log: Interactions
+    ) -> dict[str, Tensor]:
+        """Optional: new values for the first rows of some tables, from a log whose users and items have rows.
 
-        False, as here, means that nothing was done and the common pre-training is wanted.
+        Writes nothing. A strategy without it starts from the common pre-training.
         """
-        return False
+        raise SettingsError(f"strategy {self.name!r} has no pre-training of its own.")
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether the strategy has a pre-training of its own."""
+        return type(self).pretrained_rows is not Strategy.pretrained_rows
 
     def at_work(self) -> AbstractContextManager[None]:
         """What surrounds a whole step; a strategy with kernels of its own lets the threads be theirs."""
@@ -230,9 +240,19 @@ class Strategy(ABC):
     def propose(self, situation: Situation) -> Proposal:
         """New rows for the batch; pure."""
 
-    @abstractmethod
     def learning_rates(self, situation: Situation) -> LearningRates:
-        """The learning-rate matrix that `propose` stands for."""
+        """Optional: the learning-rate matrix W of the step −Σ_x W_x ⊙ g_x that `propose` makes.
+
+        A strategy whose step is no such sum, as that of a solver, does not have it.
+        """
+        raise SettingsError(
+            f"strategy {self.name!r} has no learning-rate matrix: its step is no sum of gradients times rates."
+        )
+
+    @property
+    def explains_rates(self) -> bool:
+        """Whether the strategy has a learning-rate matrix."""
+        return type(self).learning_rates is not Strategy.learning_rates
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:
         """Remember what a proposal said, after it has been written."""

@@ -79,7 +79,7 @@ _ENTRIES = (
     Entry(
         "als",
         "the genuine element-wise ALS solver on matrix-factorisation tables",
-        "melon.strategies.als:ALS",
+        "melon.strategies.als.strategy:ALS",
         Space(
             {
                 "reg": (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),

@@ -1,4 +1,4 @@
-"""What element-wise ALS keeps between steps: the caches of all rows, and a line for each user and each item."""
+"""The state of element-wise ALS between steps: caches over all rows, and a line for each user and each item."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.strategies.als_solver import item_confidences, second_moment
+from melon.strategies.als.solver import item_confidences, second_moment
 from melon.strategies.base import Readable, Surroundings
 from melon.tables import Role, Table, TableSpec
 from melon.types import Floats
@@ -81,7 +81,7 @@ class Ledger:
 
 
 def cache_tensors(user_cache: Floats, item_cache: Floats, moment: int) -> dict[str, Tensor]:
-    """Both caches and their moment, by the names under which they are remembered."""
+    """Both caches and their moment, by their names in `memory`."""
     return {
         "user_cache": torch.from_numpy(user_cache.copy()),
         "item_cache": torch.from_numpy(item_cache.copy()),
@@ -90,7 +90,7 @@ def cache_tensors(user_cache: Floats, item_cache: Floats, moment: int) -> dict[s
 
 
 def floats(values: Tensor) -> Floats:
-    """Rows as the solver wants them."""
+    """Rows as float64 arrays."""
     return values.detach().to("cpu", torch.float64).numpy()
 
 
