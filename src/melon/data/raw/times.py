@@ -74,7 +74,9 @@ def notation_of(sample: pl.Series) -> Notation:
     whole = texts.cast(pl.Int64, strict=False).is_not_null().sum()
     number = texts.cast(pl.Float64, strict=False).is_not_null().sum()
     if 2 * number < len(texts):
-        return "date"
+        dates = any_date_ticks(texts, _ISO + _DOTTED + _DAY_FIRST + _MONTH_FIRST).is_not_null().sum()
+        if dates >= number:
+            return "date"
     # NaN is a number that no integer column holds; a few of them do not make the others decimal.
     fractional = texts.str.contains(r"^[+-]?[0-9]*\.[0-9]*|[0-9][eE]").sum()
     return "decimal" if fractional > 0 or whole == 0 else "integer"
