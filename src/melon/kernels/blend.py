@@ -14,6 +14,7 @@ from melon.kernels.types import (
     INT_TABLE,
     INTS,
     SINGLE_TABLE,
+    SINGLE_TABLE_BY_COLUMN,
     SINGLES,
     Fields,
     Signature,
@@ -50,24 +51,14 @@ class KnownPairs(NamedTuple):
         return INPUTS + len(self.divided_by) - PAIR_SUMS
 
 
-_KNOWN: Fields = Fields(
-    KnownPairs,
-    (
-        INT_TABLE,
-        SINGLE_TABLE,
-        SINGLES,
-        SINGLE_TABLE,
-        SINGLE_TABLE,
-        DOUBLE_CUBE,
-        SINGLES,
-        INTS,
-        f"UniTuple(int64, {PAIR_SUMS})",
-    ),
-)
-SIGNATURES: dict[str, Signature] = {
-    "inputs": (_KNOWN, SINGLE_TABLE),
-    "scores": (_KNOWN, DOUBLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABLE),
-}
+_OF_ITEMS: tuple[str, ...] = (SINGLES, SINGLE_TABLE, SINGLE_TABLE_BY_COLUMN)
+_FIELDS: tuple[str, ...] = (INT_TABLE, SINGLE_TABLE, *_OF_ITEMS, DOUBLE_CUBE, SINGLES, INTS)
+_HEAD: Signature = (DOUBLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABLE)
+_KNOWN: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS})"))
+_KNOWN_MORE: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS + 2})"))
+
+SIGNATURES: dict[str, Signature] = {"inputs": (_KNOWN, SINGLE_TABLE), "scores": (_KNOWN, *_HEAD)}
+WITH_TRANSITIONS: dict[str, Signature] = {"inputs": (_KNOWN_MORE, SINGLE_TABLE), "scores": (_KNOWN_MORE, *_HEAD)}
 
 
 @inlined

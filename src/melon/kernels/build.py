@@ -116,9 +116,15 @@ def _functions(suite: Suite, file: Path) -> dict[str, Any]:
 
 
 def _compile(suite: Suite, entries: dict[str, Any]) -> None:
-    """Compile each function for its types, or read it from disk; always in this order, since they share parts."""
-    for name, function in entries.items():
-        function.compile(tuple(_type(each) for each in suite.signatures[name]))
+    """Compile each function for its types, or read it from disk; always in this order, since they share parts.
+
+    Other types are compiled on demand where that cannot change a result, and refused elsewhere.
+    """
+    for name, signature in (*suite.signatures.items(), *suite.also.items()):
+        entries[name].compile(tuple(_type(each) for each in signature))
+    if not suite.exact:
+        for function in entries.values():
+            function.disable_compile()
 
 
 def _compile_in_child(suite: Suite, file: Path) -> None:
@@ -146,7 +152,7 @@ def _type(written: str | Fields) -> Any:
 def _written(home: Path, name: str, suite: Suite, text: str) -> Path:
     """The file that holds the text, written once."""
     source, machine = inspect.getsource(sys.modules[__name__]), cpu_target.target_context.codegen().magic_tuple()
-    matters = (text, suite.signatures, source, numba.__version__, sys.implementation.cache_tag, machine)
+    matters = (text, suite.signatures, suite.also, source, numba.__version__, sys.implementation.cache_tag, machine)
     file = home / f"melon_{name}_{hashlib.sha256(repr(matters).encode()).hexdigest()[:16]}.py"
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         write_text(file, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from melon.kernels import arithmetic, blend, factor, generator, neighbours, stream
@@ -17,13 +17,14 @@ class Suite:
     """Kernels that are compiled together.
 
     `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
-    called from Python. `exact` keeps floating-point operations in order. `layout` holds constants that depend on a
-    width. What `takes` long to compile says so.
+    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order.
+    `layout` holds constants that depend on a width. What `takes` long to compile says so.
     """
 
     title: str
     modules: tuple[ModuleType, ...]
     signatures: dict[str, Signature]
+    also: dict[str, Signature] = field(default_factory=dict)
     exact: bool = False
     layout: ModuleType | None = None
     takes: str = ""
@@ -42,7 +43,7 @@ SUITES = {
     "stream": Suite("the loops of a stream", (stream,), stream.SIGNATURES, exact=True),
     "neighbours": Suite("the loops of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": Suite("the loops of a factorised score", (factor,), factor.SIGNATURES),
-    "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES),
+    "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
     "melon": Suite(
         "the pair kernel of MeLON",
         (arithmetic, tiles, rows, shared, attention),
