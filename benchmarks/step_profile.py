@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from melon.learning.examples import Offers
-from melon.learning.gathering import Gatherer
+from melon.learning.examples import Gatherer, Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.melon.interactions import InteractionModel

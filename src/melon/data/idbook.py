@@ -56,6 +56,14 @@ class IdBook:
         known = self._row_of
         return np.fromiter((known.get(one, UNKNOWN) for one in plain), dtype=np.int64, count=len(plain))
 
+    def truncate(self, size: int) -> None:
+        """Remove the ids from row `size` on; a book that is empty again takes ids of any kind."""
+        for one in self._ids[size:]:
+            del self._row_of[one]
+        del self._ids[size:]
+        if not self._ids:
+            self.kind = None
+
     def ids(self, rows: Ints | Sequence[int]) -> Ids:
         """The ids of rows: int64, or an object array of texts or UUIDs."""
         numbers = np.asarray(rows, dtype=np.int64).reshape(-1)

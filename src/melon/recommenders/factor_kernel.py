@@ -15,14 +15,15 @@ from torch import Tensor
 from melon.kernels.policy import loaded, may_compile
 from melon.recommenders.evidence import Examples, Values
 from melon.recommenders.losses import BPRLoss, Loss
-from melon.tables import Table
+from melon.tables import Moment, Table
 from melon.types import Ints
 
 
-def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tensor | None:
+def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor, at: Moment | None = None) -> Tensor | None:
     """p_u · q_i + b_u + b_i of stored rows for candidates n × c; None where PyTorch has to do it."""
     names = ("user_factors", "item_factors", "user_bias", "item_bias")
-    storage = [found for name in names if (found := tables[name].storage()) is not None]
+    views = [tables[name].view(at) for name in names]
+    storage = [view.storage for view in views if view.half_life is None]
     loops = _loops_for(storage[0]) if len(storage) == len(names) else None
     if loops is None:
         return None
@@ -33,13 +34,17 @@ def quick_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tens
     return out
 
 
-def quick_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints) -> Tensor | None:
+def quick_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints, at: Moment | None = None) -> Tensor | None:
     """factors[n] · the table's rows[named[n, c]] for every n and c; None where PyTorch has to do it."""
     loops = _loops_for(factors)
     if loops is None:
         return None
-    out, there = factors.new_empty(named.shape), table.standing(rows)
-    given = (each.detach().contiguous().numpy() for each in (there.places, there.left, factors, there.values))
+    out, view = factors.new_empty(named.shape), table.view(at)
+    offsets = view.offsets(rows)
+    decay = view.decay(offsets)
+    if decay is None:
+        decay = factors.new_ones(offsets.shape)
+    given = (each.detach().contiguous().numpy() for each in (offsets, decay, factors, view.storage))
     loops.dots(named, *given, out.numpy())
     return out
 
