@@ -31,8 +31,7 @@ from melon.data.interactions import Interactions
 from melon.fitting.pretrained import RecommenderPlan, refit
 from melon.fitting.selection import Protocol, Selection
 from melon.learning import checkpoint
-from melon.learning.past import live_through
-from melon.learning.pretrain import most_epochs
+from melon.learning.pretrain import live_through, most_epochs
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.streaming.neighbours import ItemNeighbours

@@ -28,8 +28,7 @@ import torch
 from melon.kernels import policy
 from melon.kernels.melon import functions
 from melon.kernels.suites import SUITES
-from melon.learning.examples import Offers
-from melon.learning.gathering import Gatherer
+from melon.learning.examples import Gatherer, Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.melon.interactions import InteractionModel

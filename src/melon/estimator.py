@@ -21,7 +21,7 @@ from melon.fitting.pretrained import RecommenderPlan
 from melon.fitting.selection import Protocol, Selection
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
-from melon.learning.model import Best, LiveModel
+from melon.learning.model import LiveModel
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, pretrain_by_strategy, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
@@ -29,7 +29,6 @@ from melon.registry import Registry
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import NEGATIVES
 from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, Parts
-from melon.types import Ints
 
 if TYPE_CHECKING:
     import polars as pl
@@ -211,26 +210,16 @@ class Melon:
         """
         model = self._fitted("recommend")
         _at_least("k", k, 1)
-        asked = _listed(users)
-        rows = model.users.rows(asked)
-        known = np.flatnonzero((rows >= 0) & (rows < model.rows_of("user")))
         with self._threads():
-            lists_of_known = model.best(rows[known], k, filter_seen=filter_seen)
-            found = {n: self._named(model, each) for n, each in zip(known.tolist(), lists_of_known, strict=True)}
-            popular = self._named(model, model.most_popular(k)) if len(found) < len(asked) else ()
-        lists = [
-            Recommended(user, "model", found[n]) if n in found else Recommended(user, "popular", popular)
-            for n, user in enumerate(asked)
-        ]
+            lists = model.recommend(_listed(users), k, filter_seen=filter_seen)
         return as_table(lists) if as_frame else lists
 
     def similar_items(self, items: Any, k: int = 10) -> list[list[Recommendation]]:
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
         model = self._fitted("compare items")
         _at_least("k", k, 1)
-        rows = self._known_items(model, _listed(items))
         with self._threads():
-            return [list(self._named(model, each)) for each in model.similar(rows, k)]
+            return model.similar_items(_listed(items), k)
 
     def score(self, users: Any, items: Any) -> npt.NDArray[np.floating[Any]]:
         """The model's score of each (user, item): two equally long sequences, or one id beside many.
@@ -243,12 +232,8 @@ class Melon:
             raise DataError(
                 f"score takes as many users as items, or one of either; got {len(asked_users)} and {len(asked_items)}."
             )
-        user_rows, item_rows = model.users.rows(asked_users), model.items.rows(asked_items)
-        user_rows = np.where(user_rows < 0, model.rows_of("user"), user_rows)
-        item_rows = np.where(item_rows < 0, model.rows_of("item"), item_rows)
-        user_rows, item_rows = np.broadcast_arrays(user_rows, item_rows)
         with self._threads():
-            return model.updater.score(user_rows, item_rows[:, None], model.last_time)[:, 0]
+            return model.score(asked_users, asked_items)
 
     def save(self, folder: PathLike) -> None:
         """Write everything into a folder, replacing what was saved there before; a failed save changes nothing."""
@@ -297,18 +282,6 @@ class Melon:
                 return PretrainSettings.parse(pretraining.settings, "pre-training"), chosen, practice
             self.report("these interactions are too few to choose settings on: defaults are used")
         return PretrainSettings.parse(decided, "pre-training"), self.settings, {}
-
-    def _known_items(self, model: LiveModel, asked: list[Id]) -> Ints:
-        rows = model.items.rows(asked)
-        absent = np.flatnonzero((rows < 0) | (rows >= model.rows_of("item")))
-        if len(absent):
-            raise DataError(f"item {asked[int(absent[0])]!r} has not been seen, so nothing is known to be like it.")
-        return rows
-
-    @staticmethod
-    def _named(model: LiveModel, found: Best) -> tuple[Recommendation, ...]:
-        rows, scores = found
-        return tuple(map(Recommendation, model.items.ids(rows).tolist(), scores.tolist()))
 
     def _fitted(self, wish: str) -> LiveModel:
         if self._model is None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from melon.learning.gathering import Gatherer
+from melon.learning.examples import Gatherer
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
