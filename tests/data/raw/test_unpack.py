@@ -182,3 +182,9 @@ def test_temporary_files_are_removed_after_an_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="TMPDIR"):
         prepare(tmp_path / "a.gz", out=tmp_path / "s.parquet")
+
+
+def test_an_encoding_that_the_file_cannot_have(tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "a").write_bytes(b"user,item,time\n")
+    with pytest.raises(DataError, match=r"is not utf-16 \(.*BOM\); choose another --encoding"):
+        unpack(tmp_path / "a", scratch, "utf-16")

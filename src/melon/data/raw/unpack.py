@@ -233,7 +233,10 @@ def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> tuple[Path, bool
     with plain.path.open("rb") as source, copy.open("wb") as target:
         while True:
             chunk = source.read(CHUNK)
-            text = decoder.decode(chunk, final=not chunk)
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeError as error:  # of the whole file, such as a byte-order mark that is not there
+                raise DataError(f"{plain.given} is not {encoding} ({error}); choose another --encoding.") from error
             damaged = damaged or UNDECODABLE in text
             encoded = text.encode("utf-8", "melon.undecodable")
             if encoded:
