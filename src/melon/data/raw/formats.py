@@ -297,7 +297,7 @@ FORMATS: dict[str, Format] = {
         Format(
             "amazon",
             "Amazon ratings (CSV without header) or reviews (JSON lines)",
-            "2018: item, user, rating, timestamp; 2014: user, item, rating, timestamp (told apart by the ids); "
+            "2018: item, user, rating, timestamp; 2014: user, item, rating, timestamp (recognised by the ids); "
             "reviews: reviewerID, asin, unixReviewTime",
             (
                 Variant("jsonl", names=_names("reviewerID", "asin", "unixReviewTime")),

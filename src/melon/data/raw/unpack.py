@@ -248,10 +248,10 @@ def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> tuple[Path, bool
 
 def _require_encoding(name: str) -> None:
     try:
-        known = codecs.lookup(name)._is_text_encoding
+        is_text = codecs.lookup(name)._is_text_encoding
     except LookupError:
-        known = False
-    if not known:
+        is_text = False
+    if not is_text:
         raise SettingsError(
             f"unknown encoding {name!r}; choose one that Python knows: utf-8, cp1252, latin-1, utf-16, …"
         )
