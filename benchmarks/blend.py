@@ -7,7 +7,7 @@
     python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
 
 CPU milliseconds, medians after some batches to warm up. Users, items and candidates are drawn; popularity has a heavy
-tail. With `melon-recommender[fast]` a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
+tail. With compiled loops a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
 catalogue of 100 thousand items below 100 ms. MELON_KERNEL=torch shows what it costs without.
 """
 
