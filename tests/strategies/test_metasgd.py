@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     Mixed,
@@ -491,17 +491,3 @@ class TestState(State):
 class TestStateWithTables(State):
     def made(self, **settings: Any) -> MetaSGD:
         return made(share="table", **settings)
-
-
-class TestPretraining(Pretraining):
-    calm: ClassVar = {"alpha_init": 0.1}
-
-    def made(self, **settings: Any) -> MetaSGD:
-        return made(**settings)
-
-
-class TestPretrainingWithTables(Pretraining):
-    calm: ClassVar = {"alpha_init": 0.1, "share": "table"}
-
-    def made(self, **settings: Any) -> MetaSGD:
-        return made(**settings)

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     finite,
@@ -19,6 +18,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    slow,
     tables_of,
     updater_of,
     worst_error,
@@ -156,6 +156,12 @@ class TestMetaGradient:
     @pytest.mark.parametrize(("kind", "option"), BOTH)
     def test_it_is_that_of_central_differences(self, kind: str, option: str) -> None:
         found = worst_error(*scene(kind, OPTIONS[option]))
+        assert max(found.values()) < RELATIVE, found
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "option"), BOTH)
+    def test_it_is_that_of_central_differences_entry_by_entry(self, kind: str, option: str) -> None:
+        found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
         assert max(found.values()) < RELATIVE, found
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
@@ -461,7 +467,9 @@ class TestPersistence:
             assert torch.allclose(rate, rate[:1].expand_as(rate), rtol=1e-12) == alike
 
 
-@pytest.mark.parametrize(("recommender", "cell"), [("bpr", "A persist"), ("ncf", "A persist"), ("bpr", "B persist")])
+@pytest.mark.parametrize(
+    ("recommender", "cell"), [("bpr", "A persist"), slow("ncf", "A persist"), slow("bpr", "B persist")]
+)
 def test_other_cells_conform_too(recommender: str, cell: str) -> None:
     long = {finite_after_many_batches.__name__: "checked by a slow test"}
     forgets = {} if "persist" in cell else {"learning_rates_explain_the_update": "beside its step it forgets"}
@@ -518,7 +526,7 @@ class TestSettings:
 
 
 class TestOddInput(OddInput):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -527,7 +535,7 @@ class TestOddInput(OddInput):
 
 
 class TestState(State):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -536,19 +544,12 @@ class TestState(State):
 
 
 class TestOwnRecommender(OwnRecommender):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
     def made(self, **settings: Any) -> S2Meta:
         return made(**{"shared_forgetting": True, **self.settings, **settings})
-
-
-class TestPretraining(Pretraining):
-    calm = MappingProxyType({"width": 5})
-
-    def made(self, **settings: Any) -> S2Meta:
-        return made(**settings)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from learned_scenes import require_saved_goes_on
-from rate_scenes import FAMILY, strategy_of, updater_of
+from melon_scenes import FAMILY, strategy_of, updater_of
 
 from melon.checks.toys import toy_batches
 from melon.errors import SettingsError

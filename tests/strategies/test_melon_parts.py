@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rate_scenes import FAMILY, KINDS, recommender_of, strategy_of, updater_of
+from melon_scenes import FAMILY, KINDS, recommender_of, strategy_of, updater_of
 
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater

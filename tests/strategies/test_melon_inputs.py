@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learned_scenes import require_saved_goes_on
-from rate_scenes import FAMILY, KINDS, SMALL, look_ahead_of, past_and_batch, strategy_of, tables_of, updater_of
+from learned_scenes import require_saved_goes_on, slow
+from melon_scenes import FAMILY, KINDS, SMALL, look_ahead_of, past_and_batch, strategy_of, tables_of, updater_of
 
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
 from melon.checks.pairings import situation_of, state_of
@@ -35,7 +35,7 @@ def same_tables(one: Updater, other: Updater) -> bool:
 
 class TestTheyStartWithoutEffect:
     @EVERY_CHOICE
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("dtype", [slow(torch.float64), torch.float32])
     @pytest.mark.parametrize("name", FAMILY)
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_fresh_model_steps_as_one_without_them(
@@ -204,7 +204,7 @@ def test_practice_takes_the_weights_along_but_not_the_counts() -> None:
     assert not any("recent" in name for name in practice)
 
 
-@pytest.mark.parametrize("recommender", SMALL_RECOMMENDERS)
+@pytest.mark.parametrize("recommender", ["bpr", slow("ncf"), slow("blend")])
 def test_conformance(recommender: str) -> None:
     report = check_pairing(SMALL_RECOMMENDERS[recommender], partial(MeLON, {**SMALL, "inputs": list(EACH)}))
     assert report.applicable
