@@ -22,6 +22,7 @@ from learned_scenes import (
     past_and_batch,
     recommender_of,
     require_saved_goes_on,
+    slow,
     updater_of,
     worst_error,
 )
@@ -143,7 +144,7 @@ class State(Battery):
     #: What a memory may lack.
     optional: ClassVar[tuple[str, ...]] = ()
 
-    @pytest.mark.parametrize("fading", [None, 60.0])
+    @pytest.mark.parametrize("fading", [slow(None), 60.0])
     @EVERY_KIND
     def test_a_checkpoint_goes_on_bit_for_bit(self, kind: str, fading: float | None, tmp_path: Path) -> None:
         batches = toy_batches()

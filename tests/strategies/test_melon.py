@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learned_battery import OddInput, OwnRecommender, State
-from learned_scenes import finite, require_others_untouched
+from learned_scenes import finite, require_others_untouched, slow
 from melon_scenes import (
     FAMILY,
     KINDS,
@@ -54,7 +54,7 @@ class TestDegenerate:
     """4.11, test 2: with f ≡ 1 and w ≡ η it is plain SGD."""
 
     @pytest.mark.parametrize("reduction", ["mean", "sum"])
-    @pytest.mark.parametrize("forgetting", [True, False])
+    @pytest.mark.parametrize("forgetting", [True, slow(False)])
     @EVERY_NAME
     def test_constant_rates_are_default(self, kind: str, name: str, reduction: str, forgetting: bool) -> None:
         rate = 0.2

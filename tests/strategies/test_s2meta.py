@@ -208,8 +208,8 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize("reduction", ["mean", "sum"])
-    @pytest.mark.parametrize("forgetting", [True, False])
+    @pytest.mark.parametrize("reduction", ["mean", slow("sum")])
+    @pytest.mark.parametrize("forgetting", [True, slow(False)])
     @EVERY_CELL
     def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
         """3.5 test 1, 7.8: with f = 1 and i = η it is plain SGD."""

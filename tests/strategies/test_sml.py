@@ -170,7 +170,7 @@ class TestMetaGradient:
         found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
         assert max(found.values()) < RELATIVE, found
 
-    @pytest.mark.parametrize("loss", ["squared", "bce"])
+    @pytest.mark.parametrize("loss", [slow("squared"), "bce"])
     @EVERY_FORM
     def test_with_another_loss(self, kind: str, form: str, loss: str) -> None:
         found = worst_error(*scene(kind, {**FORMS[form], "lr": 0.01}, loss=loss))
@@ -210,7 +210,7 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize("bounded", [True, False])
+    @pytest.mark.parametrize("bounded", [True, slow(False)])
     @pytest.mark.parametrize(
         ("ours", "plain"),
         [
