@@ -7,11 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-<<<<<<<< HEAD:tests/kernels/test_pair_kernel.py
-========
-from kernel_scenes import require_whole_steps_agree, updater_with_a_past
-from learned_scenes import slow
->>>>>>>> 151cdbd (tests/strategies: MeLON uses the batteries; directions instead of entries for meta-gradients; sweeps are slow; two end-to-end cells):tests/strategies/test_melon_kernels.py
 from torch import Tensor
 
 from melon.kernels.melon import layout
@@ -218,7 +213,6 @@ def test_the_number_of_threads_changes_no_bit(threads: Any) -> None:
         assert all(torch.equal(one, other) for one, other in zip(alone, everything(), strict=True))
 
 
-<<<<<<<< HEAD:tests/kernels/test_pair_kernel.py
 def test_what_is_not_covered_goes_to_the_reference() -> None:
     first, _, _, head = (part.float() for part in Drawn().network(20))
     affine = RateNetwork(1.0, first, head=head)
@@ -226,151 +220,3 @@ def test_what_is_not_covered_goes_to_the_reference() -> None:
         assert pair_kernel(network, like) is reference
     wide = RateNetwork(1.0, *Drawn().network(20))
     assert pair_kernel(wide, torch.ones(1, dtype=torch.float64)) is reference
-========
-class TestTheGenerator:
-    def test_kernels_mean_what_they_say_as_plain_python(self) -> None:
-        """The marked loops run as they stand; what is written out of them is the same function."""
-        sizes = generator.sizes(layout.WIDTH)
-        scratch = np.random.default_rng(0).normal(size=sizes["SCRATCH"]).astype(np.float32)
-        weights = np.random.default_rng(1).normal(size=sizes["WEIGHTS"]).astype(np.float32)
-        plain, written = scratch.copy(), scratch.copy()
-        tiles.first_layer(plain, weights)
-        names: dict[str, Any] = {"entry": lambda function: function, "part": lambda function: function}
-        text = generator.source(layout.WIDTH).replace(
-            "from melon.strategies.melon.kernels.compiled.seam import entry, part", ""
-        )
-        exec(compile(text, "<written out>", "exec"), names)
-        names["first_layer"](written, weights)
-        np.testing.assert_allclose(plain, written, rtol=1e-6)
-        assert "unrolled(" not in text
-        assert "registers(" not in text
-
-    def test_widths_are_rounded_up(self) -> None:
-        assert [generator.padded(width) for width in (1, 20, 21)] == [20, 20, 40]
-
-
-def updater_of(kind: str, settings: dict[str, Any]) -> tuple[Updater, Batch]:
-    return updater_with_a_past(kind, MeLON(settings))
-
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {"shared_forgetting": True, "norm": "none", "rate_bias": -4.5},
-    "pairwise": {"pairwise": True},
-    "without theta": {"theta_feature": False, "inputs": ["touches"]},
-    "every input": {"inputs": ["touches", "idle", "item_rate", "role"]},
-    "fading": {"fading": 50.0},
-}
-
-
-@pytest.mark.parametrize("trained", [slow(False), True])
-@pytest.mark.parametrize("option", [each if each in ("default", "every input") else slow(each) for each in SETTINGS])
-@pytest.mark.parametrize("kind", ["bpr", "ncf"])
-def test_whole_steps_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {**SETTINGS[option], "meta_lr": 0.02}
-    require_whole_steps_agree(kind, lambda: MeLON(told), monkeypatch, trained=trained, atol=2e-6)
-
-
-class TestTheChoice:
-    def test_an_unknown_name_is_refused_with_the_known_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        updater, batch = updater_of("bpr", {})
-        monkeypatch.setenv("MELON_KERNEL", "fortran")
-        with pytest.raises(SettingsError, match=r"'fortran'.*auto, torch, numba"):
-            updater.learn(batch)
-
-    @pytest.mark.parametrize(("asked", "compiled"), [("torch", False), ("numba", True), ("auto", True), ("", True)])
-    def test_the_variable_decides(self, asked: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("MELON_KERNEL", asked)
-        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
-        chosen = pair_kernel(network, torch.ones(1))
-        assert isinstance(chosen, choice.ReferenceKernel) is not compiled
-
-    def test_what_is_not_covered_goes_to_the_reference(self) -> None:
-        first, _, _, head = (part.float() for part in Drawn().network(20))
-        affine = RateNetwork(1.0, first, head=head)
-        for network, like in ((affine, torch.ones(1)), (RateNetwork(1.0), torch.ones(1))):
-            assert isinstance(pair_kernel(network, like), choice.ReferenceKernel)
-        wide = RateNetwork(1.0, *Drawn().network(20))
-        assert isinstance(pair_kernel(wide, torch.ones(1, dtype=torch.float64)), choice.ReferenceKernel)
-
-    def test_while_it_compiles_in_the_background_the_reference_serves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from melon.strategies.melon.kernels.compiled import seam
-
-        stock, build = choice._stock(), seam.build
-        monkeypatch.setattr(choice, "_STOCK", stock)
-
-        def slowly(width: int) -> seam.Kernels:
-            time.sleep(0.3)
-            return build(width)
-
-        monkeypatch.setattr(seam, "build", slowly)
-        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
-        warm_up(in_background=True)
-        assert isinstance(pair_kernel(network, torch.ones(1)), choice.ReferenceKernel)
-        assert stream_kernel() is None  # nobody waits for the compiler
-        until = time.monotonic() + 120
-        while isinstance(pair_kernel(network, torch.ones(1)), choice.ReferenceKernel):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        while stream_kernel() is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-    def test_a_compiler_that_fails_leaves_the_reference(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        from melon.strategies.melon.kernels.compiled import seam
-
-        def fails(width: int) -> seam.Kernels:
-            raise RuntimeError("no such processor")
-
-        monkeypatch.setattr(seam, "build", fails)
-        monkeypatch.setattr(choice, "_STOCK", choice._stock())
-        network = RateNetwork(1.0, *[part.float() for part in Drawn().network(20)])
-        with caplog.at_level(logging.WARNING, logger="melon"):
-            for _ in range(2):
-                assert isinstance(pair_kernel(network, torch.ones(1)), choice.ReferenceKernel)
-        assert [record.getMessage().count("no such processor") for record in caplog.records] == [1]
-
-    @pytest.mark.parametrize(("asked", "works"), [("auto", True), ("torch", True), ("numba", False)])
-    def test_without_numba(self, asked: str, works: bool) -> None:
-        """PyTorch serves, with one line on stderr where nobody asked for it; asked for by name, it is an error."""
-        code = """
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "numba" else found(name, *more)
-import sys
-sys.modules["numba"] = None
-import torch
-from melon.strategies.melon.kernels import RateNetwork, pair_kernel
-network = RateNetwork(1.0, torch.ones(20, 3), torch.ones(20, 20), torch.ones(20), torch.ones(2, 20))
-for _ in range(2):
-    print(type(pair_kernel(network, torch.ones(1))).__name__)
-"""
-        environment = {**os.environ, "MELON_KERNEL": asked}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
-        )
-        if works:
-            assert done.stdout.split() == ["ReferenceKernel"] * 2, done.stderr
-            assert done.stderr.count("melon-recommender[fast]") == (asked == "auto")
-        else:
-            assert "melon-recommender[fast]" in done.stderr
-            assert done.returncode
-
-    def test_nowhere_to_keep_it_is_no_failure(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from melon.strategies.melon.kernels.compiled import seam
-
-        (tmp_path / "file").write_text("")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        built: list[str] = []
-
-        def keep(suite: seam.Suite, anchor: Any) -> dict[str, Any]:
-            built.append(str(anchor))
-            return dict.fromkeys(suite.signatures)
-
-        monkeypatch.setattr(seam, "_built", keep)
-        seam.build(20)
-        assert len(built) == 1
-        assert str(tmp_path) not in built[0]
->>>>>>>> 151cdbd (tests/strategies: MeLON uses the batteries; directions instead of entries for meta-gradients; sweeps are slow; two end-to-end cells):tests/strategies/test_melon_kernels.py
