@@ -36,7 +36,7 @@ from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.variants import MeLONI
+from melon.strategies.melon.strategy import MeLONI
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 

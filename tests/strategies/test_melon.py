@@ -30,8 +30,8 @@ from melon.recommenders.base import Recommender
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
 from melon.strategies.melon import reference
-from melon.strategies.melon.presets import RATE_PRESETS
 from melon.strategies.melon.strategy import RateStrategy
+from melon.strategies.presets import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 
@@ -312,7 +312,7 @@ class Family:
 class TestOddInput(Family, OddInput):
     @pytest.mark.parametrize("preset", ["paper", "code"])
     def test_presets_take_batches_of_one(self, kind: str, preset: str) -> None:
-        updater = updater_of(kind, FAMILY[self.member_name](RATE_PRESETS[preset]), dtype=torch.float32)
+        updater = updater_of(kind, FAMILY[self.member_name](MELON_PRESETS[preset]), dtype=torch.float32)
         for batch in toy_batches(size=1)[:8]:
             assert np.isfinite(updater.learn(batch))
         assert finite(updater)
@@ -366,7 +366,7 @@ class TestRefusals:
         assert "role.1, which is unknown here" in message
 
     def test_of_another_preset(self) -> None:
-        memory = self.bound("bpr", "melon", 3, **RATE_PRESETS["code"]).memory()
+        memory = self.bound("bpr", "melon", 3, **MELON_PRESETS["code"]).memory()
         assert "user.extend" in State.refused(self.bound("bpr", "melon"), memory)
         without = self.bound("bpr", "melon", theta_feature=False)
         message = State.refused(without, self.bound("bpr", "melon").memory())

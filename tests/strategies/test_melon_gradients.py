@@ -12,13 +12,13 @@ from torch import Tensor
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.melon import reference
-from melon.strategies.melon.presets import RATE_PRESETS
+from melon.strategies.presets import MELON_PRESETS
 
 EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {name: value for name, value in RATE_PRESETS["paper"].items() if name != "role_width"},
-    "code": RATE_PRESETS["code"],
+    "paper": {name: value for name, value in MELON_PRESETS["paper"].items() if name != "role_width"},
+    "code": MELON_PRESETS["code"],
     "split": {"extended": "split"},
     "two layers": {"interaction_layers": 2},
     "linear role": {"role": "linear"},

@@ -13,8 +13,7 @@ from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.melon.strategy import RateStrategy
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON, RateStrategy
 
 
 def practise(strategy: RateStrategy, passes: int) -> dict[str, torch.Tensor]:

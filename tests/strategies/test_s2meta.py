@@ -34,10 +34,10 @@ from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.preprocess import preprocess
+from melon.strategies.presets import S2META_PRESETS
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.s2meta import cell as cell_module
 from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
-from melon.strategies.s2meta.presets import S2META_PRESETS
 from melon.strategies.s2meta.strategy import S2Meta
 
 #: Few units, so that a test sees every entry.
