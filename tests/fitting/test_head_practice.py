@@ -10,7 +10,7 @@ from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, r
 from melon.fitting.selection import Protocol, Selection
 from melon.recommenders.blend.head import TABLES
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.stream.split import Parts, split
 
 PROTOCOL = Protocol(batch_size=64, negatives=30)

@@ -19,7 +19,7 @@ from melon.kernels import policy
 from melon.kernels.suites import SUITES
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
 
