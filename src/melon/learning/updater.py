@@ -102,7 +102,7 @@ class Updater:
     def rehearse(self, batch: Batch) -> float:
         """Learn a batch of the past once more: the history, which holds it already, stays as it is."""
         with ExitStack() as undo:
-            self._tick(int(batch.times[0]), undo)
+            self._tick(int(batch.times[0]))
             self.make_rows(batch, undo)
             step = self._steps.of(batch, undo)
             undo.pop_all()
@@ -188,7 +188,7 @@ class Updater:
         if not len(batch):
             return 0.0
         users, items, history = batch.users, batch.items, self.history
-        self._tick(int(batch.times[0]), undo)
+        self._tick(int(batch.times[0]), undo if record else None)
         # The head learns from the model as it was when the batch was predicted, so its step is computed first.
         head = self._head_step(batch) if teach_head else None
         self.make_rows(batch, undo)
@@ -212,12 +212,9 @@ class Updater:
 
     def _tick(self, time: int, undo: ExitStack | None = None) -> None:
         """Move the clock of learning to a time of the stream, and half-lives to where the strategy has them by now."""
-        clock, tables = self.recommender.clock, self.recommender.tables
+        clock, tables, moment = self.recommender.clock, self.recommender.tables, self.moment(time)
         if undo is not None:
             undo.callback(setattr, clock, "now", clock.now)
-            for table in tables.values():
-                undo.callback(setattr, table, "half_life", table.half_life)
-        moment = self.moment(time)
         clock.now = moment.now
         for name, half_life in moment.half_lives.items():
             tables[name].half_life = half_life
