@@ -1,4 +1,4 @@
-"""Progress for people: a bar with rate and running HR@5 in a terminal, plain lines in a pipe."""
+"""Progress of one model: a bar with rate and running HR@5 in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 
-from melon.bench.cell import Listener
-from melon.evaluation.prequential import Point
+from melon.progress import Progress
+from melon.terminal.screen import say_aside
 from melon.terminal.tables import shown
 
 _LINE_EVERY_S = 5.0
 
 
-class BarListener(Listener):
-    """A line for each finished stage and a live bar for the one under way."""
+class BarProgress(Progress):
+    """A live bar for the stage under way."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
+        self._progress = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -52,54 +53,43 @@ class BarListener(Listener):
     def tick(self, text: str) -> None:
         self.note(text)
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
-        rate = done / max(time.perf_counter() - self._began, 1e-9)
-        self._progress.update(self._task, completed=done, total=total, extra=_standing(rate, hit_rate))
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
+        text = _rate_and_score(done, self._began, hit_rate)
+        self._progress.update(self._task, completed=done, total=total, extra=text)
 
 
-class LineListener(Listener):
+class LineProgress(Progress):
     """Plain lines on standard error, a few seconds apart."""
 
     def __init__(self) -> None:
-        self._began = self._said = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to close."""
+        self._began = self._last = time.perf_counter()
 
     def stage(self, name: str) -> None:
-        self._began = self._said = time.perf_counter()
-        self._say(name)
+        self._began = self._last = time.perf_counter()
+        say_aside(name)
 
     def note(self, text: str) -> None:
-        self._say(f"  {text}")
+        say_aside(f"  {text}")
 
     def tick(self, text: str) -> None:
-        if time.perf_counter() - self._said > _LINE_EVERY_S:
-            self._said = time.perf_counter()
-            self._say(f"  {text}")
+        if self._due():
+            say_aside(f"  {text}")
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
-        now = time.perf_counter()
-        if done == total or now - self._said > _LINE_EVERY_S:
-            self._said = now
-            rate = done / max(now - self._began, 1e-9)
-            self._say(f"  {done:,} of {total:,}  {_standing(rate, hit_rate)}")
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
+        if self._due() or done == total:
+            say_aside(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
 
-    @staticmethod
-    def _say(text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+    def _due(self) -> bool:
+        due = time.perf_counter() - self._last > _LINE_EVERY_S
+        if due:
+            self._last = time.perf_counter()
+        return due
 
 
-def _standing(rate: float, hit_rate: float | None) -> str:
-    return f"{rate:,.0f}/s  HR@5 {shown(hit_rate)}"
+def _rate_and_score(done: int, began: float, hit_rate: float | None) -> str:
+    return f"{done / max(time.perf_counter() - began, 1e-9):,.0f}/s  HR@5 {shown(hit_rate)}"
 
 
-def listener() -> BarListener | LineListener:
+def model_progress() -> BarProgress | LineProgress:
     """The one that fits where standard error goes."""
-    return BarListener() if sys.stderr.isatty() else LineListener()
+    return BarProgress() if sys.stderr.isatty() else LineProgress()

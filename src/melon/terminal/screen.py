@@ -1,4 +1,4 @@
-"""What people see on standard error while something long runs: something live in a terminal, plain lines in a pipe."""
+"""Lines on standard output, and something live on standard error while a long run works."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import sys
 from types import TracebackType
 from typing import Self
 
+from rich.console import Console
 from rich.live import Live
-from rich.progress import Progress
+from rich.progress import Progress as RichProgress
+
+from melon.progress import Progress
 
 
-class Shown:
-    """Draws something live where there is a terminal; lines are said in both."""
+def say(text: str) -> None:
+    """A line on standard output, as it is."""
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)
 
-    def __init__(self, live: Live | Progress) -> None:
+
+def say_aside(text: str) -> None:
+    """A line on standard error, as it is."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class LiveProgress(Progress):
+    """Draws something live where standard error is a terminal; lines are printed in a pipe as well."""
+
+    def __init__(self, live: Live | RichProgress) -> None:
         self.terminal, self._drawn = sys.stderr.isatty(), live
 
     def __enter__(self) -> Self:
@@ -27,16 +41,20 @@ class Shown:
         if self.terminal:
             self._drawn.stop()
 
-    def say(self, text: str) -> None:
+    def line(self, text: str) -> None:
         """A line that stays."""
         if self.terminal:
             self._drawn.console.print(text, markup=False, highlight=False)
         else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            say_aside(text)
 
 
 def time_left(seconds: float) -> str:
     """A guess in words."""
     minutes = seconds / 60
     return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+
+
+def last_line(text: str | None) -> str:
+    """What a problem comes to: the last line of its message or traceback."""
+    return ((text or "").strip().splitlines() or [""])[-1]
