@@ -255,8 +255,8 @@ class TestWhatDoesNotGoTogether:
             (["--strategies", "melom"], "Did you mean 'melon'?"),
             (["--recommenders", "brp"], "Did you mean 'bpr'?"),
             (["--split", "flap=0.8,0.1,0.1"], "Did you mean 'flip'?"),
-            (["--seeds", "0"], "seeds = 0 will not do"),
-            (["--jobs", "0"], "jobs = 0 will not do"),
+            (["--seeds", "0"], "seeds = 0 is too few"),
+            (["--jobs", "0"], "jobs = 0 is too few"),
         ],
     )
     def test_options(self, folder: Path, tmp_path: Path, run: Run, words: list[str], complaint: str) -> None:
