@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-
 from melon.atomic import write_text
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.data.idbook import IdBook
+from melon.data.ids import IdBook
 from melon.data.interactions import Interactions
 from melon.errors import DataError, SettingsError
 from melon.learning.model import LiveModel
