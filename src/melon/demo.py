@@ -9,6 +9,7 @@ from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.record import result_lines, write_result
 from melon.bench.work import Work
+from melon.console import model_progress, say
 from melon.data.files import load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
 from melon.errors import SettingsError, unknown_name
@@ -17,8 +18,6 @@ from melon.fitting.auto import AUTO, settle_auto
 from melon.report.html import html_page
 from melon.report.result import result_document
 from melon.strategies.registry import ALL_STRATEGIES
-from melon.terminal.progress import model_progress
-from melon.terminal.screen import say
 from melon.terminal.tables import show_table
 
 _SPLIT = (0.7, 0.02, 0.28)

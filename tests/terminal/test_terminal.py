@@ -11,8 +11,8 @@ from rich.console import Console
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.record import Line
+from melon.console import BarProgress, LineProgress, model_progress
 from melon.data.interactions import Interactions
-from melon.terminal.progress import BarProgress, LineProgress, model_progress
 from melon.terminal.tables import show_result, show_table
 
 Record = dict[str, Any]

@@ -20,8 +20,8 @@ def report(
 
     Every number comes from the records and the ranks beside them; nothing is run again.
     """
+    from melon.console import say
     from melon.report.build import report_folders
-    from melon.terminal.screen import say
 
     say(report_folders(folders, out).summary)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from melon.atomic import write_text
 from melon.bench.run import bench_streams
 from melon.bench.tuned import files_about, trials_behind, tuned_elsewhere
+from melon.console import say
 from melon.data.files import load_stream, side_car
 from melon.data.prepare import prepare
 from melon.errors import DataError
@@ -21,7 +22,6 @@ from melon.report.build import report_folders
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
 from melon.terminal.bench_view import BenchProgress, show_bench
-from melon.terminal.screen import say
 from melon.terminal.tables import show_preparation
 from melon.terminal.tune_view import TuneProgress, show_tuned
 from melon.tuning.tune import ROUND, tune_stream

@@ -11,10 +11,10 @@ from rich.table import Table as RichTable
 
 from melon.advice.judging import Advice, difference_text, method_text
 from melon.bench.grid import Outcome, Task
+from melon.console import say, say_aside
 from melon.evaluation.ranking import metrics
 from melon.progress import Progress
 from melon.terminal.bench_view import outcome_text
-from melon.terminal.screen import say, say_aside
 
 
 class AdviceProgress(Progress):

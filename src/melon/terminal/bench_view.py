@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from melon.bench.grid import Outcome, Task
 from melon.bench.run import BenchResult
-from melon.terminal.screen import LiveProgress, last_line, say, time_left
+from melon.console import LiveProgress, last_line, say, time_left
 
 
 class BenchProgress(LiveProgress):

@@ -10,13 +10,12 @@ from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.record import write_result
 from melon.bench.work import Work, work_folder
+from melon.console import model_progress, say
 from melon.data.files import load_stream
 from melon.errors import SettingsError, StoppedError
 from melon.extras import require_plots
 from melon.fitting.auto import settle_auto, why_auto
 from melon.report.result import result_page
-from melon.terminal.progress import model_progress
-from melon.terminal.screen import say
 from melon.terminal.tables import show_result
 from melon.types import Plain
 

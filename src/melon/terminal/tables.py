@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 
 from melon import display
 from melon.bench.record import Line, result_lines
+from melon.console import shown
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
 from melon.explain.matrix import BatchRates, RateFacts
@@ -94,11 +95,6 @@ def show_table(title: str, lines: Sequence[Line], console: Console | None = None
             )
         table.add_row(escape(line.label), *cells)
     (console or Console(soft_wrap=True)).print(table)
-
-
-def shown(value: float | None) -> str:
-    """A metric as tables print it."""
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _facts(info: StreamInfo) -> list[tuple[str, str]]:

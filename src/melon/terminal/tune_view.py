@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from melon.terminal.screen import LiveProgress, last_line, say, time_left
+from melon.console import LiveProgress, last_line, say, time_left
 from melon.tuning.study import Trial, best
 from melon.tuning.tune import TrialEnd, TuneResult
 from melon.types import Plain
