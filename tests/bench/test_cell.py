@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from melon.bench import cell as module
-from melon.bench.cell import Cell, CellResult, Listener
+from melon.bench.cell import Cell, CellResult
 from melon.bench.config import CellConfig
 from melon.bench.work import Work
 from melon.data.interactions import Interactions
@@ -17,6 +17,7 @@ from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluation.ranking import CUTS, metrics
 from melon.evaluation.rivals import RIVALS
 from melon.fitting.selection import Selection
+from melon.progress import Progress
 from melon.stream.sealed import SealedStream
 
 METRICS = [f"{kind}@{cut}" for kind in ("HR", "NDCG") for cut in CUTS]
@@ -431,7 +432,7 @@ def test_one_user_or_one_item_is_refused(side: str, small: MakeConfig) -> None:
 def test_a_short_stream_falls_back_to_defaults_and_says_so(flips: Interactions, small: MakeConfig) -> None:
     notes: list[str] = []
 
-    class Told(Listener):
+    class Told(Progress):
         def note(self, text: str) -> None:
             notes.append(text)
 
@@ -457,7 +458,7 @@ def test_a_model_that_leaves_the_finite_numbers_is_an_error(flips: Interactions,
 # What was finished is kept.
 
 
-class Stops(Listener):
+class Stops(Progress):
     """Presses Ctrl-C at the n-th call."""
 
     def __init__(self, at: int) -> None:
@@ -477,7 +478,7 @@ class Stops(Listener):
     def tick(self, text: str) -> None:
         self._count()
 
-    def point(self, *given: Any) -> None:
+    def batch(self, *given: Any) -> None:
         self._count()
 
 
@@ -494,7 +495,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_record(
         folder = tmp_path / str(at)
         with pytest.raises(KeyboardInterrupt):
             Cell(flips, config, Stops(at), Work(folder)).run("here")
-        resumed = Cell(flips, config, Listener(), Work(folder)).run("here")
+        resumed = Cell(flips, config, Progress(), Work(folder)).run("here")
         assert timeless(resumed.record) == wanted, at
         assert all(resumed.ranks[name].tobytes() == array.tobytes() for name, array in straight.ranks.items())
 
@@ -502,7 +503,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_record(
 def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeConfig, tmp_path: Path) -> None:
     stages: list[str] = []
 
-    class Told(Listener):
+    class Told(Progress):
         def stage(self, name: str) -> None:
             stages.append(name)
             if name == "streaming recent_popularity":
@@ -512,7 +513,7 @@ def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeCon
         Cell(flips, small(), Told(), Work(tmp_path)).run()
     done, stages[:] = list(stages), []
 
-    class Quiet(Listener):
+    class Quiet(Progress):
         def stage(self, name: str) -> None:
             stages.append(name)
 
@@ -524,7 +525,7 @@ def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeCon
 def test_cells_of_one_stream_share_their_work(flips: Interactions, small: MakeConfig, timeless: Timeless) -> None:
     stages: list[str] = []
 
-    class Told(Listener):
+    class Told(Progress):
         def stage(self, name: str) -> None:
             stages.append(name)
 

@@ -18,13 +18,14 @@ from melon.bench.work import PlainKeeper, PracticeKeeper, StateKeeper, TallyKeep
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
 from melon.evaluation.predictors import Frozen, Popularity, Predictor, Retrained
-from melon.evaluation.prequential import Point, Tally, prequential
+from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.rivals import RIVALS, UNCHOSEN, make_rival
-from melon.explain.explained import Explained
+from melon.explain.matrix import BatchRates
 from melon.fitting.pretrained import Practice, PretrainedState, RecommenderPlan, deploy, refit
 from melon.fitting.selection import Protocol, Selection
 from melon.learning.pretrain import MOST_EPOCHS, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
+from melon.progress import Progress
 from melon.recommenders.heads import HeadedRecommender
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
@@ -37,29 +38,13 @@ from melon.stream.split import batches, split
 from melon.types import Plain
 
 
-class Listener:
-    """Told how a cell comes along; this one keeps quiet."""
-
-    def stage(self, name: str) -> None:
-        """A new stage begins."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line happened inside a stage."""
-
-    def tick(self, text: str) -> None:
-        """One of many small steps of a stage is done."""
-
-    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
-        """A batch of the stream was evaluated; `hit_rate` is None until something was ranked."""
-
-
 @dataclass(frozen=True)
 class CellResult:
     """The record of DESIGN.md, the rank of every evaluated event under every method, and rates if they were asked."""
 
     record: Plain
     ranks: dict[str, np.ndarray[Any, Any]]
-    rates: Explained | None = None
+    rates: BatchRates | None = None
 
 
 class Cell:
@@ -72,12 +57,12 @@ class Cell:
         self,
         log: Interactions,
         config: CellConfig,
-        listener: Listener | None = None,
+        listener: Progress | None = None,
         work: Work | None = None,
         *,
         rates: bool = False,
     ) -> None:
-        self.config, self.listener, self._work = config, listener or Listener(), work or Work()
+        self.config, self.listener, self._work = config, listener or Progress(), work or Work()
         self._watches = rates
         self.parts = split(log, config.split, align_ties=config.align_ties)
         self._sealed = SealedStream(log, self.parts)
@@ -301,7 +286,7 @@ class Cell:
                     tally.add(point)
                     hits += float((point.ranks.rank <= 5).sum())
                     seen += len(point.ranks)
-                self.listener.point(point, point.stop - self.parts.train_stop, total, hits / seen if seen else None)
+                self.listener.batch(point.stop - self.parts.train_stop, total, hits / seen if seen else None)
         found = watched.found if watched is not None else None
         if found is not None:
             self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: found)

@@ -68,7 +68,7 @@ def evaluate(
     test part is not read until then.
     """
     asked = asked_for(locals())
-    from melon.bench.evaluate import evaluate_stream
+    from melon.terminal.evaluate import evaluate_stream
 
     evaluate_stream(stream, asked, json=json, html=html, resume=resume)
 
@@ -95,7 +95,7 @@ def pretrain(
     The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
     """
     asked = asked_for(locals())
-    from melon.bench.evaluate import pretrain_stream
+    from melon.terminal.evaluate import pretrain_stream
 
     pretrain_stream(stream, asked, out)
 
@@ -118,6 +118,8 @@ def explain(
 
     The batch is looked at as if it were learned now; nothing is learned and the model stays as it is.
     """
-    from melon.explain.explained import explain_model
+    from melon.explain.picture import explain_model
+    from melon.terminal.tables import show_rates
 
-    explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size, as_json=json)
+    rates = explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size)
+    show_rates(rates, out, as_json=json)

@@ -1,4 +1,4 @@
-"""What the commands do, end to end: load, run with progress, write, show; a stopped run says how to go on."""
+"""`melon evaluate` and `melon pretrain`: load, run with progress, write, show; a stopped run says how to go on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from melon.atomic import require_writable, write_text
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
-from melon.bench.files import write_result
+from melon.bench.record import write_result
 from melon.bench.work import Work, work_folder
+from melon.console import model_progress, say
 from melon.data.files import load_stream
 from melon.errors import SettingsError, StoppedError
 from melon.extras import require_plots
 from melon.fitting.auto import settle_auto, why_auto
-from melon.report.page import page
-from melon.terminal.progress import listener
+from melon.report.result import result_page
 from melon.terminal.tables import show_result
 from melon.types import Plain
 
@@ -26,7 +26,7 @@ def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path
     if json is not None and json.suffix != ".json":
         raise SettingsError(f"--json {json} must end in .json; the ranks go beside it.")
     if html is not None:
-        require_plots()
+        require_plots("--html")
     for wanted in (json, html):
         if wanted is not None:
             require_writable(wanted)
@@ -36,22 +36,22 @@ def evaluate_stream(stream: Path, asked: Plain, *, json: Path | None, html: Path
         Work(folder).forget()
     work = Work(folder)
     try:
-        with listener() as told:
-            result = Cell(log, config, told, work).run(str(stream))
+        with model_progress() as progress:
+            result = Cell(log, config, progress, work).run(str(stream))
     except KeyboardInterrupt:
         raise StoppedError(
             f"stopped; what was finished is kept in {folder}. Run the same command with --resume to go on from there."
         ) from None
     record = write_result(result.record, result.ranks, json) if json else result.record
     if html is not None:
-        write_text(html, page(f"{config.strategy} on {stream.stem}", _lead(record), [record]))
+        write_text(html, result_page([record]))
     work.forget()
     show_result(record)
     chosen = record["config"]["chosen"][config.strategy]
     _say_why(asked, chosen["settings"], len(chosen["trials"]))
     for written in (json, html):
         if written is not None:
-            _say(f"wrote {written}")
+            say(f"wrote {written}")
 
 
 def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
@@ -62,7 +62,7 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
     if config.device != "cpu":
         raise SettingsError(f"device = {config.device!r} will not do: a saved model is trained on the cpu.")
     log = load_stream(stream)
-    with listener() as told:
+    with model_progress() as progress:
         model = Melon(
             config.recommender,
             config.strategy,
@@ -75,19 +75,19 @@ def pretrain_stream(stream: Path, asked: Plain, out: Path) -> None:
             budget=config.budget,
             minutes=config.minutes,
             threads=config.threads,
-            report=told.note,
+            report=progress.note,
         )
         require_writable(out / "model")
-        told.stage(f"pre-training {config.recommender} on {len(log):,} interactions")
+        progress.stage(f"pre-training {config.recommender} on {len(log):,} interactions")
         try:
             model.fit(log)
         except KeyboardInterrupt:
             raise StoppedError(_how_to_go_on(model.choices, config.strategy, out)) from None
         model.save(out)
     for name, chosen in model.choices.items():
-        _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in chosen.items()) or 'defaults'}")
+        say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in chosen.items()) or 'defaults'}")
     _say_why(asked, {})
-    _say(f'wrote {out}: use it with melon.load("{out}")')
+    say(f'wrote {out}: use it with melon.load("{out}")')
 
 
 def _how_to_go_on(choices: Mapping[str, Plain], strategy: str, out: Path) -> str:
@@ -101,21 +101,7 @@ def _how_to_go_on(choices: Mapping[str, Plain], strategy: str, out: Path) -> str
     return f"{message}, or go on with what was chosen: {flags} --budget 1"
 
 
-def _lead(record: Plain) -> str:
-    dataset = record["dataset"]
-    return (
-        f"{record['recommender']} updated by {record['strategy']} on {dataset['interactions']:,} interactions: "
-        "every batch was predicted first, then learned from."
-    )
-
-
 def _say_why(asked: Plain, chosen: Plain, tried: int = 0) -> None:
     line = why_auto(asked, chosen, tried)
     if line is not None:
-        _say(line)
-
-
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+        say(line)
