@@ -95,7 +95,7 @@ def test_every_strategy_can_be_looked_at(
 def test_a_solver_has_no_learning_rates_to_look_at(saved: Callable[..., Path], log: Interactions) -> None:
     model, _ = LiveModel.load(saved("bpr", "als"))
     with pytest.raises(SettingsError, match="strategy 'als' has no learning-rate matrix"):
-        explained(model, log, at=None, batch=0, batch_size=50)
+        explain_batch(model, log, at=None, batch=0, batch_size=50)
 
 
 def test_newcomers_stand_behind_the_known(saved: Callable[..., Path]) -> None:
