@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,8 @@ Compiled = Callable[..., Any]
 logger = logging.getLogger("melon")
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
+#: Python's syntax trees count their depth once for all threads: two that build trees at a time raise SystemError.
+_one_writer = threading.Lock()
 
 
 def entry(function: Compiled) -> Compiled:
@@ -76,7 +79,8 @@ def compiled(name: str, width: int = 0) -> SimpleNamespace:
     Where the cache folder cannot be used (read-only, full, a broken file), a temporary one serves this process.
     """
     suite, home = SUITES[name], cache_folder()
-    text = suite.text(width)
+    with _one_writer:
+        text = suite.text(width)
     try:
         with _one_process_at_a_time(home, name):
             entries = _entries(suite, _written(home, name, suite, text))
