@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from melon.errors import MelonError
     from melon.estimator import Melon, load
+    from melon.evaluator import evaluate
 
-# Rows of large tables are read here and there: with huge pages a step on a million rows costs what one on ten thousand
-# does. torch looks at this when it first allocates, so it has to be said before; whoever set it otherwise is heard.
+# With huge pages a step on a million scattered rows costs what one on ten thousand does. torch reads this variable when
+# it first allocates memory, so it is set before; a value that is set already stays.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__ = "0.1.0"
-__all__ = ["Melon", "MelonError", "__version__", "load"]
+__all__ = ["Melon", "MelonError", "__version__", "evaluate", "load"]
 
-_HOMES = {"Melon": "melon.estimator", "load": "melon.estimator", "MelonError": "melon.errors"}
+_HOMES = {
+    "Melon": "melon.estimator",
+    "MelonError": "melon.errors",
+    "evaluate": "melon.evaluator",
+    "load": "melon.estimator",
+}
 
 
 def __getattr__(name: str) -> Any:

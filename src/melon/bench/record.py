@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ class Recorded:
     choices: Plain
     tallies: Mapping[str, Tally]
     pretrain_s: float
+    notes: Sequence[str] = ()
 
     @property
     def _ours(self) -> Tally:
@@ -65,6 +66,7 @@ class Recorded:
                 "interactions": len(log),
                 "split": list(config.split),
             },
+            **({"label": config.label} if config.label else {}),
             "recommender": config.recommender,
             "strategy": config.strategy,
             "preset": config.preset,
@@ -74,6 +76,7 @@ class Recorded:
             "epochs": self.choices["pretrain"]["settings"].get("epochs"),
             "version": melon.__version__,
             "config": {"asked": config.plain(), "chosen": self.choices},
+            **({"notes": list(self.notes)} if self.notes else {}),
             "protocol": {
                 "candidates": config.candidates,
                 "negatives": config.negatives,

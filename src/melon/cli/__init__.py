@@ -9,10 +9,12 @@ import typer
 
 from melon.cli.data import data
 from melon.cli.experiments import advise, bench, demo, report, reproduce, tune
+from melon.cli.help import Commands
 from melon.cli.models import evaluate, explain, pretrain
+from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
-app = typer.Typer(
+app = Commands(
     name="melon",
     help="A recommender that keeps up with its users: predict each batch, learn from it, serve the next one better.",
     no_args_is_help=True,
@@ -20,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
-for _command in (advise, evaluate, bench, tune, report, reproduce, pretrain, explain, demo):
+for _command in (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo):
     app.command()(_command)
 
 _STOPPED = 130  # what a shell says of a command that Ctrl-C ended

@@ -34,7 +34,7 @@ from melon.cli.options import (
     Strategy,
     Stream,
     Threads,
-    asked_for,
+    requested,
 )
 from melon.recommenders.registry import RECOMMENDERS
 
@@ -131,7 +131,7 @@ def bench(
     stream and seed share (pre-training, the tuned Default, the baselines) is done once.
     """
     given = locals()
-    asked = asked_for({**given, "config": None, "split": None})
+    asked = requested({**given, "config": None, "split": None})
     from melon.bench.run import bench_streams
 
     code = bench_streams(
@@ -201,7 +201,7 @@ def tune(
     Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. What is done is kept, so a tuning
     that was stopped goes on where it was.
     """
-    asked = asked_for(locals())
+    asked = requested(locals())
     from melon.tuning.tune import tune_stream
 
     tune_stream(
@@ -247,8 +247,8 @@ def reproduce(
     ] = Path("configs"),
     tune: Annotated[bool, typer.Option("--tune", help="Tune every cell first, instead of taking configs.")] = False,
     trials: Annotated[int, typer.Option(help="Trials of each tuning.")] = 16,
-    recommenders: Annotated[str | None, typer.Option(help="With commas between them. (default: bpr,ncf)")] = None,
-    strategies: Annotated[str | None, typer.Option(help="With commas between them. (default: all nine)")] = None,
+    recommenders: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: bpr,ncf)")] = None,
+    strategies: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: all nine)")] = None,
     seeds: Annotated[int | None, typer.Option(help="5 means seeds 0 to 4. (default: 5)")] = None,
     jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.")] = 1,
     ray: Ray = None,

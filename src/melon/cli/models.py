@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from melon.cli.help import examples
 from melon.cli.options import (
     AlignTies,
     Assignments,
@@ -32,10 +34,15 @@ from melon.cli.options import (
     Split,
     Stream,
     Threads,
-    asked_for,
+    requested,
 )
 
 
+@examples(
+    "melon evaluate clicks.parquet",
+    "melon evaluate clicks.parquet --recommender bpr --strategy melon --json result.json",
+    "melon evaluate clicks.parquet --strategy default --set lr=0.3 --fading 5000",
+)
 def evaluate(
     stream: Stream,
     recommender: AutoRecommender = None,
@@ -67,12 +74,33 @@ def evaluate(
     Settings that are not given are chosen on the selection window: late training data and the validation part. The
     test part is not read until then.
     """
-    asked = asked_for(locals())
-    from melon.bench.evaluate import evaluate_stream
+    request = requested(locals())
+    from melon.atomic import require_writable, write_text
+    from melon.evaluator import evaluate as run
+    from melon.extras import require_plots
+    from melon.fitting.auto import why_auto
+    from melon.terminal.tables import show_result
 
-    evaluate_stream(stream, asked, json=json, html=html, resume=resume)
+    if html is not None:
+        require_plots()
+        require_writable(html)
+    result = run(stream, **request, json=json, resume=resume)
+    record = result.record
+    if html is not None:
+        from melon.report.page import page
+
+        write_text(html, page(f"{result.name} on {stream.stem}", _lead(record), [record]))
+    show_result(record)
+    choice = record["config"]["chosen"][record["strategy"]]
+    _say(why_auto(request, choice["settings"], len(choice["trials"])))
+    for written in (json, html):
+        _say(None if written is None else f"wrote {written}")
 
 
+@examples(
+    "melon pretrain clicks.parquet --out model",
+    "melon pretrain clicks.parquet --out model --recommender bpr --strategy melon --budget 16",
+)
 def pretrain(
     stream: Stream,
     out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
@@ -94,10 +122,35 @@ def pretrain(
 
     The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
     """
-    asked = asked_for(locals())
-    from melon.bench.evaluate import pretrain_stream
+    request = requested(locals())
+    from melon.atomic import require_writable
+    from melon.bench.config import config_from
+    from melon.data.files import load_stream
+    from melon.errors import StoppedError
+    from melon.estimator import Melon
+    from melon.fitting.auto import settle_auto, why_auto
+    from melon.strategies.registry import STRATEGIES
 
-    pretrain_stream(stream, asked, out)
+    checked = config_from(settle_auto(request))  # also what concerns an evaluation only
+    fixed = STRATEGIES[checked.strategy].preset(checked.preset)
+    arguments = {name: value for name, value in request.items() if name in _ARGUMENTS}
+    model = Melon(**arguments | {"settings": {**fixed, **checked.settings}})
+    require_writable(out / "model")
+    try:
+        model.fit(load_stream(stream))
+    except KeyboardInterrupt:
+        raise StoppedError(_how_to_repeat(model.choices, checked.strategy, out)) from None
+    model.save(out)
+    for name, settings in model.choices.items():
+        _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
+    _say(why_auto(request, {}))
+    _say(f'wrote {out}: use it with melon recommend {out} --user …, or in Python with melon.load("{out}")')
+
+
+#: Arguments that `Melon` has under the same name.
+_ARGUMENTS = frozenset(
+    ("recommender", "strategy", "seed", "epochs", "batch_size", "fading", "recommender_settings", "pretrain_settings")
+) | {"budget", "minutes", "threads", "device"}
 
 
 def explain(
@@ -108,7 +161,7 @@ def explain(
         int | None,
         typer.Option(help="The event at which the batch starts. (default: the first that is new to the model)"),
     ] = None,
-    batch: Annotated[int, typer.Option(help="So many batches further on.")] = 0,
+    batch: Annotated[int, typer.Option(help="Start this many batches later.")] = 0,
     batch_size: Annotated[
         int | None, typer.Option(help="Interactions in the batch. (default: as the model learns)")
     ] = None,
@@ -121,3 +174,28 @@ def explain(
     from melon.explain.explained import explain_model
 
     explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size, as_json=json)
+
+
+def _how_to_repeat(choices: Mapping[str, Mapping[str, Any]], strategy: str, out: Path) -> str:
+    """The message of a stopped pre-training: choices that were made need not be made again."""
+    message = f"stopped before anything was written to {out}. Run the same command again to start over"
+    if not choices:
+        return message + "."
+    decided = {f"pretrain.{name}": value for name, value in choices["pre-training"].items() if name in ("l2", "epochs")}
+    decided |= choices[strategy]
+    flags = " ".join(f"--set {name}={'null' if value is None else value}" for name, value in decided.items())
+    return f"{message}, or repeat it with the settings that were chosen: {flags} --budget 1"
+
+
+def _lead(record: Mapping[str, Any]) -> str:
+    return (
+        f"{record['recommender']} updated by {record['strategy']} on {record['dataset']['interactions']:,} "
+        "interactions: every batch was predicted first, then learned from."
+    )
+
+
+def _say(text: str | None) -> None:
+    from rich.console import Console
+
+    if text is not None:
+        Console(soft_wrap=True).print(text, markup=False, highlight=False)

@@ -19,7 +19,6 @@ from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, SettingsError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.past import live_through
 from melon.learning.topk import best, best_unseen
 from melon.learning.updater import Updater
 from melon.recommenders.popularity import DecayedCounts
@@ -60,10 +59,9 @@ class LiveModel:
         return self.updater.recommender.rows_of(role) or known
 
     def adopt(self, log: Interactions) -> None:
-        """Take the log on which the recommender was pre-trained for the past; only a model without one can."""
+        """Know the ids, the popular items and the last time of the log that the updater already has behind it."""
         self.users.rows(log.user_ids, add=True)
         self.items.rows(log.item_ids, add=True)
-        live_through(self.updater.recommender, self.updater.history, log)
         self.popular.observe(log.items)
         self.last_time = int(log.times[-1])
 

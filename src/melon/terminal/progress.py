@@ -10,8 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from melon.bench.cell import Listener
-from melon.evaluation.prequential import Point
+from melon.progress import Progress as Listener
 from melon.terminal.tables import shown
 
 _LINE_EVERY_S = 5.0
@@ -49,10 +48,13 @@ class BarListener(Listener):
     def note(self, text: str) -> None:
         self._progress.update(self._task, extra=text)
 
+    def notice(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
     def tick(self, text: str) -> None:
         self.note(text)
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         rate = done / max(time.perf_counter() - self._began, 1e-9)
         self._progress.update(self._task, completed=done, total=total, extra=_standing(rate, hit_rate))
 
@@ -78,12 +80,15 @@ class LineListener(Listener):
     def note(self, text: str) -> None:
         self._say(f"  {text}")
 
+    def notice(self, text: str) -> None:
+        self._say(text)
+
     def tick(self, text: str) -> None:
         if time.perf_counter() - self._said > _LINE_EVERY_S:
             self._said = time.perf_counter()
             self._say(f"  {text}")
 
-    def point(self, point: Point, done: int, total: int, hit_rate: float | None) -> None:
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         now = time.perf_counter()
         if done == total or now - self._said > _LINE_EVERY_S:
             self._said = now
