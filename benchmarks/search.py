@@ -28,9 +28,10 @@ import torch
 from accuracy import DATA
 from melon.data.files import load_stream
 from melon.errors import LearningError
-from melon.fitting.pretrained import PretrainedState, RecommenderPlan, refit
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, refit
 from melon.fitting.search import neighbours
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.selection import Selection
 from melon.stream.draws import Draws
 from melon.stream.split import split
 
@@ -63,7 +64,7 @@ class Scores:
         if key not in self.known:
             began = time.process_time()
             try:
-                updater = self._selection.at_window(self._strategy, {**point, **self.fixed}, self._start, 0)
+                updater = self._selection.at_window(self._strategy, {**point, **self.fixed}, self._start)
                 score = self._selection.judged(updater)
             except LearningError:
                 score = float("-inf")
@@ -172,7 +173,7 @@ def main(cache: Path) -> None:
     torch.set_num_threads(1)
     cache.mkdir(parents=True, exist_ok=True)
     most = max(BUDGETS)
-    print(f"the last {EVENTS:,} events of each stream, batches of {BATCH}, bpr, fading searched; best score by budget\n")
+    print(f"the last {EVENTS:,} events of each stream, batches of {BATCH}, bpr, fading open: best score by budget\n")
     print("| stream | strategy | points | search | " + " | ".join(map(str, BUDGETS)) + " |")
     print("|---|---|---|---|" + "---|" * len(BUDGETS), flush=True)
     gaps: dict[str, list[list[float]]] = {}
@@ -180,8 +181,9 @@ def main(cache: Path) -> None:
         log = load_stream(DATA / f"{stream}.parquet")
         log = log.tail(max(len(log) - EVENTS, 0))
         parts = split(log, (0.85, 0.05, 0.1))
-        selection = Selection(log.head(parts.validation_stop), parts, Protocol(0, BATCH))
-        start = refit(RecommenderPlan("bpr"), selection.before_window, {"l2": 0.03, "epochs": 20}, 0)
+        plan = Plan("bpr", protocol=EvaluationProtocol(batch_size=BATCH))
+        selection = Selection(log.head(parts.validation_stop), parts, plan)
+        start = refit(plan, selection.before_window, {"l2": 0.03, "epochs": 20}, observed={})
         for strategy in STRATEGIES:
             scores = Scores(cache, stream, selection, start, strategy)
             curves = {
@@ -199,7 +201,7 @@ def main(cache: Path) -> None:
                 )
                 print(f"| {stream} | {strategy} | {len(scores.known)} | {name} | {cells} |", flush=True)
             print(f"  {scores.seconds:.0f} CPU s", file=sys.stderr, flush=True)
-    print("\nmean over streams and strategies of the difference to the walk, and in how many of them it is ahead or behind")
+    print("\nmean difference to the walk over streams and strategies, and in how many of them it is ahead or behind")
     for name, lines in gaps.items():
         told = " | ".join(
             f"{np.mean(column):+.4f} ({sum(g > 1e-9 for g in column)} ahead, {sum(g < -1e-9 for g in column)} behind)"

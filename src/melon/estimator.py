@@ -15,7 +15,7 @@ import numpy.typing as npt
 from melon.data.frames import interactions_from
 from melon.errors import DataError, NotFittedError, unknown_name
 from melon.fitting import values
-from melon.fitting.arguments import plan_of
+from melon.fitting.arguments import id_list, plan_of
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import fit, threads
 from melon.fitting.plan import name_of
@@ -228,7 +228,7 @@ class Melon:
         """
         model = self._fitted("recommend")
         values.whole_number("k", k, 1)
-        ids = values.id_list(users)
+        ids = id_list(users)
         rows = model.users.rows(ids)
         known = np.flatnonzero((rows >= 0) & (rows < model.rows_of("user")))
         with threads(self.threads):
@@ -245,7 +245,7 @@ class Melon:
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
         model = self._fitted("compare items")
         values.whole_number("k", k, 1)
-        ids = values.id_list(items)
+        ids = id_list(items)
         rows = model.items.rows(ids)
         absent = np.flatnonzero((rows < 0) | (rows >= model.rows_of("item")))
         if len(absent):
@@ -260,7 +260,7 @@ class Melon:
         this is no measure of quality; for that see `melon.evaluate`.
         """
         model = self._fitted("score")
-        user_ids, item_ids = values.id_list(users), values.id_list(items)
+        user_ids, item_ids = id_list(users), id_list(items)
         if 1 not in (len(user_ids), len(item_ids)) and len(user_ids) != len(item_ids):
             raise DataError(
                 f"score takes as many users as items, or one of either; got {len(user_ids)} and {len(item_ids)}."

@@ -20,6 +20,7 @@ from melon.data.interactions import Interactions
 from melon.errors import SettingsError, StoppedError
 from melon.fitting import values
 from melon.fitting.auto import AUTO, settle_auto
+from melon.fitting.fit import threads as limited_threads
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
 from melon.progress import Progress
 from melon.recommenders.registry import RECOMMENDERS
@@ -114,7 +115,7 @@ def _run(
     if not resume:
         start_afresh(folder)
     try:
-        with listener() if progress else Progress() as shown:
+        with listener() if progress else Progress() as shown, limited_threads(config.threads):
             work = Work(folder, report=shown.notice)
             result = Cell(log, config, shown, work).run(path)
     except KeyboardInterrupt:

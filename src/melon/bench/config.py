@@ -181,7 +181,7 @@ def _typed(key: str, value: Any, place: str) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     if key in _TABLES:
-        value = values.settings_table(key, value) or {}
+        value = values.settings_table(f"{place}{key}", value) or {}
     elif key == "split" and isinstance(value, str):
         value = parse_split(value)
     elif isinstance(value, np.generic):

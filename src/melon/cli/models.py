@@ -136,8 +136,9 @@ def pretrain(
     arguments = {name: value for name, value in request.items() if name in _ARGUMENTS}
     model = Melon(**arguments | {"settings": {**fixed, **checked.settings}})
     require_writable(out / "model")
+    log = load_stream(stream)
     try:
-        model.fit(load_stream(stream))
+        model.fit(log)
     except KeyboardInterrupt:
         raise StoppedError(_how_to_repeat(model.choices, checked.strategy, out)) from None
     model.save(out)

@@ -1,11 +1,16 @@
-"""The arguments of `melon.Melon` as a plan."""
+"""The arguments of `melon.Melon` as a plan, and those of its methods as lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
+from melon.data.ids import Id
+from melon.errors import DataError
 from melon.fitting import values
 from melon.fitting.auto import settle_auto
 from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan
@@ -74,6 +79,16 @@ def plan_of(given: Arguments) -> Plan:
         dtype=given.dtype,
         threads=given.threads,
     )
+
+
+def id_list(ids: Any) -> list[Id]:
+    """One id, or any sequence of ids, as a list."""
+    if isinstance(ids, str | int | uuid.UUID | np.generic):
+        ids = [ids]
+    if not isinstance(ids, Iterable) or isinstance(ids, bytes | Mapping):
+        raise DataError(f"{ids!r} is neither an id nor a sequence of ids.")
+    listed = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
+    return [one.item() if isinstance(one, np.generic) else one for one in listed]
 
 
 def _store(given: Arguments, name: str, checked: Callable[[str, Any], Any]) -> None:

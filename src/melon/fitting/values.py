@@ -6,14 +6,12 @@ A value that is plain already comes back as the very same object.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from melon.data.ids import Id
-from melon.errors import DataError, SettingsError
+from melon.errors import SettingsError
 
 #: Trials for each choice.
 BUDGET = 8
@@ -83,16 +81,6 @@ def check_values(
         raise SettingsError(f"fading = {fading!r} must be off, auto, or a half-life such as 5000.")
     if not isinstance(fading, str) and not 0 < fading < float("inf"):
         raise SettingsError(f"fading = {fading:g} must be off, auto, or a half-life of more than 0 such as 5000.")
-
-
-def id_list(ids: Any) -> list[Id]:
-    """One id, or any sequence of ids, as a list."""
-    if isinstance(ids, str | int | uuid.UUID | np.generic):
-        ids = [ids]
-    if not isinstance(ids, Iterable) or isinstance(ids, bytes | Mapping):
-        raise DataError(f"{ids!r} is neither an id nor a sequence of ids.")
-    listed = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
-    return [one.item() if isinstance(one, np.generic) else one for one in listed]
 
 
 def _plain(name: str, value: Any) -> Any:
