@@ -237,15 +237,9 @@ def threads(count: int) -> Iterator[None]:
 
 def _deployed(fitting: Fitting, choices: Plain, practice: Practice) -> Updater:
     """The plan's strategy behind the past; a strategy that trains the tables itself is given untrained ones."""
-    plan = fitting.plan
-    settings = choices[plan.strategy_name]["settings"]
-    strategy = plan.make_strategy(settings)
-    if type(strategy).pretrain is not Strategy.pretrain:
-        updater = fitting.deployed(strategy, untrained(plan), practice)
-        if updater.recommender.rows_of("item"):
-            return updater
-        strategy = plan.make_strategy(settings)
-    return fitting.deployed(strategy, fitting.pretrained(choices), practice)
+    strategy = fitting.plan.make_strategy(choices[fitting.plan.strategy_name]["settings"])
+    state = untrained(fitting.plan) if strategy.pretrains else fitting.pretrained(choices)
+    return fitting.deployed(strategy, state, practice)
 
 
 def _all_but_validation(log: Interactions) -> Parts:
