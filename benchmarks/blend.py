@@ -7,7 +7,7 @@
     python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
 
 CPU milliseconds, medians after some batches to warm up. Users, items and candidates are drawn; popularity has a heavy
-tail. With `melon-recommender[fast]` a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
+tail. With compiled loops a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
 catalogue of 100 thousand items below 100 ms. MELON_KERNEL=torch shows what it costs without.
 """
 
@@ -33,8 +33,7 @@ from melon.fitting.plan import Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
 from melon.learning import checkpoint
-from melon.learning.past import live_through
-from melon.learning.pretrain import most_epochs
+from melon.learning.pretrain import live_through, most_epochs
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.streaming.neighbours import ItemNeighbours

@@ -28,7 +28,7 @@ import torch
 
 from melon.kernels import policy
 from melon.strategies.melon import kernel as pair_kernels
-from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.interaction_model import InteractionModel
 from step import Sized
 
 ROUNDS, WIDTH, DIM, NEIGHBOURS, EXTENDED = 15, 20, 64, 10, 64

@@ -28,11 +28,10 @@ import torch
 from melon.kernels import policy
 from melon.kernels.melon import functions
 from melon.kernels.suites import SUITES
-from melon.learning.examples import Offers
-from melon.learning.gathering import Gatherer
+from melon.learning.examples import Gatherer, Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
-from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.strategy import RateStrategy
 from melon.stream.history import History
 from step import BATCH, WARM_UP, Sized

@@ -20,8 +20,8 @@ SRC = ROOT / "src"
 FILES = sorted(SRC.rglob("*.py"))
 
 #: What `import melon` and `melon --help` leave alone: torch, the data libraries, and every extra.
-HEAVY = {"torch", "polars", "pyarrow", "pandas", "safetensors"}
-EXTRAS = {"matplotlib", "numba", "fastapi", "uvicorn", "prometheus_client", "optuna", "ray", "psycopg"}
+HEAVY = {"torch", "numba", "polars", "pyarrow", "pandas", "safetensors"}
+EXTRAS = {"matplotlib", "fastapi", "uvicorn", "prometheus_client", "optuna", "ray", "psycopg"}
 
 #: Libraries with one home: nobody else may import them.
 HOMES = {
@@ -30,6 +30,7 @@ HOMES = {
     "matplotlib": ("melon.report", "melon.explain", "melon.extras", "melon.bench.result"),
     "ray": ("melon.bench",),
     "optuna": ("melon.tuning",),
+    "numba": ("melon.kernels.build",),
 }
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -236,15 +236,15 @@ def twin(model: Melon, user: str, k: int, filter_seen: bool) -> list[tuple[str, 
     live = model._model
     assert live is not None
     tables, history = model.updater.recommender.tables, model.updater.history
-    model.updater.tick(live.last_time)
+    at = model.updater.moment(live.last_time)
     row = int(live.users.rows([user])[0])
     scored = []
     for item in range(tables["item_factors"].rows):
         if filter_seen and history.seen.contains(pair_keys(np.array([row]), np.array([item])))[0]:
             continue
         at_user, at_item = torch.tensor([row]), torch.tensor([item])
-        score = float(tables["user_factors"].gather(at_user)[0] @ tables["item_factors"].gather(at_item)[0])
-        score += float(tables["user_bias"].gather(at_user)) + float(tables["item_bias"].gather(at_item))
+        score = float(tables["user_factors"].gather(at_user, at)[0] @ tables["item_factors"].gather(at_item, at)[0])
+        score += float(tables["user_bias"].gather(at_user, at)) + float(tables["item_bias"].gather(at_item, at))
         scored.append((-score, item))
     return [(live.items.ids([item])[0], -score) for score, item in sorted(scored)[:k]]
 

@@ -1,7 +1,6 @@
-"""Tables: rows by id, absent rows, fading, and snapshots that nothing written later can reach."""
+"""Tables: rows by id, absent rows, fading, moments of reading, and rows that are taken back."""
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.errors import LearningError, SettingsError
-from melon.tables import Clock, LazyTable, Table, TableSpec, fade
+from melon.tables import Clock, Moment, SparseTable, Table, TableSpec, fade
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 
@@ -49,7 +48,7 @@ class TestRows:
     def test_absent_rows_are_zeros(self, rows: int) -> None:
         table = table_of(rows)
         absent = torch.tensor([rows, rows + 1, 10**9])
-        for reader in (table, table.snapshot()):
+        for reader in (table, table.view()):
             assert torch.equal(reader.gather(absent), torch.zeros(3, 3))
             assert torch.equal(reader.gather(absent[None]), torch.zeros(1, 3, 3))
 
@@ -70,7 +69,7 @@ class TestRows:
     @given(st.integers(1, 40), st.integers(1, 7))
     def test_blocks_are_all_rows_in_order(self, rows: int, size: int) -> None:
         table = table_of(rows)
-        for reader in (table, table.snapshot()):
+        for reader in (table, table.view()):
             blocks = list(reader.blocks(size))
             assert torch.equal(torch.cat(blocks), everything(table))
             assert all(len(block) == size for block in blocks[:-1])
@@ -80,7 +79,7 @@ class TestRows:
     def test_an_empty_table_can_be_read(self, half_life: float | None) -> None:
         table = table_of(0, half_life=half_life)
         assert table.everything().shape == (0, 3)
-        assert list(table.blocks()) == list(table.snapshot().blocks()) == []
+        assert list(table.blocks()) == []
 
     def test_dtype_and_device_are_kept(self) -> None:
         table = Table(SPEC, dtype=torch.float64)
@@ -153,7 +152,14 @@ class TestFading:
         assert torch.allclose(everything(table), expected, rtol=1e-6, atol=0)
         assert torch.equal(everything(table), table.everything())
         assert torch.equal(torch.cat(list(table.blocks(3))), everything(table))
-        assert torch.equal(everything(table), table.snapshot().gather(torch.arange(4)))
+        clock.now, table.half_life = 0, None
+        at = Moment(now, {SPEC.name: half_life})
+        assert torch.allclose(table.gather(torch.arange(4), at), expected, rtol=1e-6, atol=0)
+        view = table.view(at)
+        rows = torch.tensor([3, 0, 99])
+        decay = view.decay(view.offsets(rows))
+        assert decay is not None
+        assert torch.equal(decay[:, None] * view.storage[view.offsets(rows)], view.gather(rows))
 
     def test_writing_a_row_makes_it_fresh(self) -> None:
         clock = Clock()
@@ -182,78 +188,69 @@ class TestFading:
         assert torch.equal(everything(table), everything(table_of(2)))
 
 
-WRITES = st.tuples(st.just("scatter"), st.lists(st.integers(0, 7), min_size=1, max_size=6, unique=True))
-ADDS = st.tuples(st.just("add"), st.lists(st.integers(0, 7), min_size=1, max_size=6))
-STAMPS = st.tuples(st.just("stamp"), st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True))
-OTHERS = st.sampled_from([("grow", 1), ("grow", 5), ("grow", 70), ("snapshot", 0), ("tick", 3), ("restore", 0)])
+STEPS = st.lists(
+    st.tuples(st.just("scatter"), st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True))
+    | st.tuples(st.just("grow"), st.lists(st.integers(0, 1), max_size=9)),
+    max_size=6,
+)
 
 
-class TestSnapshots:
-    @given(st.lists(WRITES | ADDS | STAMPS | OTHERS, max_size=16), st.booleans())
-    @settings(max_examples=80)
-    def test_a_snapshot_reads_what_a_deep_copy_would_have(self, steps: list, fading: bool) -> None:
-        clock = Clock()
-        table = table_of(8, clock=clock, half_life=4.0 if fading else None)
-        taken = []
-        for number, (what, rows) in enumerate(steps):
-            if what == "scatter":
-                table.scatter(torch.tensor(rows), torch.full((len(rows), 3), float(number)))
-            elif what == "add":
-                table.add(torch.tensor(rows), torch.ones(len(rows), 3))
-            elif what == "stamp":
-                table.stamp(torch.tensor(rows), torch.full((len(rows),), clock.now - 1))
-            elif what == "grow":
-                table.grow(table.rows + rows, np.arange(table.rows, table.rows + rows))
-            elif what == "tick":
-                clock.now += rows
-            elif what == "restore":
-                table.restore(table.state())
-            else:
-                taken.append((table.snapshot(), everything(table).clone()))
-            for snapshot, copy in taken:
-                assert snapshot.rows == len(copy)
-                assert torch.equal(snapshot.gather(torch.arange(len(copy))), copy)
-        for snapshot, copy in taken:
-            assert torch.equal(torch.cat(list(snapshot.blocks(5))), copy)
-            beyond = torch.arange(len(copy), len(copy) + 4)
-            assert torch.equal(snapshot.gather(beyond), torch.zeros(4, 3))
+class TestTakingBack:
+    @settings(max_examples=60)
+    @given(STEPS, STEPS, st.sampled_from([Table, SparseTable]))
+    def test_a_table_that_was_put_back_is_as_before(self, past: list, batch: list, kind: type) -> None:
+        clock, spec = Clock(), TableSpec("state", "user", "embedding", 3)
+        table, number, undo = kind(spec, clock=clock), 0, []
 
-    def test_a_snapshot_that_nobody_holds_costs_nothing(self) -> None:
-        table = table_of(4)
-        for _ in range(10):
-            table.snapshot()
-        assert len(table._snapshots) == 0
+        def run(steps: list, *, record: bool) -> None:
+            nonlocal number
+            for what, rows in steps:
+                number += 1
+                clock.now = number
+                if what == "grow":
+                    undo.extend([lambda size=table.rows: table.truncate(size)] if record else [])
+                    table.grow(table.rows + len(rows), np.arange(len(rows)))
+                    continue
+                chosen = torch.tensor([row for row in rows if row < table.rows], dtype=torch.int64)
+                undo.extend([table.undo_point(chosen)] if record else [])
+                table.scatter(chosen, torch.full((len(chosen), 3), float(number)))
 
-    def test_a_reader_in_another_thread_never_sees_a_later_row(self) -> None:
-        """Rows are written as one number each; a reader must find exactly the numbers of its own moment."""
-        rows, rounds = 600, 60
-        table = Table(TableSpec("t", "user", "embedding", 64))
-        table.grow(rows, np.arange(rows))
-        table.scatter(torch.arange(rows), torch.full((rows, 64), -1.0))
-        wrong: list[str] = []
-        held = [(table.snapshot(), -1.0)]
-        done = threading.Event()
+        run(past, record=False)
+        before, size = table.state(), table.rows
+        run(batch, record=True)
+        for step in reversed(undo):
+            step()
+        assert table.rows == size
+        assert all(torch.equal(held, before[part]) for part, held in table.state().items())
+        assert not table.gather(torch.arange(size, size + 9)).any()
 
-        def read() -> None:
-            generator = torch.Generator().manual_seed(0)
-            while not done.is_set():
-                snapshot, value = held[0]
-                asked = torch.randint(0, rows, (256,), generator=generator)
-                if not (snapshot.gather(asked) == value).all():
-                    wrong.append(f"a snapshot of {value} read something else")
-                    return
 
-        readers = [threading.Thread(target=read) for _ in range(2)]
-        for reader in readers:
-            reader.start()
-        for number in range(rounds):
-            for start in range(0, rows, 100):
-                table.scatter(torch.arange(start, start + 100), torch.full((100, 64), float(number)))
-            held[0] = (table.snapshot(), float(number))
-        done.set()
-        for reader in readers:
-            reader.join()
-        assert not wrong
+class TestChanges:
+    def test_distinct_rows_since_the_last_call(self) -> None:
+        table = table_of(5)
+        table.record_changes()
+        table.scatter(torch.tensor([3, 1]), torch.ones(2, 3))
+        table.add(torch.tensor([1, 1, 0]), torch.ones(3, 3))
+        assert table.changed().tolist() == [0, 1, 3]
+        assert table.changed().tolist() == []
+        table.grow(7, np.arange(2))
+        table.stamp(torch.tensor([2]), torch.tensor([9]))
+        assert table.changed().tolist() == [2, 5, 6]
+
+    def test_what_was_taken_back_has_not_changed(self) -> None:
+        table = table_of(5)
+        table.record_changes()
+        table.scatter(torch.tensor([4]), torch.ones(1, 3))
+        table.grow(6, np.arange(1))
+        undo = table.undo_point(torch.tensor([2]))
+        table.scatter(torch.tensor([2]), torch.ones(1, 3))
+        undo()
+        table.truncate(5)
+        assert table.changed().tolist() == [4]
+
+    def test_nothing_is_recorded_unless_it_is_asked_for(self) -> None:
+        with pytest.raises(LearningError, match="record_changes"):
+            table_of(2).changed()
 
 
 class TestState:
@@ -288,7 +285,7 @@ class TestState:
         assert torch.equal(state["values"], everything(table_of(3)))
 
 
-class TestLazyRows:
+class TestSparseTables:
     SPEC = TableSpec("factors.state", "user", "embedding", 3)
 
     @settings(max_examples=60)
@@ -299,7 +296,7 @@ class TestLazyRows:
     )
     def test_they_are_as_rows_that_were_there_from_the_start(self, steps: list[tuple[int, list[int]]]) -> None:
         clock = Clock()
-        lazy, plain = LazyTable(self.SPEC, clock=clock), Table(self.SPEC, clock=clock)
+        lazy, plain = SparseTable(self.SPEC, clock=clock), Table(self.SPEC, clock=clock)
         for number, (size, wanted) in enumerate(steps):
             clock.now = number
             for table in (lazy, plain):
@@ -311,7 +308,7 @@ class TestLazyRows:
             asked = torch.arange(45).view(5, 9)  # some of them absent
             assert lazy.rows == plain.rows
             assert torch.equal(lazy.gather(asked), plain.gather(asked))
-        copy = LazyTable(self.SPEC, clock=clock)
+        copy = SparseTable(self.SPEC, clock=clock)
         copy.restore(lazy.state())
         copy.grow(plain.rows, np.arange(plain.rows))
         assert torch.equal(copy.gather(asked), plain.gather(asked))
@@ -319,7 +316,7 @@ class TestLazyRows:
             assert torch.equal(held, copy.state()[part]), part
 
     def test_only_what_was_written_is_stored(self) -> None:
-        table = LazyTable(self.SPEC)
+        table = SparseTable(self.SPEC)
         table.grow(1_000_000, np.arange(1_000_000))
         for rows in ([999_999, 3], [3, 500_000]):
             table.scatter(torch.tensor(rows), torch.ones(2, 3))
@@ -327,13 +324,13 @@ class TestLazyRows:
         assert table.state()["values"].shape == (3, 3)
 
     def test_a_row_is_made_before_it_is_written(self) -> None:
-        table = LazyTable(self.SPEC)
+        table = SparseTable(self.SPEC)
         table.grow(2, np.arange(2))
         with pytest.raises(LearningError, match=r"row 2 of 'factors\.state' was written before it was made"):
             table.scatter(torch.tensor([2]), torch.ones(1, 3))
 
-    def test_rows_that_are_not_zeros_cannot_wait(self) -> None:
-        with pytest.raises(SettingsError, match="cannot wait"):
-            LazyTable(SPEC)
-        with pytest.raises(SettingsError, match="cannot wait"):
-            LazyTable(TableSpec("mix", "shared", "weight", 3, rows=2))
+    def test_rows_that_do_not_start_as_zeros_are_refused(self) -> None:
+        with pytest.raises(SettingsError, match="stored at once"):
+            SparseTable(SPEC)
+        with pytest.raises(SettingsError, match="stored at once"):
+            SparseTable(TableSpec("mix", "shared", "weight", 3, rows=2))

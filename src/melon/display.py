@@ -30,8 +30,8 @@ INK, SOFT, LINE = Color("#1c2430", "#e8ecf1"), Color("#667085", "#9aa4b2"), Colo
 
 #: What every result is compared with, and `auto`: these are in no registry.
 _OTHERS = {
-    "frozen": ("frozen (no update)", Color("#98a2b3", "#7d8899")),
-    "popularity": ("popularity", Color("#b8a287", "#9c8a70")),
+    "frozen": ("frozen (no update)", Color("#7b8698", "#8d99ab")),
+    "popularity": ("popularity", Color("#a08a6c", "#b09c80")),
     "recent_popularity": ("recent popularity", Color("#8a6a42", "#cfa974")),
     "transitions_popularity": ("transitions + popularity", Color("#a58f3d", "#d8c26a")),
     "knn_popularity": ("item-kNN + popularity", Color("#6d5a3a", "#bfa67c")),

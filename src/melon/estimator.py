@@ -22,7 +22,7 @@ from melon.fitting.plan import name_of
 from melon.fitting.selection import words
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
-from melon.learning.model import Best, LiveModel
+from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.progress import Progress, Reported
 from melon.stream.split import BATCH_SIZE
@@ -228,30 +228,16 @@ class Melon:
         """
         model = self._fitted("recommend")
         values.whole_number("k", k, 1)
-        ids = id_list(users)
-        rows = model.users.rows(ids)
-        known = np.flatnonzero((rows >= 0) & (rows < model.rows_of("user")))
         with threads(self.threads):
-            best = model.best(rows[known], k, filter_seen=filter_seen)
-            personal = {n: self._named(model, items) for n, items in zip(known.tolist(), best, strict=True)}
-            popular = self._named(model, model.most_popular(k)) if len(personal) < len(ids) else ()
-        lists = [
-            Recommended(user, "model", personal[n]) if n in personal else Recommended(user, "popular", popular)
-            for n, user in enumerate(ids)
-        ]
+            lists = model.recommend(id_list(users), k, filter_seen=filter_seen)
         return as_table(lists) if as_frame else lists
 
     def similar_items(self, items: Any, k: int = 10) -> list[list[Recommendation]]:
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
         model = self._fitted("compare items")
         values.whole_number("k", k, 1)
-        ids = id_list(items)
-        rows = model.items.rows(ids)
-        absent = np.flatnonzero((rows < 0) | (rows >= model.rows_of("item")))
-        if len(absent):
-            raise DataError(f"item {ids[int(absent[0])]!r} has not been seen, so nothing is known to be like it.")
         with threads(self.threads):
-            return [list(self._named(model, best)) for best in model.similar(rows, k)]
+            return model.similar_items(id_list(items), k)
 
     def score(self, users: Any, items: Any) -> npt.NDArray[np.floating[Any]]:
         """The model's score of each (user, item): two equally long sequences, or one id beside many.
@@ -265,12 +251,8 @@ class Melon:
             raise DataError(
                 f"score takes as many users as items, or one of either; got {len(user_ids)} and {len(item_ids)}."
             )
-        user_rows, item_rows = model.users.rows(user_ids), model.items.rows(item_ids)
-        user_rows = np.where(user_rows < 0, model.rows_of("user"), user_rows)
-        item_rows = np.where(item_rows < 0, model.rows_of("item"), item_rows)
-        user_rows, item_rows = np.broadcast_arrays(user_rows, item_rows)
         with threads(self.threads):
-            return model.updater.score(user_rows, item_rows[:, None], model.last_time)[:, 0]
+            return model.score(user_ids, item_ids)
 
     def save(self, folder: PathLike) -> None:
         """Write everything into a folder, replacing what was saved there before; a failed save changes nothing."""
@@ -283,19 +265,14 @@ class Melon:
         model.save(folder, {"estimator": about | results})
 
     def _shown(self) -> Progress:
-        from melon.terminal.progress import listener
+        from melon.console import model_progress
 
-        return Reported(listener() if self.progress else Progress(), self.report or (lambda _: None))
+        return Reported(model_progress() if self.progress else Progress(), self.report or (lambda _: None))
 
     def _names(self) -> str:
         settled = settle_auto({"recommender": self.recommender, "strategy": self.strategy})
         both = f"{name_of(settled['recommender'])} with {name_of(settled['strategy'])}"
         return f"{both} (auto)" if settled.get("auto") else both
-
-    @staticmethod
-    def _named(model: LiveModel, best: Best) -> tuple[Recommendation, ...]:
-        rows, scores = best
-        return tuple(map(Recommendation, model.items.ids(rows).tolist(), scores.tolist()))
 
     def _fitted(self, wish: str) -> LiveModel:
         if self._model is None:

@@ -11,9 +11,10 @@ from typing import Any
 from melon.atomic import require_writable
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig, config_from
-from melon.bench.files import write_result
+from melon.bench.record import write_result
 from melon.bench.result import Evaluation
 from melon.bench.work import Work, start_afresh, work_folder
+from melon.console import model_progress
 from melon.data.files import load_stream
 from melon.data.frames import interactions_from
 from melon.data.interactions import Interactions
@@ -109,13 +110,11 @@ def _run(
     log: Interactions, config: CellConfig, path: str, file: Path | None, resume: bool, progress: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The record and the ranks of one seed."""
-    from melon.terminal.progress import listener
-
     folder = work_folder(file, log, config.plain())
     if not resume:
         start_afresh(folder)
     try:
-        with listener() if progress else Progress() as shown, limited_threads(config.threads):
+        with model_progress() if progress else Progress() as shown, limited_threads(config.threads):
             work = Work(folder, report=shown.notice)
             result = Cell(log, config, shown, work).run(path)
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.recommenders.blend.head import TABLES
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.stream.split import Parts, split
 
 PROTOCOL = EvaluationProtocol(batch_size=64, negatives=30)

@@ -19,7 +19,7 @@ from melon.kernels import policy
 from melon.kernels.suites import SUITES
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
 
@@ -53,7 +53,8 @@ class Recheck:
             place += 16 * int(self._random.integers(0, 3))
             place += -(buffer.ctypes.data + place) % 8
             stop = place + arrays[n].nbytes
-            moved[id(arrays[n])] = buffer[place:stop].view(arrays[n].dtype).reshape(arrays[n].shape)
+            order = "C" if arrays[n].flags.c_contiguous else "F"
+            moved[id(arrays[n])] = buffer[place:stop].view(arrays[n].dtype).reshape(arrays[n].shape, order=order)
             moved[id(arrays[n])][...] = arrays[n]
             place = stop
         return [_replaced(each, moved) for each in arguments]
@@ -77,7 +78,7 @@ def _replaced(value: Any, moved: dict[int, np.ndarray]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    return _replaced(value, {id(each): each.copy() for each in _arrays(value)})
+    return _replaced(value, {id(each): each.copy(order="K") for each in _arrays(value)})
 
 
 def _bytes(values: tuple[Any, ...]) -> list[bytes]:

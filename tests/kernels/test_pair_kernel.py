@@ -14,7 +14,7 @@ from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
 from melon.recommenders.evidence import FactorGradient
 from melon.strategies.melon import reference
 from melon.strategies.melon.kernel import PairKernel, pair_kernel
-from melon.strategies.melon.touches import SharedLines
+from melon.strategies.melon.lines import SharedLines
 
 #: Of the largest number of each tensor: what float32 gives, with weights as drawn and with large ones.
 CLOSE, STRONG_CLOSE = 2e-6, 1e-5

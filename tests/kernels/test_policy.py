@@ -22,7 +22,7 @@ from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.strategies.melon import kernel as pairs
 from melon.strategies.melon import reference
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta import cell
 from melon.strategies.s2meta.kernel import cell_kernel
 from melon.strategies.s2meta.strategy import S2Meta

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from melon.kernels.melon.forms import SideTargets
-from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.kernel import interaction_kernel
-from melon.strategies.melon.pairs import PairModel
+from melon.strategies.melon.pair_model import PairModel
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec

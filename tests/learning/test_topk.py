@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import LearningError
-from melon.learning.topk import best, best_unseen
+from melon.learning.lists import best, best_unseen
 from melon.stream.history import History
 
 

@@ -11,7 +11,7 @@ from melon.checks import check_pairing, check_recommender
 from melon.checks.toys import toy_batches, toy_log
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, SettingsError
-from melon.learning.past import live_through
+from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.blend.features import HALF_LIVES, Named
@@ -22,7 +22,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd
 from melon.recommenders.heads import Lesson
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.stream.batch import batch_of
 from melon.stream.history import History
 from melon.tables import Table

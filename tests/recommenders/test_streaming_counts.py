@@ -69,3 +69,41 @@ def test_a_state_goes_on_as_the_counts_would_bit_for_bit() -> None:
 def test_a_half_life_is_positive() -> None:
     with pytest.raises(SettingsError, match="half_life = -1"):
         ItemCounts([5.0, -1])
+
+
+def test_items_can_be_new_at_any_time() -> None:
+    counts = ItemCounts([10.0])
+    assert counts.read(np.array([[0, 5], [7, 1]]))[..., 0].tolist() == [[0, 0], [0, 0]]
+    counts.observe(np.array([2]))
+    assert counts.read(np.array([[1_000, 2]]))[..., 0].tolist() == [[0, 2 ** (-1 / 10)]]
+    counts.observe(np.array([1_000]))
+    assert counts.read(np.array([1_000, 2]))[:, 0].tolist() == pytest.approx([2 ** (-1 / 10), 2 ** (-2 / 10)])
+
+
+def test_reading_changes_nothing() -> None:
+    counts = ItemCounts([10.0])
+    counts.observe(np.array([3, 3, 1]))
+    before = {name: array.tolist() for name, array in counts.state().items()}
+    counts.read(np.arange(100))
+    assert {name: array.tolist() for name, array in counts.state().items()} == before
+
+
+def test_ages_ago_is_nothing_and_no_warning() -> None:
+    counts = ItemCounts([1.0])
+    counts.observe(np.array([0]))
+    counts.observe(np.ones(5_000, dtype=np.int64))
+    assert counts.read(np.array([0])).tolist() == [[0.0]]
+
+
+@given(RUNS, st.lists(st.integers(0, 40), max_size=9))
+def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None:
+    counts = ItemCounts(HALF_LIVES)
+    for run in runs:
+        counts.observe(np.array(run, dtype=np.int64))
+    before, items = counts.state(), np.array(more, dtype=np.int64)
+    undo = counts.undo_point(items)
+    counts.observe(items)
+    undo()
+    assert {name: array.tobytes() for name, array in counts.state().items()} == {
+        name: array.tobytes() for name, array in before.items()
+    }

@@ -383,7 +383,7 @@ def test_a_checkpoint_continues_bit_for_bit(cut: int) -> None:
 def test_a_step_remembers_only_what_it_touched() -> None:
     log, updater = stream(), updater_of()
     learn(updater, log, 0, 600)
-    proposal = updater.strategy.propose(updater._situation(batch_of(log, 600, 604))[1])
+    proposal = updater.strategy.propose(updater.situation(batch_of(log, 600, 604)))
     assert len(proposal.memory["user_rows"]) <= 4
     assert "users" not in proposal.memory
 
@@ -508,8 +508,7 @@ def test_it_refuses_shared_weights_and_says_what_fits() -> None:
 
 def test_it_says_when_it_cannot_look_around() -> None:
     log, updater = stream(), updater_of()
-    updater._make_rows(batch_of(log, 0, 8))
-    situation = updater._situation(batch_of(log, 0, 8))[1]
+    situation = updater.situation(batch_of(log, 0, 8))
     blind = Situation(situation.specs, situation.examples, situation.values, {}, situation.evidence)
     with pytest.raises(SettingsError, match="around"):
         ALS().propose(blind)

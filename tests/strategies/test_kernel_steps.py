@@ -10,7 +10,7 @@ from kernel_scenes import require_whole_steps_agree
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 
 MELON: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     Mixed,
@@ -16,6 +16,7 @@ from learned_scenes import (
     recommender_of,
     require_exact_half_lives,
     require_exact_reach,
+    slow,
     tables_of,
     updater_of,
     worst_error,
@@ -130,7 +131,7 @@ class TestMetaGradient:
     """3.4 test 2."""
 
     @pytest.mark.parametrize("reduction", ["sum", "row_mean", "mean"])
-    @pytest.mark.parametrize("param", ["raw", "softplus"])
+    @pytest.mark.parametrize("param", [slow("raw"), "softplus"])
     @EVERY_SHARE
     def test_it_is_that_of_central_differences(self, kind: str, share: str, param: str, reduction: str) -> None:
         settings = {"share": share, "alpha_param": param, "reduction": reduction, "shared_reduction": reduction}
@@ -177,7 +178,7 @@ class TestMetaGradient:
         found = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
         assert max(found.values()) < RELATIVE, found
 
-    @pytest.mark.parametrize("reduction", ["sum", "row_mean", "mean"])
+    @pytest.mark.parametrize("reduction", ["sum", slow("row_mean"), slow("mean")])
     @EVERY_SHARE
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, share: str, reduction: str) -> None:
         strategy, situation, meta_loss, _ = scene(kind, {"share": share, "reduction": reduction})
@@ -491,17 +492,3 @@ class TestState(State):
 class TestStateWithTables(State):
     def made(self, **settings: Any) -> MetaSGD:
         return made(share="table", **settings)
-
-
-class TestPretraining(Pretraining):
-    calm: ClassVar = {"alpha_init": 0.1}
-
-    def made(self, **settings: Any) -> MetaSGD:
-        return made(**settings)
-
-
-class TestPretrainingWithTables(Pretraining):
-    calm: ClassVar = {"alpha_init": 0.1, "share": "table"}
-
-    def made(self, **settings: Any) -> MetaSGD:
-        return made(**settings)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from learned_scenes import past_and_batch
-from rate_scenes import strategy_of, updater_of
+from melon_scenes import strategy_of, updater_of
 
 from melon.checks.pairings import state_of
 from melon.checks.toys import same

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     finite,
@@ -19,6 +18,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    slow,
     tables_of,
     updater_of,
     worst_error,
@@ -34,10 +34,10 @@ from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.preprocess import preprocess
+from melon.strategies.presets import S2META_PRESETS
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.s2meta import cell as cell_module
 from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
-from melon.strategies.s2meta.presets import S2META_PRESETS
 from melon.strategies.s2meta.strategy import S2Meta
 
 #: Few units, so that a test sees every entry.
@@ -158,6 +158,12 @@ class TestMetaGradient:
         found = worst_error(*scene(kind, OPTIONS[option]))
         assert max(found.values()) < RELATIVE, found
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "option"), BOTH)
+    def test_it_is_that_of_central_differences_entry_by_entry(self, kind: str, option: str) -> None:
+        found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
+        assert max(found.values()) < RELATIVE, found
+
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
     @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), ("bpr", "B persist"), ("ncf", "B persist")])
     def test_with_another_loss_or_more_negatives(self, kind: str, cell: str, recommender: dict[str, Any]) -> None:
@@ -202,8 +208,8 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize("reduction", ["mean", "sum"])
-    @pytest.mark.parametrize("forgetting", [True, False])
+    @pytest.mark.parametrize("reduction", ["mean", slow("sum")])
+    @pytest.mark.parametrize("forgetting", [True, slow(False)])
     @EVERY_CELL
     def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
         """3.5 test 1, 7.8: with f = 1 and i = η it is plain SGD."""
@@ -461,7 +467,9 @@ class TestPersistence:
             assert torch.allclose(rate, rate[:1].expand_as(rate), rtol=1e-12) == alike
 
 
-@pytest.mark.parametrize(("recommender", "cell"), [("bpr", "A persist"), ("ncf", "A persist"), ("bpr", "B persist")])
+@pytest.mark.parametrize(
+    ("recommender", "cell"), [("bpr", "A persist"), slow("ncf", "A persist"), slow("bpr", "B persist")]
+)
 def test_other_cells_conform_too(recommender: str, cell: str) -> None:
     long = {finite_after_many_batches.__name__: "checked by a slow test"}
     forgets = {} if "persist" in cell else {"learning_rates_explain_the_update": "beside its step it forgets"}
@@ -518,7 +526,7 @@ class TestSettings:
 
 
 class TestOddInput(OddInput):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -527,7 +535,7 @@ class TestOddInput(OddInput):
 
 
 class TestState(State):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -536,19 +544,12 @@ class TestState(State):
 
 
 class TestOwnRecommender(OwnRecommender):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
     def made(self, **settings: Any) -> S2Meta:
         return made(**{"shared_forgetting": True, **self.settings, **settings})
-
-
-class TestPretraining(Pretraining):
-    calm = MappingProxyType({"width": 5})
-
-    def made(self, **settings: Any) -> S2Meta:
-        return made(**settings)
 
 
 @pytest.mark.slow

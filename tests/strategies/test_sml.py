@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     finite,
@@ -17,6 +16,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    slow,
     tables_of,
     updater_of,
     worst_error,
@@ -164,7 +164,13 @@ class TestMetaGradient:
         found = worst_error(*scene(kind, OPTIONS[option]))
         assert max(found.values()) < RELATIVE, found
 
-    @pytest.mark.parametrize("loss", ["squared", "bce"])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_it_is_that_of_central_differences_entry_by_entry(self, kind: str, option: str) -> None:
+        found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
+        assert max(found.values()) < RELATIVE, found
+
+    @pytest.mark.parametrize("loss", [slow("squared"), "bce"])
     @EVERY_FORM
     def test_with_another_loss(self, kind: str, form: str, loss: str) -> None:
         found = worst_error(*scene(kind, {**FORMS[form], "lr": 0.01}, loss=loss))
@@ -180,7 +186,7 @@ class TestMetaGradient:
             unseen = form != "bounded" and tensor.startswith("item") and tensor.endswith("4.bias")
             assert unseen or gradient.abs().max() > 1e-9, tensor
 
-    @pytest.mark.parametrize("option", ["bounded", "added", "plain", "adam"])
+    @pytest.mark.parametrize("option", ["bounded", "plain", slow("added"), slow("adam")])
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, option: str) -> None:
         require_exact_half_lives(*scene(kind, {**OPTIONS[option], "fading": 30.0, "fading_speed": 5.0}))
 
@@ -204,7 +210,7 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize("bounded", [True, False])
+    @pytest.mark.parametrize("bounded", [True, slow(False)])
     @pytest.mark.parametrize(
         ("ours", "plain"),
         [
@@ -347,8 +353,8 @@ class TestRates:
         assert there.float().mean() > 0.5
 
 
-@pytest.mark.parametrize("recommender", SMALL_RECOMMENDERS)
-@pytest.mark.parametrize("option", ["added", "plain", "adam"])
+@pytest.mark.parametrize("recommender", ["bpr", slow("ncf"), slow("blend")])
+@pytest.mark.parametrize("option", ["plain", slow("added"), slow("adam")])
 def test_other_settings_conform_too(recommender: str, option: str) -> None:
     exempt = {
         finite_after_many_batches.__name__: "checked by a slow test",
@@ -401,7 +407,7 @@ class TestSettings:
 
 
 class Battery:
-    @pytest.fixture(autouse=True, params=["bounded", "plain", "adam"])
+    @pytest.fixture(autouse=True, params=["bounded", slow("plain"), slow("adam")])
     def option(self, request: pytest.FixtureRequest) -> None:
         self.settings = {"meta_lr": 1e-4, **OPTIONS[request.param]}
 
@@ -419,13 +425,6 @@ class TestState(Battery, State):
 
 class TestOwnRecommender(Battery, OwnRecommender):
     pass
-
-
-class TestPretraining(Pretraining):
-    calm = MappingProxyType(SMALL)
-
-    def made(self, **settings: Any) -> SML:
-        return made(**settings)
 
 
 @pytest.mark.slow

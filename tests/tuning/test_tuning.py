@@ -481,7 +481,7 @@ class TestCommand:
         [
             (["--trials", "0"], "trials = 0 will not do"),
             (["--round", "0"], "round = 0 will not do"),
-            (["--jobs", "0"], "jobs = 0 will not do"),
+            (["--jobs", "0"], "jobs = 0 is too few"),
             (["--strategy", "melom"], "Did you mean 'melon'?"),
             (["--strategy", "als", "--recommender", "ncf"], "plain matrix factorisation"),
             (["--out", "x.json"], "must end in .toml"),

@@ -20,7 +20,7 @@ from melon.errors import StreamError
 from melon.evaluation.predictors import Frozen, Popularity, Predictor, Retrained
 from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.rivals import RIVALS, UNCHOSEN, make_rival
-from melon.explain.explained import Explained
+from melon.explain.matrix import BatchRates
 from melon.fitting.baselines import choose_popularity, choose_rivals
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
@@ -42,7 +42,7 @@ class CellResult:
 
     record: Plain
     ranks: dict[str, np.ndarray[Any, Any]]
-    rates: Explained | None = None
+    rates: BatchRates | None = None
 
 
 class Cell:

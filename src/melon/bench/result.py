@@ -115,7 +115,7 @@ class Evaluation:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """HR@5 over the test part, smoothed over a few batches; needs matplotlib."""
-        require_plots()
+        require_plots("a plot")
         if ax is None:
             from matplotlib import pyplot
 

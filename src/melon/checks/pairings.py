@@ -17,13 +17,13 @@ from torch import Tensor
 
 from melon.checks.recommenders import MakeRecommender
 from melon.checks.toys import BATCH, State, array_of, close, expect, same, toy_batch, toy_batches, toy_log
-from melon.learning.gathering import Compact
+from melon.learning.examples import Compact
 from melon.learning.updater import Updater
 from melon.recommenders.evidence import Evidence, RowGradient
 from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
-from melon.tables import Table
+from melon.tables import SparseTable, Table
 from melon.types import Ints
 
 #: How many batches of the toy stream a check goes through; its users swap their tastes at the tenth.
@@ -314,17 +314,21 @@ def state_of(updater: Updater) -> State:
 
 def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
     """A batch as the strategy would meet it now, and which stored rows that is about."""
-    updater.situation(batch)  # makes the rows of newcomers
-    return updater._situation(batch)
+    situation = updater.situation(batch)
+    assert situation.around is not None
+    users, items = (rows.cpu().numpy() for rows in (situation.around.users, situation.around.items))
+    return Compact(users, items), situation
 
 
-def tables_of(updater: Updater) -> list[tuple[str, Table]]:
-    rows = [(f"table {name}", table) for name, table in updater.recommender.tables.items()]
+def tables_of(updater: Updater) -> list[tuple[str, Table | SparseTable]]:
+    rows: list[tuple[str, Table | SparseTable]] = [
+        (f"table {name}", table) for name, table in updater.recommender.tables.items()
+    ]
     kept = updater.row_state.items()
     return rows + [(f"row state {name}.{key}", table) for name, state in kept for key, table in state.items()]
 
 
-def _row_by_row(table: Table) -> dict[str, Tensor]:
+def _row_by_row(table: Table | SparseTable) -> dict[str, Tensor]:
     """What a table holds, one line for each row: also of rows that are not stored."""
     state = table.state()
     written = state.pop("row", None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SHORT = {"help_option_names": ["--help", "-h"]}
 
 
 class MelonCommand(TyperCommand):
@@ -40,28 +40,10 @@ class Commands(typer.Typer):
     """A Typer app of such commands; `-h` is `--help` everywhere."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(cls=MelonGroup, context_settings={"help_option_names": ["--help", "-h"]}, **options)
+        super().__init__(cls=MelonGroup, context_settings=dict(_SHORT), **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
-        def register(function: Any) -> Any:
-            examples = getattr(function, "examples", ())
-            epilog = "\n".join(["Examples:", "", *(f"  {line}" for line in examples)]) if examples else None
-            options.setdefault("epilog", epilog)
-            context = {"help_option_names": ["--help", "-h"]}
-            decorate = super(Commands, self).command(name, cls=MelonCommand, context_settings=context, **options)
-            return decorate(function)
-
-        return register
-
-
-def examples(*lines: str) -> Callable[[_Command], _Command]:
-    """Command lines that stand below the help of a command."""
-
-    def attach(function: _Command) -> _Command:
-        function.examples = lines  # type: ignore[attr-defined]
-        return function
-
-    return attach
+        return super().command(name, cls=MelonCommand, context_settings=dict(_SHORT), **options)
 
 
 def _without_flag_types(parameters: list[Any]) -> list[Any]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.help import examples
 from melon.cli.options import (
     AlignTies,
     Assignments,
@@ -38,11 +37,6 @@ from melon.cli.options import (
 )
 
 
-@examples(
-    "melon evaluate clicks.parquet",
-    "melon evaluate clicks.parquet --recommender bpr --strategy melon --json result.json",
-    "melon evaluate clicks.parquet --strategy default --set lr=0.3 --fading 5000",
-)
 def evaluate(
     stream: Stream,
     recommender: AutoRecommender = None,
@@ -76,31 +70,28 @@ def evaluate(
     """
     request = requested(locals())
     from melon.atomic import require_writable, write_text
+    from melon.console import say
     from melon.evaluator import evaluate as run
     from melon.extras import require_plots
     from melon.fitting.auto import why_auto
+    from melon.report.result import result_page
     from melon.terminal.tables import show_result
 
     if html is not None:
-        require_plots()
+        require_plots("--html")
         require_writable(html)
     result = run(stream, **request, json=json, resume=resume)
     record = result.record
     if html is not None:
-        from melon.report.page import page
-
-        write_text(html, page(f"{result.name} on {stream.stem}", _lead(record), [record]))
+        write_text(html, result_page([record]))
     show_result(record)
     choice = record["config"]["chosen"][record["strategy"]]
-    _say(why_auto(request, choice["settings"], len(choice["trials"])))
-    for written in (json, html):
-        _say(None if written is None else f"wrote {written}")
+    written = [f"wrote {path}" for path in (json, html) if path is not None]
+    for line in (why_auto(request, choice["settings"], len(choice["trials"])), *written):
+        if line is not None:
+            say(line)
 
 
-@examples(
-    "melon pretrain clicks.parquet --out model",
-    "melon pretrain clicks.parquet --out model --recommender bpr --strategy melon --budget 16",
-)
 def pretrain(
     stream: Stream,
     out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
@@ -125,6 +116,7 @@ def pretrain(
     request = requested(locals())
     from melon.atomic import require_writable
     from melon.bench.config import config_from
+    from melon.console import say
     from melon.data.files import load_stream
     from melon.errors import StoppedError
     from melon.estimator import Melon
@@ -143,9 +135,11 @@ def pretrain(
         raise StoppedError(_how_to_repeat(model.choices, checked.strategy, out)) from None
     model.save(out)
     for name, settings in model.choices.items():
-        _say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
-    _say(why_auto(request, {}))
-    _say(f'wrote {out}: use it with melon recommend {out} --user …, or in Python with melon.load("{out}")')
+        say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
+    why = why_auto(request, {})
+    if why is not None:
+        say(why)
+    say(f'wrote {out}: use it with melon recommend {out} --user …, or in Python with melon.load("{out}")')
 
 
 #: Arguments that `Melon` has under the same name.
@@ -172,9 +166,11 @@ def explain(
 
     The batch is looked at as if it were learned now; nothing is learned and the model stays as it is.
     """
-    from melon.explain.explained import explain_model
+    from melon.explain.picture import explain_model
+    from melon.terminal.tables import show_rates
 
-    explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size, as_json=json)
+    rates = explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size)
+    show_rates(rates, out, as_json=json)
 
 
 def _how_to_repeat(choices: Mapping[str, Mapping[str, Any]], strategy: str, out: Path) -> str:
@@ -186,17 +182,3 @@ def _how_to_repeat(choices: Mapping[str, Mapping[str, Any]], strategy: str, out:
     decided |= choices[strategy]
     flags = " ".join(f"--set {name}={'null' if value is None else value}" for name, value in decided.items())
     return f"{message}, or repeat it with the settings that were chosen: {flags} --budget 1"
-
-
-def _lead(record: Mapping[str, Any]) -> str:
-    return (
-        f"{record['recommender']} updated by {record['strategy']} on {record['dataset']['interactions']:,} "
-        "interactions: every batch was predicted first, then learned from."
-    )
-
-
-def _say(text: str | None) -> None:
-    from rich.console import Console
-
-    if text is not None:
-        Console(soft_wrap=True).print(text, markup=False, highlight=False)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from melon.cli.help import examples
-
 if TYPE_CHECKING:
     from melon.data.ids import Id, IdBook
 
@@ -17,10 +15,6 @@ Count = Annotated[int, typer.Option("--k", "-k", help="Items in a list.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-@examples(
-    "melon recommend model --user 42",
-    "melon recommend model --user ann --user bob --k 5 --json",
-)
 def recommend(
     model: Model,
     user: Annotated[list[str], typer.Option(help="A user's id. Repeatable.")],
@@ -47,7 +41,6 @@ def recommend(
         _print_table(f"user {one.user}{known}", one.items)
 
 
-@examples("melon similar model --item 1193", "melon similar model --item 1193 --item 661 --k 5")
 def similar(
     model: Model,
     item: Annotated[list[str], typer.Option(help="An item's id. Repeatable.")],
@@ -67,11 +60,6 @@ def similar(
         _print_table(f"like item {one}", like)
 
 
-@examples(
-    "melon learn model new.csv",
-    "melon learn model monday.csv tuesday.csv --out model-2",
-    "melon learn model clicks.tsv --user visitor --item page --time at",
-)
 def learn(
     model: Model,
     new: Annotated[list[Path], typer.Argument(help="A prepared stream, or raw files as for melon data prepare.")],
@@ -87,6 +75,7 @@ def learn(
     """
     from melon.atomic import require_writable
     from melon.catchup import catch_up, read_new
+    from melon.console import say
     from melon.estimator import load
 
     target = out or model
@@ -94,11 +83,11 @@ def learn(
     require_writable(target / "model")
     log, notes = read_new(list(new), loaded.live, format=format, user=user, item=item, time=time)
     for note in notes:
-        _say(note)
+        say(note)
     learned = catch_up(loaded, log)
     loaded.save(target)
-    _say(str(learned))
-    _say(f"wrote {target}")
+    say(str(learned))
+    say(f"wrote {target}")
 
 
 def typed_id(book: IdBook, text: str) -> Id:
@@ -132,19 +121,15 @@ def _print_table(title: str, items: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from melon.console import say
+
     table = Table(box=None, pad_edge=False)
     for name in ("rank", "item", "score"):
         table.add_column(name, justify="left" if name == "item" else "right")
     for rank, one in enumerate(items, 1):
         table.add_row(str(rank), str(one.item), f"{one.score:.4f}")
-    _say(title)
+    say(title)
     if items:
         Console().print(table, markup=False)
     else:
-        _say("  no item is left to recommend; --seen lists those that the user has had too")
-
-
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+        say("  no item is left to recommend; --seen lists those that the user has had too")

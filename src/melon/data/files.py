@@ -92,10 +92,10 @@ def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
     try:
         return find_columns(frame.columns, str(source), usual=NAMES)
     except DataError as error:
-        there = ", ".join(map(repr, frame.columns))
+        columns = ", ".join(map(repr, frame.columns))
         raise DataError(
             f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', "
-            f"'timestamp') and has {there}. Prepare it first: melon data prepare {source} --user … --item … --time … "
+            f"'timestamp') and has {columns}. Prepare it first: melon data prepare {source} --user … --item … --time … "
             "--out …"
         ) from error
 

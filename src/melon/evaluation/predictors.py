@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from melon.learning.updater import Updater
-from melon.recommenders.popularity import DecayedCounts
+from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.types import Ints, Scores
 
@@ -94,14 +94,14 @@ class Popularity:
     moved = 0.0
 
     def __init__(self, half_life: float, past_items: Ints) -> None:
-        self._counts = DecayedCounts(half_life)
+        self._counts = ItemCounts([half_life])
         self._counts.observe(past_items)
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
-        return self._counts.read(items)
+        return self._counts.read(items)[..., 0]
 
     def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
-        return np.broadcast_to(self._counts.read(np.arange(n_items)), (len(users), n_items))
+        return np.broadcast_to(self._counts.read(np.arange(n_items))[:, 0], (len(users), n_items))
 
     def learn(self, batch: Batch) -> None:
         self._counts.observe(batch.items)

@@ -10,8 +10,14 @@ from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.fitting.plan import Plan
-from melon.learning.past import live_through
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, pretrain_by_strategy, stamp_last_touches
+from melon.learning.pretrain import (
+    Pretraining,
+    PretrainSettings,
+    live_through,
+    most_epochs,
+    pretrain_by_strategy,
+    stamp_last_touches,
+)
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.heads import HeadedRecommender

@@ -14,7 +14,6 @@ from melon.kernels.types import (
     INT_TABLE,
     INTS,
     SINGLE_TABLE,
-    SINGLE_TABLE_BY_COLUMN,
     SINGLES,
     Fields,
     Signature,
@@ -51,7 +50,7 @@ class KnownPairs(NamedTuple):
         return INPUTS + len(self.divided_by) - PAIR_SUMS
 
 
-_OF_ITEMS: tuple[str, ...] = (SINGLES, SINGLE_TABLE, SINGLE_TABLE_BY_COLUMN)
+_OF_ITEMS: tuple[str, ...] = (SINGLES, SINGLE_TABLE, SINGLE_TABLE)
 _FIELDS: tuple[str, ...] = (INT_TABLE, SINGLE_TABLE, *_OF_ITEMS, DOUBLE_CUBE, SINGLES, INTS)
 _HEAD: Signature = (DOUBLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABLE)
 _KNOWN: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS})"))

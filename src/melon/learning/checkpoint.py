@@ -29,7 +29,7 @@ from melon.registry import Registry
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
-from melon.tables import Table
+from melon.tables import Moment, Table
 
 FORMAT, VERSION = "melon-checkpoint", 2
 MANIFEST = "manifest.json"
@@ -65,22 +65,25 @@ def save(
     folder: PathLike,
     updater: Updater,
     *,
+    time: int | None = None,
     extra: Mapping[str, Any] | None = None,
     arrays: Mapping[str, Array] | None = None,
 ) -> None:
     """Write the updater, and whatever `extra` (JSON) and `arrays` the caller adds, as the folder's one state.
 
-    If anything fails or the process dies, the folder still holds the state that was saved before.
+    `time` is the time of the stream that the model has reached, by default that of the last batch. If anything fails
+    or the process dies, the folder still holds the state that was saved before.
     """
     target = Path(folder)
     recommender = updater.recommender
+    moment = updater.moment(recommender.clock.now if time is None else time)
     try:
         target.mkdir(parents=True, exist_ok=True)
         with locked(target, exclusive=True):
             _refuse_foreign(target)
             # One table at a time, so that no more than one is ever held twice.
             with FolderWriter(target) as writing:
-                tables = [_write_table(writing, updater, table) for table in recommender.tables.values()]
+                tables = [_write_table(writing, updater, table, moment) for table in recommender.tables.values()]
                 state = {
                     "streaming_state": writing.add(recommender.streaming_state()),
                     "memory": writing.add(updater.strategy.memory()),
@@ -91,7 +94,7 @@ def save(
                     "format": FORMAT,
                     "version": VERSION,
                     "melon": __version__,
-                    **_configuration(updater),
+                    **_configuration(updater, moment),
                     "tables": tables,
                     "state": state,
                     "files": writing.sizes,
@@ -175,10 +178,10 @@ def read_manifest(folder: PathLike) -> dict[str, Any]:
     return manifest
 
 
-def _configuration(updater: Updater) -> dict[str, Any]:
+def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
     recommender, strategy = updater.recommender, updater.strategy
     # Counted in interactions, the clock is the number of events so far, which the history knows.
-    moment = recommender.clock.now if updater.fading_clock == "seconds" else None
+    clock = moment.now if updater.fading_clock == "seconds" else None
     return {
         "recommender": {
             "name": recommender.name,
@@ -188,17 +191,17 @@ def _configuration(updater: Updater) -> dict[str, Any]:
             "dtype": str(recommender.dtype).removeprefix("torch."),
         },
         "strategy": {"name": strategy.name, "settings": strategy.settings.plain(), "seed": strategy.seed},
-        "updater": {"seed": updater.seed, "fading_clock": updater.fading_clock, "clock": moment},
+        "updater": {"seed": updater.seed, "fading_clock": updater.fading_clock, "clock": clock},
     }
 
 
-def _write_table(writing: FolderWriter, updater: Updater, table: Table) -> dict[str, Any]:
+def _write_table(writing: FolderWriter, updater: Updater, table: Table, moment: Moment) -> dict[str, Any]:
     kept = {key: state.state() for key, state in updater.row_state.get(table.spec.name, {}).items()}
     tensors = table.state() | {f"{key}/{part}": tensor for key, state in kept.items() for part, tensor in state.items()}
     return {
         **_shape(table),
         "rows": table.rows,
-        "half_life": table.half_life,
+        "half_life": moment.half_lives.get(table.spec.name),
         "row_state": sorted(kept),
         "file": writing.add(tensors),
     }

@@ -1,33 +1,65 @@
-"""What a step learns from: the interactions of a batch, replayed and last ones, each with its negatives."""
+"""What one step learns from: interactions with their negatives, and the compact copies of the rows they touch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from melon.learning.meta import last_interactions
-from melon.recommenders.base import Recommender
-from melon.strategies.base import Strategy
+from melon.recommenders.base import Context, Recommender
+from melon.recommenders.evidence import Examples
+from melon.strategies.base import Situation, Strategy, Surroundings
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
-from melon.stream.history import History
+from melon.stream.history import NOBODY, History
 from melon.stream.negatives import Negatives
+from melon.stream.pairs import distinct
+from melon.tables import SparseTable, Table
 from melon.types import Flags, Ints
+
+RowStateTables = dict[str, dict[str, Table | SparseTable]]
 
 
 @dataclass(frozen=True)
 class Offered:
-    """Interactions with their negatives as stored rows: users n, items n × (1 + negatives)."""
+    """Interactions with their negatives as stored rows: users n, items n × (1 + negatives), the item taken first."""
 
     users: Ints
     items: Ints
-    fresh: Flags | None = None
+    fresh: Flags | None = None  # False for interactions that are replayed
+
+
+@dataclass(frozen=True)
+class LastInteractions:
+    """The look-ahead batch (METHODS.md 3.0.2): for each user its previous item, for each item its previous user."""
+
+    users: Ints
+    items: Ints
+    events: Ints  # numbers for random draws, apart from those of the batch itself
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Which stored rows a compact copy holds: distinct rows of users and of items."""
+
+    users: Ints
+    items: Ints
+
+    def rows(self, table: Table | SparseTable) -> Tensor:
+        """The stored rows of one table."""
+        if table.spec.role == "shared":
+            return torch.arange(table.rows, device=table.device)
+        return torch.from_numpy(self.users if table.spec.role == "user" else self.items).to(table.device)
 
 
 class Offers:
-    """Puts interactions together and draws their negatives, along one history; every draw belongs to its event."""
+    """Draws negatives for the interactions of a batch, along one history; every draw belongs to its event."""
 
     def __init__(self, recommender: Recommender, strategy: Strategy, history: History, seed: int) -> None:
         self._recommender, self._strategy, self._history = recommender, strategy, history
@@ -40,14 +72,14 @@ class Offers:
         return max(self._history.items_born, int(batch.items.max()) + 1)
 
     def of(self, batch: Batch) -> Offered:
-        """The batch and what is replayed beside it."""
+        """The batch and the interactions that are replayed beside it."""
         users, items, fresh = self._with_replay(batch)
         # Replayed interactions are numbered apart from the stream's own events.
         events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
         return self._with_negatives(batch, users, items, events, self._negatives, fresh)
 
     def last(self, batch: Batch) -> Offered | None:
-        """What the batch's users and items did last, for a strategy that looks ahead from there."""
+        """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
         if not isinstance(self._strategy, LearnedStrategy):
             return None
         cold = self._strategy.settings.cold
@@ -70,3 +102,100 @@ class Offers:
         users, items = self._history.replay(self._strategy.replay, self._replay, batch.first_event)
         fresh = np.arange(len(batch) + len(users)) < len(batch)
         return np.concatenate([batch.users, users]), np.concatenate([batch.items, items]), fresh
+
+
+def last_interactions(users: Ints, items: Ints, events: Ints, history: History, cold: str) -> LastInteractions:
+    """The last interactions before a batch. A user or item without one is dropped, or stands for itself (`current`)."""
+    last_items, last_users = history.of_users.last(users), history.of_items.last(items)
+    if cold == "current":
+        last_items = np.where(last_items == NOBODY, items, last_items)
+        last_users = np.where(last_users == NOBODY, users, last_users)
+    all_users, all_items = np.concatenate([users, last_users]), np.concatenate([last_items, items])
+    numbers = np.concatenate([2 * events, 2 * events + 1])
+    met = (all_users != NOBODY) & (all_items != NOBODY)
+    return LastInteractions(all_users[met], all_items[met], numbers[met])
+
+
+class Gatherer:
+    """Copies the rows of a step and computes the evidence of a batch on them; writes nothing."""
+
+    def __init__(
+        self, recommender: Recommender, history: History, row_state: RowStateTables, *, per_branch: bool = False
+    ) -> None:
+        self._recommender, self._history, self._row_state = recommender, history, row_state
+        self._specs = {spec.name: spec for spec in recommender.specs}
+        self._options = {"per_branch": True} if per_branch else {}
+        self._user_places, self._item_places = _Places(), _Places()
+
+    def everything(self) -> Compact:
+        """All rows there are."""
+        return Compact(np.arange(self._recommender.rows_of("user")), np.arange(self._recommender.rows_of("item")))
+
+    def touched(self, offered: Offered) -> Compact:
+        """The rows that a batch touches."""
+        return Compact(distinct(offered.users), distinct(offered.items))
+
+    def extended(self, first: Compact, offered: Offered) -> Compact:
+        """Those rows first, and then what another batch touches beside them."""
+        return Compact(_with_rest(first.users, offered.users), _with_rest(first.items, offered.items))
+
+    def situation(
+        self, compact: Compact, offered: Offered, reach: Compact | None = None, beside: Situation | None = None
+    ) -> Situation:
+        """A batch on a compact copy that holds its rows; `reach` says how far from the front the next loss can see.
+
+        `beside` is a situation of the same step whose compact rows are the first ones here: what is looked up around
+        one of them serves the other.
+        """
+        device, tables = self._recommender.device, self._recommender.tables
+        features = self._recommender.taught_features(
+            torch.from_numpy(offered.users).to(device),
+            torch.from_numpy(offered.items).to(device),
+            Context(time=self._recommender.clock.now, history=self._history),
+        )
+        examples = Examples(
+            torch.from_numpy(self._user_places.of(offered.users, compact.users)).to(device),
+            torch.from_numpy(self._item_places.of(offered.items, compact.items)).to(device),
+            None if offered.fresh is None else torch.from_numpy(offered.fresh).to(device),
+            features,
+        )
+        values = {name: table.gather(compact.rows(table)) for name, table in tables.items()}
+        state = {
+            name: {key: table.gather(compact.rows(table)) for key, table in state_tables.items()}
+            for name, state_tables in self._row_state.items()
+        }
+        with torch.no_grad():
+            evidence = self._recommender.evidence(values, examples, **self._options)
+        around = Surroundings(
+            self._history,
+            self._recommender.clock.now,
+            torch.from_numpy(compact.users).to(device),
+            torch.from_numpy(compact.items).to(device),
+            tables,
+            {name: table.idle(compact.rows(table)) for name, table in tables.items() if table.half_life is not None},
+            {} if beside is None or beside.around is None else beside.around.notes,
+        )
+        reached = None if reach is None else {"user": len(reach.users), "item": len(reach.items)}
+        return Situation(self._specs, examples, values, state, evidence, around, reached)
+
+
+def _with_rest(first: Ints, more: Ints) -> Ints:
+    """The rows of a compact copy, which ascend, and then those of `more` that are not among them."""
+    wanted = distinct(more)
+    at = np.minimum(np.searchsorted(first, wanted), len(first) - 1)
+    return np.concatenate([first, wanted[first[at] != wanted]])
+
+
+class _Places:
+    """Where stored rows stand in a compact copy: one number for each row there is, written before it is read."""
+
+    def __init__(self) -> None:
+        self._at: Ints = np.empty(0, dtype=np.int64)
+
+    def of(self, wanted: Ints, held: Ints) -> Ints:
+        """The place of each wanted row among the held ones, which are distinct and include it."""
+        most = int(held.max(initial=-1)) + 1
+        if most > len(self._at):
+            self._at = np.zeros(max(most, 2 * len(self._at)), dtype=np.int64)
+        self._at[held] = np.arange(len(held))
+        return self._at[wanted]

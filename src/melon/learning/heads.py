@@ -30,8 +30,8 @@ class HeadTeacher:
         self._headed = recommender if isinstance(recommender, HeadedRecommender) else None
         self._history, self._draws = history, Draws(seed, "negatives of the head")
 
-    def lesson(self, batch: Batch) -> Lesson | None:
-        """What a batch would teach the head now; nothing is changed.
+    def lesson(self, batch: Batch, context: Context) -> Lesson | None:
+        """What a batch would teach the head at a moment; nothing is changed.
 
         Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
         give itself away, and the head would learn that what is new is right (METHODS.md 8.5).
@@ -44,15 +44,14 @@ class HeadTeacher:
         drawn = self._draws.integers(batch.events[known], headed.head.negatives, pool)
         own = (drawn == items) | self._history.seen.contains(pair_keys(users[:, None], drawn))
         allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
-        context = Context(time=int(batch.times[0]), history=self._history)
         offered = _tensor(np.concatenate([items, drawn], axis=1), headed)
         with torch.no_grad():
             return headed.lesson(_tensor(users, headed), offered, _tensor(allowed, headed), context)
 
-    def step(self, batch: Batch) -> HeadStep | None:
+    def step(self, batch: Batch, context: Context) -> HeadStep | None:
         """The head's own step, from the model as it was when the batch was predicted."""
         headed = self._headed
-        lesson = self.lesson(batch) if headed is not None and headed.head.own else None
+        lesson = self.lesson(batch, context) if headed is not None and headed.head.own else None
         if headed is None or lesson is None:
             return None
         with torch.no_grad():

@@ -6,36 +6,42 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from melon.data.ids import IdBook
+from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
-from melon.errors import CheckpointError, SettingsError
+from melon.errors import CheckpointError, DataError, SettingsError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.topk import best, best_unseen
+from melon.learning.lists import Best, Recommendation, Recommended, best, best_unseen
 from melon.learning.updater import Updater
-from melon.recommenders.popularity import DecayedCounts
+from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.split import batches
-from melon.types import Ints
+from melon.types import Ints, Scores
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
 #: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
 
-Best = tuple[Ints, Tensor]  # item rows and their scores, best first
+Ids = npt.NDArray[Any] | Sequence[Id]
 
 
 class LiveModel:
-    """All that changes while learning. A batch is learned into it whole or not at all."""
+    """Everything that changes while learning. A batch is learned into it whole or not at all.
+
+    Threads may share one: a lock is held for each batch and for each block of lists, so that a reader sees the model
+    between two batches and never changes what is learned.
+
+    Time does not run backwards: an event older than `last_time` is late. It is learned as if it happened at
+    `last_time`, and `late` counts it.
+    """
 
     def __init__(
         self,
@@ -43,38 +49,102 @@ class LiveModel:
         *,
         users: IdBook | None = None,
         items: IdBook | None = None,
-        popular: DecayedCounts | None = None,
+        popular: ItemCounts | None = None,
         last_time: int = 0,
+        late: int = 0,
     ) -> None:
         self.updater = updater
         self.users = IdBook("user") if users is None else users
         self.items = IdBook("item") if items is None else items
-        self.popular = popular or DecayedCounts(POPULAR_HALF_LIFE)
+        self.popular = popular or ItemCounts([POPULAR_HALF_LIFE])
         self.last_time = last_time
+        self.late = late
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     def rows_of(self, role: Literal["user", "item"]) -> int:
-        """How many users or items the recommender can speak of; one without tables goes by the history."""
+        """How many users or items the recommender has rows for; one without tables goes by the history."""
         history = self.updater.history
-        known = history.of_users.rows if role == "user" else history.items_born
-        return self.updater.recommender.rows_of(role) or known
+        seen = history.of_users.rows if role == "user" else history.items_born
+        return self.updater.recommender.rows_of(role) or seen
+
+    # Learning.
 
     def adopt(self, log: Interactions) -> None:
         """Know the ids, the popular items and the last time of the log that the updater already has behind it."""
-        self.users.rows(log.user_ids, add=True)
-        self.items.rows(log.item_ids, add=True)
-        self.popular.observe(log.items)
-        self.last_time = int(log.times[-1])
+        with self._lock:
+            self.users.rows(log.user_ids, add=True)
+            self.items.rows(log.item_ids, add=True)
+            self.popular.observe(log.items)
+            self.last_time = int(log.times[-1])
 
     def learn(self, log: Interactions, batch_size: int) -> Iterator[float]:
         """Learn new interactions batch by batch, a short last one too; yields each one's mean loss before its step."""
-        user_rows, item_rows = self.users.rows(log.user_ids), self.items.rows(log.item_ids)
-        for start, stop in batches(0, len(log), batch_size):
-            with whole():
-                loss = self._learn(log, slice(start, stop), user_rows, item_rows)
+        return self._learn(log.user_ids[log.users], log.item_ids[log.items], log.times, batch_size)
+
+    def learn_events(
+        self,
+        user_ids: Ids,
+        item_ids: Ids,
+        times: Ints | Sequence[int] | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> list[float]:
+        """Learn new events in order of time, as one batch or cut into several; the mean loss of each before its step.
+
+        Users and items may be new. Events of equal time keep the order in which they are given; events without times
+        happen at `last_time`. A batch that fails leaves nothing of itself; those before it stay learned.
+        """
+        moments = np.full(len(user_ids), self.last_time) if times is None else _checked_times(times)
+        if not len(user_ids) == len(item_ids) == len(moments):
+            raise DataError(
+                f"users, items and times must be equally long, got {len(user_ids)}, {len(item_ids)} and {len(moments)}."
+            )
+        if bool((np.diff(moments) < 0).any()):
+            order = np.argsort(moments, kind="stable")
+            user_ids, item_ids, moments = _ordered(user_ids, order), _ordered(item_ids, order), moments[order]
+        return list(self._learn(user_ids, item_ids, moments, batch_size or max(len(moments), 1)))
+
+    def _learn(self, user_ids: Ids, item_ids: Ids, times: Ints, batch_size: int) -> Iterator[float]:
+        # Ids that cannot be learned are refused before the first batch is.
+        self.users.rows(user_ids)
+        self.items.rows(item_ids)
+        for start, stop in batches(0, len(times), batch_size):
+            some = slice(start, stop)
+            with self._lock, uninterrupted():
+                loss = self._learn_batch(user_ids[some], item_ids[some], times[some])
             yield loss
 
+    def _learn_batch(self, user_ids: Ids, item_ids: Ids, times: Ints) -> float:
+        updater, last_time = self.updater, self.last_time
+        with contextlib.ExitStack() as undo:
+            for book in (self.users, self.items):
+                undo.callback(book.truncate, len(book))
+            users, items = self.users.rows(user_ids, add=True), self.items.rows(item_ids, add=True)
+            batch = Batch(
+                updater.history.events,
+                users,
+                items,
+                np.maximum(times, last_time),
+                _keys_of_new(self.users, users, updater.recommender.rows_of("user")),
+                _keys_of_new(self.items, items, updater.recommender.rows_of("item")),
+            )
+            undo.callback(self.popular.undo_point(items))
+            self.popular.observe(items)
+            loss = updater.learn_undoable(batch, undo)
+            undo.pop_all()
+        self.late += int((times < last_time).sum())
+        self.last_time = int(batch.times[-1])
+        return loss
+
     def foresee(self, log: Interactions, start: int, stop: int) -> Batch:
-        """Events of a log as the next batch would be; nothing is taken note of, newcomers stand behind the known."""
+        """Events of a log as the next batch would be; no id is added, newcomers get the rows behind the others."""
         users, items = log.users[start:stop], log.items[start:stop]
         return Batch(
             self.updater.history.events,
@@ -85,49 +155,87 @@ class LiveModel:
             log.item_keys[items],
         )
 
+    # Answering: nothing is written.
+
+    def recommend(self, user_ids: Sequence[Id], k: int, *, filter_seen: bool = True) -> list[Recommended]:
+        """The k best items for each user; for users that the model does not know, the k most popular ones."""
+        with self._lock:
+            rows = self.users.rows(user_ids)
+            known = np.flatnonzero((rows >= 0) & (rows < self.rows_of("user")))
+        lists = dict(zip(known.tolist(), self.best(rows[known], k, filter_seen=filter_seen), strict=True))
+        popular = self._named(self.most_popular(k)) if len(lists) < len(user_ids) else ()
+        return [
+            Recommended(user, "model", self._named(lists[n])) if n in lists else Recommended(user, "popular", popular)
+            for n, user in enumerate(user_ids)
+        ]
+
+    def similar_items(self, item_ids: Sequence[Id], k: int) -> list[list[Recommendation]]:
+        """The k items most similar to each of the given ones, itself left out."""
+        with self._lock:
+            rows = self.items.rows(item_ids)
+            absent = np.flatnonzero((rows < 0) | (rows >= self.rows_of("item")))
+        if len(absent):
+            raise DataError(f"item {item_ids[int(absent[0])]!r} has not been seen, so nothing is known to be like it.")
+        return [list(self._named(one)) for one in self.similar(rows, k)]
+
+    def score(self, user_ids: Sequence[Id], item_ids: Sequence[Id]) -> Scores:
+        """The score of each (user, item), one id of either kind beside many of the other; unknown ids are zeros."""
+        with self._lock:
+            user_rows, item_rows = self.users.rows(user_ids), self.items.rows(item_ids)
+            user_rows = np.where(user_rows < 0, self.rows_of("user"), user_rows)
+            item_rows = np.where(item_rows < 0, self.rows_of("item"), item_rows)
+            user_rows, item_rows = np.broadcast_arrays(user_rows, item_rows)
+            return self.updater.score(user_rows, item_rows[:, None], self.last_time)[:, 0]
+
     def best(self, users: Ints, k: int, *, filter_seen: bool) -> Iterator[Best]:
-        """The k best items for each of the known users; without those that the user has had, if asked."""
+        """The k best items for rows of users; without those that the user has had, if asked."""
         n_items = self.rows_of("item")
         at_once = max(SCORES_AT_ONCE // max(n_items, 1), 1)
         for start in range(0, len(users), at_once):
             some = users[start : start + at_once]
-            scores = torch.from_numpy(self.updater.score_catalogue(some, n_items, self.last_time))
-            if filter_seen:
-                yield from best_unseen(scores, some, k, self.updater.history)
-            else:
-                values, rows = best(scores, k)
-                yield from zip(rows.numpy(), values, strict=True)
+            with self._lock:
+                scores = torch.from_numpy(self.updater.score_catalogue(some, self.rows_of("item"), self.last_time))
+                if filter_seen:
+                    lists = best_unseen(scores, some, k, self.updater.history)
+                else:
+                    values, rows = best(scores, k)
+                    lists = list(zip(rows.numpy(), values, strict=True))
+            yield from lists
 
     def most_popular(self, k: int) -> Best:
-        """The k items with the highest count of late."""
-        counts = torch.from_numpy(self.popular.read(np.arange(self.rows_of("item"))))
+        """The k items with the highest decayed count."""
+        with self._lock:
+            counts = torch.from_numpy(self.popular.read(np.arange(self.rows_of("item")))[:, 0])
         values, rows = best(counts[None, :], k)
         return rows[0].numpy(), values[0]
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
-        """The k items most like each of the known items, itself left out."""
+        """The k items most similar to rows of items, itself left out."""
         recommender = self.updater.recommender
         if not any(spec.role == "item" and spec.kind == "embedding" for spec in recommender.specs):
             raise SettingsError(f"the recommender {recommender.name!r} has no vectors of items to compare.")
-        self.updater.tick(self.last_time)
         at_once = max(SCORES_AT_ONCE // max(self.rows_of("item"), 1), 1)
         for start in range(0, len(items), at_once):
             some = items[start : start + at_once]
-            with torch.no_grad():
-                alike = recommender.similarities(torch.from_numpy(some).to(recommender.device)).cpu()
-            values, rows = best(alike, k + 1)
+            with self._lock:
+                values, rows = best(self.updater.similarities(some, self.last_time), k + 1)
             for itself, line, scores in zip(some, rows.numpy(), values, strict=True):
                 others = np.flatnonzero(line != itself)[:k]
                 yield line[others], scores[torch.from_numpy(others)]
 
+    def _named(self, items: Best) -> tuple[Recommendation, ...]:
+        rows, scores = items
+        return tuple(map(Recommendation, self.items.ids(rows).tolist(), scores.tolist()))
+
+    # Saving.
+
     def save(self, folder: PathLike, extra: Mapping[str, Any]) -> None:
         """Write everything as one checkpoint."""
-        parts = {"users": self.users.state(), "items": self.items.state(), "popular": self.popular.state()}
-        arrays = {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
-        # Whether anyone has asked since the last batch is no part of the state.
-        self.updater.tick(self.last_time)
-        about = {**extra, "model": {"last_time": self.last_time}}
-        checkpoint.save(folder, self.updater, extra=about, arrays=arrays)
+        with self._lock:
+            parts = {"users": self.users.state(), "items": self.items.state(), "popular": self.popular.state()}
+            arrays = {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
+            about = {**extra, "model": {"last_time": self.last_time, "late": self.late}}
+            checkpoint.save(folder, self.updater, time=self.last_time, extra=about, arrays=arrays)
 
     @classmethod
     def load(
@@ -147,42 +255,42 @@ class LiveModel:
             )
 
         def part(name: str) -> dict[str, npt.NDArray[Any]]:
-            there = f"{name}."
-            return {key.removeprefix(there): array for key, array in saved.arrays.items() if key.startswith(there)}
+            prefix = f"{name}."
+            return {key.removeprefix(prefix): array for key, array in saved.arrays.items() if key.startswith(prefix)}
 
         model = cls(
             saved.updater,
             users=IdBook.from_state(part("users"), "user"),
             items=IdBook.from_state(part("items"), "item"),
-            popular=DecayedCounts.from_state(part("popular")),
+            popular=ItemCounts.from_state(part("popular")),
             last_time=saved.extra["model"]["last_time"],
+            late=saved.extra["model"].get("late", 0),
         )
         return model, saved.extra
 
-    def _learn(self, log: Interactions, events: slice, user_rows: Ints, item_rows: Ints) -> float:
-        users, items, times = log.users[events], log.items[events], log.times[events]
-        # Ids enter the books with their batch, so that a stream that stops knows nobody whose row was never made.
-        _add(self.users, log.user_ids, user_rows, users)
-        _add(self.items, log.item_ids, item_rows, items)
-        batch = Batch(
-            self.updater.history.events,
-            user_rows[users],
-            item_rows[items],
-            times,
-            log.user_keys[users],
-            log.item_keys[items],
-        )
-        loss = self.updater.learn(batch)
-        self.popular.observe(batch.items)
-        self.last_time = int(times[-1])
-        return loss
+
+def _checked_times(times: Ints | Sequence[int]) -> Ints:
+    moments = np.asarray(times)
+    if not len(moments):
+        return np.empty(0, dtype=np.int64)
+    if moments.dtype.kind not in "iu" or moments.ndim != 1:
+        raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
+    if moments.min() < 0 or moments.max() > np.iinfo(np.int64).max:
+        wrong = int(np.argmax((moments < 0) | (moments > np.iinfo(np.int64).max)))
+        raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
+    return moments.astype(np.int64)
 
 
-def _add(book: IdBook, ids: npt.NDArray[Any], row_of: Ints, batch: Ints) -> None:
-    """Give rows to the ids of a batch that have none (-1) so far; the log numbers its ids in order of arrival."""
-    distinct = np.unique(batch)
-    fresh = distinct[row_of[distinct] < 0]
-    row_of[fresh] = book.rows(ids[fresh], add=True)
+def _ordered(ids: Ids, order: Ints) -> Ids:
+    return ids[order] if isinstance(ids, np.ndarray) else [ids[place] for place in order.tolist()]
+
+
+def _keys_of_new(book: IdBook, rows: Ints, known: int) -> Ints:
+    """The keys of rows that have yet to be made; other rows need none, and have 0."""
+    keys, new = np.zeros(len(rows), dtype=np.int64), np.flatnonzero(rows >= known)
+    if len(new):
+        keys[new] = book.keys(rows[new])
+    return keys
 
 
 def _foreseen(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
@@ -194,7 +302,7 @@ def _foreseen(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
 
 
 @contextlib.contextmanager
-def whole() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Let Ctrl-C wait until the block is done, so that a batch is learned whole or not at all."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

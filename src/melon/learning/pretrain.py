@@ -17,11 +17,16 @@ from melon.registry import Space
 from melon.settings import Settings
 from melon.strategies.base import Strategy
 from melon.stream.draws import Draws
+from melon.stream.history import History
 from melon.stream.negatives import Negatives
 from melon.stream.pairs import PairSet, pair_keys
+from melon.stream.split import batches
 
 #: How many interactions a pre-training looks at unless told otherwise; small logs are seen up to MOST_EPOCHS times.
 INTERACTIONS_SEEN, FEWEST_EPOCHS, MOST_EPOCHS = 15_000_000, 8, 60
+
+#: How much of a log is observed at a time; the result does not depend on it.
+_OBSERVED_AT_ONCE = 4_096
 
 PRETRAIN_SPACE = Space({"l2": (0.003, 0.01, 0.03, 0.1, 0.3)}, ({"l2": 0.03},))
 
@@ -138,3 +143,11 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
             if table.spec.role == role:
                 known = torch.from_numpy(last[: table.rows]).to(table.device)
                 table.stamp(torch.arange(len(known), device=table.device), known)
+
+
+def live_through(recommender: Recommender, history: History, log: Interactions) -> None:
+    """Observe a recorded log in order of time and append it to the history; no row is learned."""
+    for start, stop in batches(0, len(log), _OBSERVED_AT_ONCE):
+        users, items = log.users[start:stop], log.items[start:stop]
+        recommender.observe(users, items, log.times[start:stop], history)
+        history.append(users, items)

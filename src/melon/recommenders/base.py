@@ -18,7 +18,7 @@ from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_
 from melon.recommenders.losses import Loss, make_loss
 from melon.settings import Settings
 from melon.stream.history import History
-from melon.tables import Clock, Table, TableSpec
+from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
 from melon.types import Ints
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
@@ -34,17 +34,21 @@ class RecommenderSettings(Settings):
 
 @dataclass(frozen=True)
 class Context:
-    """What is known at the moment of scoring, for recommenders that keep more than tables."""
+    """The moment of scoring: the time of the stream, the history so far, and the moment at which rows are read.
+
+    Without a `moment` rows are read as learning reads them.
+    """
 
     time: int
     history: History
+    moment: Moment | None = None
 
 
 class Recommender(ABC):
-    """Scores pairs from rows; the updater alone writes the rows.
+    """Scores pairs from rows; the updater alone writes the rows, and scoring changes nothing.
 
-    To write one: declare `specs` and `scores`. The general `torch.func` path supplies the evidence; a closed form may
-    replace it.
+    Required: `declare` and `scores`. Everything below them has a default that follows from these two; what is worth
+    overriding stands under "optional", what nobody needs to override under "provided".
     """
 
     name: ClassVar[str]
@@ -68,6 +72,8 @@ class Recommender(ABC):
             spec.name: Table(spec, clock=self.clock, seed=seed, dtype=dtype, device=device) for spec in self.specs
         }
 
+    # Required.
+
     @abstractmethod
     def declare(self) -> tuple[TableSpec, ...]:
         """The tables, from the settings."""
@@ -76,35 +82,11 @@ class Recommender(ABC):
     def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """Differentiable scores of (users, items): positions into the given rows, of one shape.
 
-        `features` are what `features` says of these pairs; a recommender that has none may leave the argument out.
+        `features` are those that `features` gives for these pairs; a recommender without any may leave the argument
+        out.
         """
 
-    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor | None:
-        """What is known of candidates n × c beside their rows, as n × c × features; for recommenders that know more."""
-        return None
-
-    def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
-        """The same for interactions to learn from, where the loss depends on it."""
-        return None
-
-    def learns(self, spec: TableSpec) -> bool:
-        """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
-        return not (self.loss.shift_invariant and spec.role == "user" and spec.kind == "bias")
-
-    def losses(self, values: Values, examples: Examples) -> Tensor:
-        """The loss of each interaction, differentiable in the values."""
-        users = examples.users[:, None].expand_as(examples.items)
-        return self.loss_of(values, users, examples.items, examples.features)
-
-    def losses_once(self, values: Values, examples: Examples) -> Tensor:
-        """The same for those who go back once and only through rows that learn: by the evidence, where it is known."""
-        if type(self).evidence is Recommender.evidence:
-            return self.losses(values, examples)
-        return losses_by_evidence(self, values, examples)
-
-    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        """The loss of each line of pairs n × (1 + negatives), the item taken first."""
-        return self.loss(self._scores(values, users, items, features))
+    # Optional: gradients in closed form, and quicker ways to score.
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         """Losses and per-interaction gradients at the given values.
@@ -114,12 +96,22 @@ class Recommender(ABC):
         """
         return evidence_by_autograd(self, values, examples, per_branch=per_branch)
 
+    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        """The loss of each line of pairs n × (1 + negatives), the item taken first."""
+        return self.loss(self._scores(values, users, items, features))
+
+    def learns(self, spec: TableSpec) -> bool:
+        """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
+        return not (self.loss.shift_invariant and spec.role == "user" and spec.kind == "bias")
+
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         """Scores of the stored model for candidates n × c, one line of items per user."""
-        values = {name: table.gather(self._rows(table, users, items)) for name, table in self.tables.items()}
-        here = torch.arange(items.numel(), device=items.device).view(items.shape)
+        values = {
+            name: view.gather(self._rows(self.tables[name], users, items)) for name, view in self.views(context).items()
+        }
+        positions = torch.arange(items.numel(), device=items.device).view(items.shape)
         lines = torch.arange(len(users), device=items.device)[:, None].expand_as(items)
-        return self._scores(_flat(values, self.tables), lines, here, self.features(users, items, context))
+        return self._scores(_flat(values, self.tables), lines, positions, self.features(users, items, context))
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
         """Scores of all items 0 … n_items-1 for each user."""
@@ -127,10 +119,64 @@ class Recommender(ABC):
         blocks = torch.split(torch.arange(n_items, device=users.device), at_once)
         return torch.cat([self.score(users, block.expand(len(users), -1), context) for block in blocks], dim=1)
 
-    def item_vectors(self) -> Tensor:
+    def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
+        """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""
+        vectors = F.normalize(self.item_vectors(context), dim=1)
+        return vectors[items] @ vectors.T
+
+    # Optional: state beside the tables, such as counts that follow the stream.
+
+    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor | None:
+        """Features of candidates beside their rows: n × c × features, or none."""
+        return None
+
+    def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
+        """The same for interactions to learn from, where the loss depends on them."""
+        return None
+
+    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
+        """Update the streaming state with a batch that has been learned; `past` is the history before it."""
+
+    def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """State beyond the tables, saved with them; copies."""
+        return {}
+
+    def restore_streaming_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Become what `streaming_state` described."""
+
+    def undo_point(self, users: Ints, items: Ints, past: History) -> Undo | None:
+        """A function that takes back the next `observe` of these interactions; None where there is nothing to undo.
+
+        By default it holds a copy of the whole streaming state. Override it where that is large.
+        """
+        if type(self).observe is Recommender.observe:
+            return None
+        state = self.streaming_state()
+        return lambda: self.restore_streaming_state(state)
+
+    # Provided.
+
+    def views(self, context: Context | None = None) -> dict[str, TableView]:
+        """Every table at the moment of scoring."""
+        at = None if context is None else context.moment
+        return {name: table.view(at) for name, table in self.tables.items()}
+
+    def losses(self, values: Values, examples: Examples) -> Tensor:
+        """The loss of each interaction, differentiable in the values."""
+        users = examples.users[:, None].expand_as(examples.items)
+        return self.loss_of(values, users, examples.items, examples.features)
+
+    def losses_once(self, values: Values, examples: Examples) -> Tensor:
+        """Losses with a closed-form backward where there is one; it can be differentiated only once."""
+        if type(self).evidence is Recommender.evidence:
+            return self.losses(values, examples)
+        return losses_by_evidence(self, values, examples)
+
+    def item_vectors(self, context: Context | None = None) -> Tensor:
         """One vector per item, for similarities: its embeddings side by side."""
-        tables = [t for t in self.tables.values() if t.spec.role == "item" and t.spec.kind == "embedding"]
-        return torch.cat([table.everything() for table in tables], dim=1)
+        views = self.views(context)
+        names = [spec.name for spec in self.specs if spec.role == "item" and spec.kind == "embedding"]
+        return torch.cat([views[name].everything() for name in names], dim=1)
 
     def grow(self, users: int, user_keys: Ints, items: int, item_keys: Ints) -> None:
         """Make rows up to the given counts; keys belong to the new rows only."""
@@ -142,24 +188,6 @@ class Recommender(ABC):
     def rows_of(self, role: str) -> int:
         """How many users or items have rows."""
         return max((table.rows for table in self.tables.values() if table.spec.role == role), default=0)
-
-    def similarities(self, items: Tensor) -> Tensor:
-        """How like each item of the catalogue is each of the given ones; by default the cosine of their vectors."""
-        vectors = F.normalize(self.item_vectors(), dim=1)
-        return vectors[items] @ vectors.T
-
-    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
-        """Take note of a batch after it has been learned; for recommenders with streaming state of their own.
-
-        `past` is the history before the batch.
-        """
-
-    def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """State beyond the tables, saved with them."""
-        return {}
-
-    def restore_streaming_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Become what `streaming_state` described."""
 
     def _scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None) -> Tensor:
         if features is None:

@@ -46,20 +46,22 @@ class BPR(Recommender):
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        found = compiled_scores(self.tables, users, items)
-        if found is not None:
-            return found
-        factors = self.tables["user_factors"].gather(users).unsqueeze(1)
-        scores = self.tables["item_factors"].gather(items).mul_(factors).sum(-1)
-        return scores + self.tables["item_bias"].gather(items).squeeze(-1) + self.tables["user_bias"].gather(users)
+        compiled = compiled_scores(self.tables, users, items, None if context is None else context.moment)
+        if compiled is not None:
+            return compiled
+        views = self.views(context)
+        factors = views["user_factors"].gather(users).unsqueeze(1)
+        scores = views["item_factors"].gather(items).mul_(factors).sum(-1)
+        return scores + views["item_bias"].gather(items).squeeze(-1) + views["user_bias"].gather(users)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        factors, own = self.tables["user_factors"].gather(users), self.tables["user_bias"].gather(users)
+        views = self.views(context)
+        factors, own = views["user_factors"].gather(users), views["user_bias"].gather(users)
         out = factors.new_zeros((len(users), n_items))
-        known = 0
-        blocks = zip(self.tables["item_factors"].blocks(), self.tables["item_bias"].blocks(), strict=True)
+        start = 0
+        blocks = zip(views["item_factors"].blocks(), views["item_bias"].blocks(), strict=True)
         for vectors, bias in blocks:
-            stop = min(known + len(vectors), n_items)
-            torch.addmm(bias[: stop - known].T, factors, vectors[: stop - known].T, out=out[:, known:stop])
-            known = stop
+            stop = min(start + len(vectors), n_items)
+            torch.addmm(bias[: stop - start].T, factors, vectors[: stop - start].T, out=out[:, start:stop])
+            start = stop
         return out.add_(own)

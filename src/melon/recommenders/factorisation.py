@@ -10,7 +10,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
-from melon.tables import Table
+from melon.tables import Moment, Table
 from melon.types import Ints
 
 
@@ -54,10 +54,11 @@ def factor_evidence(
     return losses, gradients
 
 
-def compiled_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> Tensor | None:
+def compiled_scores(tables: dict[str, Table], users: Tensor, items: Tensor, at: Moment | None = None) -> Tensor | None:
     """p_u · q_i + b_u + b_i of stored rows for candidates n × c."""
     names = ("user_factors", "item_factors", "user_bias", "item_bias")
-    storage = [stored for name in names if (stored := tables[name].storage()) is not None]
+    views = [tables[name].view(at) for name in names]
+    storage = [view.storage for view in views if view.half_life is None]
     loops = policy.load("factor", like=storage[0]) if len(storage) == len(names) else None
     if loops is None:
         return None
@@ -68,13 +69,17 @@ def compiled_scores(tables: dict[str, Table], users: Tensor, items: Tensor) -> T
     return out
 
 
-def compiled_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints) -> Tensor | None:
+def compiled_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints, at: Moment | None = None) -> Tensor | None:
     """factors[n] · the table's rows[named[n, c]] for every n and c."""
     loops = policy.load("factor", like=factors)
     if loops is None:
         return None
-    out, stored = factors.new_empty(named.shape), table.standing(rows)
-    arrays = (each.detach().contiguous().numpy() for each in (stored.places, stored.left, factors, stored.values))
+    out, view = factors.new_empty(named.shape), table.view(at)
+    offsets = view.offsets(rows)
+    decay = view.decay(offsets)
+    if decay is None:
+        decay = factors.new_ones(offsets.shape)
+    arrays = (each.detach().contiguous().numpy() for each in (offsets, decay, factors, view.storage))
     loops.dots(named, *arrays, out.numpy())
     return out
 

@@ -102,7 +102,7 @@ class NCF(Recommender):
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        tables, dim = self.tables, self.settings.dim
+        tables, dim = self.views(context), self.settings.dim
         first, *rest = (tables[layer].everything() for layer in self._layers())
         # The first layer is linear in [user ; item]: its user half is computed once per user.
         hidden = tables["item_mlp"].gather(items) @ first[:, dim:].T

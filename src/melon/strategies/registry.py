@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from melon.registry import Entry, Registry, Space
-from melon.strategies.melon.presets import RATE_PRESETS
-from melon.strategies.s2meta.presets import S2META_PRESETS
+from melon.strategies.presets import MELON_PRESETS, S2META_PRESETS
 
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
@@ -196,9 +195,9 @@ _ENTRIES = (
     Entry(
         "melon",
         "a learned rate for every (interaction, parameter) pair",
-        "melon.strategies.melon.variants:MeLON",
+        "melon.strategies.melon.strategy:MeLON",
         _RATE_SPACE,
-        RATE_PRESETS,
+        MELON_PRESETS,
         in_comparison=True,
         label="MeLON",
         color=("#1f7a4d", "#5ecb97"),
@@ -206,9 +205,9 @@ _ENTRIES = (
     Entry(
         "melon_i",
         "MeLON's ablation with one learned rate per interaction",
-        "melon.strategies.melon.variants:MeLONI",
+        "melon.strategies.melon.strategy:MeLONI",
         _RATE_SPACE,
-        RATE_PRESETS,
+        MELON_PRESETS,
         in_comparison=True,
         label="MeLON_I",
         color=("#8a9a00", "#c8d84e"),
@@ -216,9 +215,9 @@ _ENTRIES = (
     Entry(
         "melon_p",
         "MeLON's ablation with one learned rate per parameter",
-        "melon.strategies.melon.variants:MeLONP",
+        "melon.strategies.melon.strategy:MeLONP",
         _RATE_SPACE,
-        RATE_PRESETS,
+        MELON_PRESETS,
         in_comparison=True,
         label="MeLON_P",
         color=("#0e9384", "#3fd6c4"),

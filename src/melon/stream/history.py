@@ -1,7 +1,11 @@
-"""Who met what so far, in bounded memory: the last partners of each user and item, and the set of pairs seen."""
+"""Who met what so far: the last partners of each user and item, and the set of all pairs seen.
+
+Partners take a fixed number of bytes for each user and item; the set of pairs grows with the stream.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +13,7 @@ import numpy.typing as npt
 
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.stream.pairs import PairSet, pair_keys
+from melon.stream.pairs import PairSet, distinct, pair_keys
 from melon.types import Arrays, Ints
 
 _PLACE = np.uint64(63)
@@ -124,6 +128,18 @@ class PartnerRings:
         places = draws.integers(keys, 1, np.minimum(self.met(rows), RING), start=1)[:, 0]
         return self._ring[rows, places].astype(np.int64)
 
+    def undo_point(self, rows: Ints) -> Callable[[], None]:
+        """A function that takes back the next `append` to these rows."""
+        count, most_met, held = self._rows, self.most_met, np.unique(rows[rows < self._rows])
+        ring, met = self._ring[held], self._met[held]
+
+        def undo() -> None:
+            self._ring[held], self._met[held] = ring, met
+            self._ring[count : self._rows], self._met[count : self._rows] = 0, 0
+            self._rows, self.most_met = count, most_met
+
+        return undo
+
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same rings."""
         return {"ring": self._ring[: self._rows].copy(), "met": self._met[: self._rows].copy()}
@@ -168,6 +184,21 @@ class History:
         self.events += len(users)
         if len(items):
             self.items_born = max(self.items_born, int(items.max()) + 1)
+
+    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
+        """A function that takes back the next `append` of these interactions."""
+        events, items_born = self.events, self.items_born
+        undo_rings = self.of_users.undo_point(users), self.of_items.undo_point(items)
+        pairs = distinct(pair_keys(users, items))
+        new = pairs[~self.seen.contains(pairs)]
+
+        def undo() -> None:
+            for undo_ring in undo_rings:
+                undo_ring()
+            self.seen.remove(new)
+            self.events, self.items_born = events, items_born
+
+        return undo
 
     def replay(self, count: int, draws: Draws, moment: int) -> tuple[Ints, Ints]:
         """Remembered interactions: a user at random, then one of the last items of that user at random."""

@@ -51,6 +51,14 @@ class PairSet:
         self._place(fresh)
         self._size += len(fresh)
 
+    def remove(self, keys: Ints) -> None:
+        """Take keys out again, in O(size): the set is built anew."""
+        left = self.keys()
+        left = left[~np.isin(left, keys)]
+        self._slots.fill(_EMPTY)
+        self._place(left)
+        self._size = len(left)
+
     def contains(self, keys: Ints) -> Flags:
         """Whether each key is in the set; any shape."""
         return self.find(keys) >= 0

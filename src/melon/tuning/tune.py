@@ -19,7 +19,7 @@ from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StoppedError, StreamError
 from melon.fitting.search import Search, edges
-from melon.terminal.tune_view import TuneWatcher, words
+from melon.progress import Progress
 from melon.tuning.study import Study, Trial, alone, best, counts
 from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
 from melon.tuning.writing import command, config_text
@@ -47,6 +47,28 @@ class Asked:
             raise SettingsError(f"--out {self.out} must end in .toml.")
 
 
+@dataclass(frozen=True)
+class TrialEnd:
+    """A trial that has ended, its settings, and all trials so far."""
+
+    tried: Tried
+    settings: Plain
+    trials: list[Trial]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What was chosen, its gain over the strategy's defaults and the number of trials in words, and where it is."""
+
+    stream: Path
+    out: Path
+    strategy: str
+    settings: Plain
+    edge: tuple[str, ...]
+    gain: str
+    counts: str
+
+
 def tune_stream(
     stream: Path,
     asked: Plain,
@@ -58,7 +80,8 @@ def tune_stream(
     ray: str | None,
     study: Path | None,
     out: Path,
-) -> None:
+    progress: Progress | None = None,
+) -> TuneResult:
     """`melon tune`."""
     told = Asked(trials, together, pruning, study or out.with_suffix(".journal"), out)
     config = CellConfig(**asked)
@@ -70,7 +93,7 @@ def tune_stream(
             f"{stream} is too short to compare settings on: its selection window has too few interactions or items."
         )
     with alone(told.study):
-        tuning = _Tuning(stream, log, cell, told)
+        tuning = _Tuning(stream, log, cell, told, progress or Progress())
         if not tuning.complete:
             executor: Executor[Tried] = executor_for(
                 {tuning.stream: stream}, told.study.parent / "work", jobs=jobs, ray=ray, threads=config.threads
@@ -81,13 +104,13 @@ def tune_stream(
                 raise StoppedError(tuning.stopped()) from None
             finally:
                 executor.stop()
-        tuning.finish()
+        return tuning.finish()
 
 
 class _Tuning:
     """One tuning: its study, and the way from its trials to a file."""
 
-    def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked) -> None:
+    def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked, progress: Progress) -> None:
         self._path, self._log, self._config, self._asked = path, log, cell.config, asked
         self.stream = path.name.removesuffix(".parquet")
         space = cell.selection.space(self._config.strategy, self._config.fixed)
@@ -98,7 +121,7 @@ class _Tuning:
             )
         self._group = f"{self.stream}-{self._config.recommender}-{self._config.seed}-{self._key()}"
         self._study = Study(asked.study, self._search, self._about())
-        self._watcher = TuneWatcher(asked.trials)
+        self._progress = progress
         self._running: dict[str, Trial] = {}
 
     @property
@@ -108,18 +131,18 @@ class _Tuning:
 
     def run(self, executor: Executor[Tried]) -> None:
         """Everything that is not done yet."""
-        with self._watcher as watcher:
-            watcher.stage(f"pre-training {self._config.recommender} for the selection window")
+        with self._progress as progress:
+            progress.stage(f"pre-training {self._config.recommender} for the selection window")
             foundation = Foundation(self.stream, self._group, self._config)
-            (laid,) = drive_all(executor, [foundation], watcher.waiting)
+            (laid,) = drive_all(executor, [foundation], progress.waiting)
             if laid.problem is not None:
                 raise LearningError(f"pre-training failed: {laid.problem}")
             self._study.keep_pretraining(dict(laid.pretrain or {}))
-            watcher.known(self._study.trials(), executor.workers)
+            progress.jobs(self._study.trials(), {}, executor.workers)
             while jobs := self._jobs():
-                for tried in drive_all(executor, jobs.values(), watcher.waiting):
+                for tried in drive_all(executor, jobs.values(), progress.waiting):
                     self._keep(tried)
-                    watcher.ended(tried, jobs[tried.key].settings, self._study.trials())
+                    progress.ended(TrialEnd(tried, jobs[tried.key].settings, self._study.trials()))
 
     def _jobs(self) -> dict[str, TrialJob]:
         """The next round; the strategy's defaults, to compare with, run beside the first."""
@@ -153,10 +176,8 @@ class _Tuning:
         self._write(chosen, trials)
         return f"{kept}; the best so far is in {self._asked.out}. Run the same command again to go on."
 
-    def finish(self) -> None:
-        """Write the best and say what it gained."""
-        from rich.console import Console
-
+    def finish(self) -> TuneResult:
+        """Write the best and return what it gained."""
         trials = self._study.trials()
         chosen = best(trials)
         if chosen is None:
@@ -164,14 +185,8 @@ class _Tuning:
             raise LearningError(f"no trial came through. The first that failed: {problem}")
         self._write(chosen, trials)
         edge = edges(self._search.axes, chosen.point)
-        console = Console(soft_wrap=True)
-        for line in (
-            f"chosen for {self._config.strategy}: {words(chosen.point)}"
-            + (f"  (on the edge of its grid: {', '.join(edge)})" if edge else ""),
-            f"{self._gain(chosen)}; {counts(trials)}",
-            f"wrote {self._asked.out}: melon evaluate {self._path} --config {self._asked.out}",
-        ):
-            console.print(line, markup=False, highlight=False)
+        strategy, gain = self._config.strategy, self._gain(chosen)
+        return TuneResult(self._path, self._asked.out, strategy, chosen.point, edge, gain, counts(trials))
 
     def _gain(self, chosen: Trial) -> str:
         said = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"

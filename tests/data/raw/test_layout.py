@@ -136,3 +136,9 @@ def test_a_missing_time_column_is_named(text: str, tmp_path: Path) -> None:
 def test_options_that_do_not_fit(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(MelonError, match=message):
         prepared(tmp_path, "1::2::3::1600000000\n" if options.get("format") == "movielens" else table(","), **options)
+
+
+def test_stray_carriage_returns_and_quotes(tmp_path: Path) -> None:
+    events, report = prepared(tmp_path, table(",") + 'NaN"x,\r,5,\r6\n')
+    assert events == ROWS
+    assert report.bad_rows == 1

@@ -148,15 +148,24 @@ def test_long_files_of_short_lines_are_fine(tmp_path: Path, scratch: Path, monke
     assert unpack(tmp_path / "a", scratch).path == tmp_path / "a"
 
 
-def test_a_full_temporary_folder_is_named_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "unpack._pass_on"),
+        (OSError("No space left on device (os error 28)"), "open.Records.copy_well_formed"),  # as polars says it
+    ],
+)
+def test_a_full_temporary_folder_is_named_and_left_clean(
+    error: OSError, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.setattr("melon.data.raw.unpack._pass_on", full)
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"user,item,time\n1,2,3\n"))
+    monkeypatch.setattr(f"melon.data.raw.{step}", full)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"user,item,time\n1,2,3\n1,2\n"))
     with pytest.raises(DataError, match=rf"temporary files, {place}, is full.*No space left.*TMPDIR"):
         prepare(tmp_path / "a.gz", out=tmp_path / "s.parquet")
     assert not list(place.iterdir())
@@ -173,3 +182,9 @@ def test_temporary_files_are_removed_after_an_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="TMPDIR"):
         prepare(tmp_path / "a.gz", out=tmp_path / "s.parquet")
+
+
+def test_an_encoding_that_the_file_cannot_have(tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "a").write_bytes(b"user,item,time\n")
+    with pytest.raises(DataError, match=r"is not utf-16 \(.*BOM\); choose another --encoding"):
+        unpack(tmp_path / "a", scratch, "utf-16")

@@ -135,7 +135,10 @@ def split_line(line: str, separator: str, quote: str | None = '"') -> list[str]:
     """The fields of one line."""
     if quote is None or quote not in line:
         return line.split(separator)
-    return next(csv.reader([line], delimiter=separator, quotechar=quote), [])
+    try:
+        return next(csv.reader([line], delimiter=separator, quotechar=quote), [])
+    except csv.Error:  # a stray carriage return, or a field that is very long
+        return line.split(separator)
 
 
 def usual_roles(fields: Sequence[str]) -> int:
@@ -294,7 +297,7 @@ FORMATS: dict[str, Format] = {
         Format(
             "amazon",
             "Amazon ratings (CSV without header) or reviews (JSON lines)",
-            "2018: item, user, rating, timestamp; 2014: user, item, rating, timestamp (told apart by the ids); "
+            "2018: item, user, rating, timestamp; 2014: user, item, rating, timestamp (recognised by the ids); "
             "reviews: reviewerID, asin, unixReviewTime",
             (
                 Variant("jsonl", names=_names("reviewerID", "asin", "unixReviewTime")),

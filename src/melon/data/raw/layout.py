@@ -125,16 +125,17 @@ def _delimited(form: Format, variant: Variant, sample: Sample, options: ReadOpti
     wanted, header = options.columns, not variant.fields
     names = list(variant.fields) or split_line(sample.lines[0], separator, variant.quote)
     if form.arrange:
-        names, note = list(form.arrange(sample)[0]), form.arrange(sample)[1]
-        notes += (note,)
+        order, note = form.arrange(sample)
+        names, notes = list(order), (*notes, note)
     if variant.typed_header:
         names = [name.split(":")[0] for name in names]
         wanted = {role: name.split(":")[0] if name else None for role, name in wanted.items()}
     if variant.is_open:
         header = _has_header(names, sample, options, place)
         if not header:
-            notes += ("no header (guessed: the first line looks like an interaction)",) * (options.header is None)
             names = [str(number + 1) for number in range(len(names))]
+        if not header and options.header is None:
+            notes += ("no header (guessed: the first line looks like an interaction)",)
     columns = find_columns(names, place, wanted, usual=variant.names or USUAL_NAMES, numbers=True)
     missing = MISSING if options.missing is None else options.missing
     notes += _guessed(variant, columns, options)
@@ -151,7 +152,7 @@ def _has_header(names: Sequence[str], sample: Sample, options: ReadOptions, plac
         raise DataError(f"{place}: without a header, {by_number}. There are {len(names)} columns.")
     if options.header is not None:
         return options.header
-    looks_like_data = any(_NUMBER_OR_DATE.fullmatch(name) for name in names) and usual_roles(names) < 2
+    looks_like_data = any(_NUMBER_OR_DATE.fullmatch(name[:60]) for name in names) and usual_roles(names) < 2
     by_name = all(name is None or name in names for name in wanted) and any(wanted)
     if not looks_like_data or (by_name and not numbers):
         return True
@@ -166,6 +167,6 @@ def _has_header(names: Sequence[str], sample: Sample, options: ReadOptions, plac
 
 
 def _guessed(variant: Variant, columns: Columns, options: ReadOptions) -> tuple[str, ...]:
-    """A note about columns that were found by their usual names."""
+    """A note about columns that were chosen by their usual names."""
     fixed = variant.names or variant.fields or all(options.columns.get(role) for role in ROLES)
     return () if fixed else (f"columns {columns} (guessed by name)",)

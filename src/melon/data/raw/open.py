@@ -18,7 +18,7 @@ from melon.data.raw.formats import FORMATS, Sample, guess_format
 from melon.data.raw.layout import Layout, ReadOptions, layout_of, parquet_layout
 from melon.data.raw.unpack import UNDECODABLE, PlainFile, unpack
 from melon.errors import DataError
-from melon.types import Flags
+from melon.types import Flags, Ints
 
 EXAMPLES = 5
 LONGEST_EXAMPLE = 160
@@ -38,8 +38,8 @@ class BadRow:
 
     file: str
     line: int
-    reason: str
     text: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.line}: {self.reason}: {self.text!r}"
@@ -66,13 +66,17 @@ class Reasons:
 
     def __init__(self, rows: int) -> None:
         self.codes = np.zeros(rows, dtype=np.uint16)
-        self.names = [""]
+        self.names: list[str] = []
 
     def set(self, where: npt.NDArray[np.integer] | Flags, reason: str) -> None:
         """Give rows a reason, in place of any other."""
         if reason not in self.names:
             self.names.append(reason)
-        self.codes[where] = self.names.index(reason)
+        self.codes[where] = self.names.index(reason) + 1
+
+    def where(self, reason: str) -> Ints:
+        """Rows that have a reason."""
+        return np.flatnonzero(self.codes == self.names.index(reason) + 1)
 
     @property
     def good(self) -> Flags:
@@ -104,7 +108,9 @@ class Records:
         for verdict, count in sorted(counts.items()):
             chosen = self.frame.filter(pl.col("verdict") == verdict).select("line", "text").head(EXAMPLES)
             rows = chosen.collect(engine="streaming").iter_rows()
-            bad.append(BadRows(verdict, count, tuple(BadRow(file, n, verdict, shortened(text)) for n, text in rows)))
+            bad.append(
+                BadRows(verdict, count, tuple(BadRow(file, line, shortened(text), verdict) for line, text in rows))
+            )
         return tuple(bad)
 
     def copy_well_formed(self, scratch: Path) -> Path:
@@ -132,17 +138,16 @@ class RawFile:
         """The file as it was given."""
         return str(self.plain.given)
 
-    def locate(self, positions: Sequence[int], reason: str) -> tuple[BadRow, ...]:
-        """The rows at these positions of the scan, with the line numbers of the original file."""
+    def locate(self, positions: Sequence[int]) -> dict[int, tuple[int, str]]:
+        """Line number in the original file and text, shortened, of the rows at these positions of the scan."""
         if self.records is not None:
-            rows = self.records.locate(positions).select("line", "text").iter_rows()
-            return tuple(BadRow(self.name, line, reason, shortened(text)) for line, text in rows)
+            return {row: (line, shortened(text)) for row, line, text in self.records.locate(positions).iter_rows()}
         columns = self.layout.columns
         rows = self.scan.with_row_index("row").filter(pl.col("row").is_in(list(positions))).collect().iter_rows()
-        return tuple(
-            BadRow(self.name, row + 1, reason, f"{columns.user}={user} {columns.item}={item} {columns.time}={time}")
+        return {
+            row: (row + 1, f"{columns.user}={user} {columns.item}={item} {columns.time}={time}")
             for row, user, item, time in rows
-        )
+        }
 
     def quoted(self, positions: Sequence[int], column: int) -> list[int]:
         """Those of the positions at which a column of a delimited file stands in quotes."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,13 @@ from melon.data.columns import first_line
 from melon.data.ids import MOST_EXACT_FLOAT
 from melon.data.raw.formats import FRONT_PAGE
 from melon.data.raw.layout import ReadOptions
-from melon.data.raw.open import EXAMPLES, BadRows, RawFile, Reasons, open_raw
+from melon.data.raw.open import EXAMPLES, BadRow, BadRows, RawFile, Reasons, open_raw
 from melon.data.raw.times import UNITS, Clock, TimeColumn
 from melon.errors import DataError
 from melon.types import Ints
 
 SAMPLE = 2_000
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,13 @@ class _Block:
 
     def bad_rows(self) -> list[BadRows]:
         """How many rows are bad for each reason, and the first of them with their line numbers."""
+        where = {reason: self.reasons.where(reason) for reason in self.reasons.names}
+        first = {reason: rows[:EXAMPLES].tolist() for reason, rows in where.items() if len(rows)}
+        located = self.file.locate(list(chain(*first.values()))) if first else {}
         bad = []
-        for code, reason in enumerate(self.reasons.names[1:], start=1):
-            positions = np.flatnonzero(self.reasons.codes == code)
-            if len(positions):
-                examples = self.file.locate(positions[:EXAMPLES].tolist(), reason)
-                bad.append(BadRows(reason, len(positions), examples))
+        for reason, rows in first.items():
+            examples = tuple(BadRow(self.file.name, *located[row], reason=reason) for row in rows)
+            bad.append(BadRows(reason, len(where[reason]), examples))
         return [*bad, *self.file.malformed]
 
 
@@ -261,10 +265,12 @@ def _scratch_folder() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="melon-") as folder:
             yield Path(folder)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # Polars says the number of the error in its text only.
+        full = error.errno or next((code for code in _NO_ROOM if f"(os error {code})" in str(error)), None)
+        if full in _NO_ROOM:
             place = tempfile.gettempdir()
             raise DataError(
-                f"the folder for temporary files, {place}, is full ({error.strerror}); {way_out}."
+                f"the folder for temporary files, {place}, is full ({os.strerror(full)}); {way_out}."
             ) from error
         if isinstance(error, FileNotFoundError) and "temporary" in str(error):
             raise DataError(f"there is no folder for temporary files ({error.strerror}); {way_out}.") from error

@@ -83,7 +83,7 @@ def notation_of(sample: pl.Series) -> Notation:
 
 
 def date_formats(column: pl.LazyFrame, sample: pl.Series, place: str, option: str = "") -> tuple[str, ...]:
-    """Formats that the texts of a column may have; an error where days and months cannot be told apart.
+    """Formats that the texts of a column may have; an error where days cannot be told from months.
 
     `column` is the whole column as a frame with one column `time`: one 13/04/2024 in it settles the order for all.
     `option` is how a person says the format, for the message.

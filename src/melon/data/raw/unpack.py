@@ -233,7 +233,10 @@ def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> tuple[Path, bool
     with plain.path.open("rb") as source, copy.open("wb") as target:
         while True:
             chunk = source.read(CHUNK)
-            text = decoder.decode(chunk, final=not chunk)
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeError as error:  # of the whole file, such as a byte-order mark that is not there
+                raise DataError(f"{plain.given} is not {encoding} ({error}); choose another --encoding.") from error
             damaged = damaged or UNDECODABLE in text
             encoded = text.encode("utf-8", "melon.undecodable")
             if encoded:
@@ -245,10 +248,10 @@ def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> tuple[Path, bool
 
 def _require_encoding(name: str) -> None:
     try:
-        known = codecs.lookup(name)._is_text_encoding
+        is_text = codecs.lookup(name)._is_text_encoding
     except LookupError:
-        known = False
-    if not known:
+        is_text = False
+    if not is_text:
         raise SettingsError(
             f"unknown encoding {name!r}; choose one that Python knows: utf-8, cp1252, latin-1, utf-16, …"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,17 @@ class StreamFeatures:
             self.followers.observe(users, items, past.of_users)
         self.counts.observe(items)
 
+    def undo_point(self, users: Ints, items: Ints, past: History) -> Callable[[], None]:
+        """A function that takes back the next `observe` of these interactions."""
+        parts = [self.neighbours] if self.followers is None else [self.neighbours, self.followers]
+        undo_parts = [part.undo_point(users, items, past.of_users) for part in parts] + [self.counts.undo_point(items)]
+
+        def undo() -> None:
+            for undo_part in undo_parts:
+                undo_part()
+
+        return undo
+
     def of_items(self, items: Ints) -> tuple[Columns, Columns]:
         """Features of some items (n × ITEM_FEATURES), and what their neighbours are divided by (n × 2)."""
         counts = self.counts.read(items)
@@ -86,7 +97,7 @@ class StreamFeatures:
         columns[:, _ALWAYS] = self.counts.idle(items)
         columns[:, _ALWAYS + 1] = self.counts.age(items)
         divisors = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT)).astype(self._dtype)
-        return _log1p(columns), divisors
+        return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).

@@ -29,7 +29,7 @@ from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Grad
 from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.stream.history import History
-from melon.tables import TableSpec
+from melon.tables import TableSpec, TableView, Undo
 from melon.types import Ints
 
 
@@ -147,10 +147,10 @@ class Blend(HeadedRecommender):
         return Lesson(self._stored_inputs(users, named, context), allowed)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        head = {name: self.tables[name].everything() for name in TABLES}
+        head = self._head_values(context)
         named = Named.of(items.cpu().numpy())
         if silent(head):
-            dots, bias = self._stored_personal(users, named)
+            dots, bias = self._stored_personal(users, named, context)
             return dots + bias[self._places(named)]
         loops = policy.load("blend", like=head[LINEAR])
         if loops is not None:
@@ -161,10 +161,10 @@ class Blend(HeadedRecommender):
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        head = {name: self.tables[name].everything() for name in TABLES}
+        head, views = self._head_values(context), self.views(context)
         everything = torch.arange(n_items, device=users.device)
-        bias = self.tables["item_bias"].gather(everything).squeeze(-1)
-        dots = self._dots(users, n_items)
+        bias = views["item_bias"].gather(everything).squeeze(-1)
+        dots = _dots(views["user_factors"].gather(users), views["item_factors"], n_items)
         if silent(head):
             return dots.add_(bias)
         past, items = context.history if context else History(), np.arange(n_items)[None, :]
@@ -177,7 +177,7 @@ class Blend(HeadedRecommender):
             dots[line] = scorer.of_user(dots[line], self._tensor(pairs), active)
         return dots
 
-    def similarities(self, items: Tensor) -> Tensor:
+    def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""
         alike = self._tensor(self.stream.similarities(items.cpu().numpy()))
         missing = self.rows_of("item") - alike.shape[1]
@@ -185,6 +185,9 @@ class Blend(HeadedRecommender):
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         self.stream.observe(users, items, past)
+
+    def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
+        return self.stream.undo_point(users, items, past)
 
     def streaming_state(self) -> dict[str, npt.NDArray[Any]]:
         head = {f"head.{name}": tensor.cpu().numpy() for name, tensor in self.head.memory().items()}
@@ -205,23 +208,28 @@ class Blend(HeadedRecommender):
 
     def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
-        dots, bias = (each.contiguous().numpy() for each in self._stored_personal(users, named))
+        dots, bias = (each.contiguous().numpy() for each in self._stored_personal(users, named, context))
         columns, divisors = self.stream.of_items(named.distinct)
         sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
         by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
         return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, divided_by)
 
-    def _stored_personal(self, users: Tensor, named: Named) -> tuple[Tensor, Tensor]:
+    def _stored_personal(self, users: Tensor, named: Named, context: Context | None) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
-        distinct, vectors = torch.from_numpy(named.distinct).to(users.device), self.tables["item_factors"]
-        factors = self.tables["user_factors"].gather(users)
-        dot = compiled_dots(factors, vectors, distinct, named.places)
+        at, vectors = None if context is None else context.moment, self.tables["item_factors"]
+        distinct = torch.from_numpy(named.distinct).to(users.device)
+        factors = self.tables["user_factors"].gather(users, at)
+        dot = compiled_dots(factors, vectors, distinct, named.places, at)
         if dot is None:
-            dot = vectors.gather(distinct)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
-        return dot, self.tables["item_bias"].gather(distinct)[:, 0]
+            dot = vectors.gather(distinct, at)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
+        return dot, self.tables["item_bias"].gather(distinct, at)[:, 0]
+
+    def _head_values(self, context: Context | None) -> dict[str, Tensor]:
+        views = self.views(context)
+        return {name: views[name].everything() for name in TABLES}
 
     def _stored_inputs(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
-        dots, bias = self._stored_personal(users, named)
+        dots, bias = self._stored_personal(users, named, context)
         return inputs_of(dots, bias[self._places(named)], self._features(users, named, context))
 
     def _places(self, named: Named) -> Tensor:
@@ -230,15 +238,6 @@ class Blend(HeadedRecommender):
     def _inputs_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor) -> Tensor:
         dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
         return inputs_of(dot, values["item_bias"][items, 0], features)
-
-    def _dots(self, users: Tensor, n_items: int) -> Tensor:
-        factors, known = self.tables["user_factors"].gather(users), 0
-        dots = factors.new_zeros((len(users), n_items))
-        for vectors in self.tables["item_factors"].blocks():
-            stop = min(known + len(vectors), n_items)
-            torch.mm(factors, vectors[: stop - known].T, out=dots[:, known:stop])
-            known = stop
-        return dots
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device, self.dtype)
@@ -262,3 +261,13 @@ def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, known
     out = torch.empty(known.places.shape, dtype=torch.float32, device="cpu")
     loops.scores(known, head.trust, *weights, out.numpy())
     return out.sub_(linear @ head.centre)
+
+
+def _dots(factors: Tensor, items: TableView, n_items: int) -> Tensor:
+    """factors[n] · item c for every n and c; zeros for items without a row."""
+    dots, start = factors.new_zeros((len(factors), n_items)), 0
+    for vectors in items.blocks():
+        stop = min(start + len(vectors), n_items)
+        torch.mm(factors, vectors[: stop - start].T, out=dots[:, start:stop])
+        start = stop
+    return dots

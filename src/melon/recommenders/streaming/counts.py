@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,18 @@ class ItemCounts:
         self._first[touched[born]] = moments[first[born]]
         self._last[touched] = last
         self.events += len(items)
+
+    def undo_point(self, items: Ints) -> Callable[[], None]:
+        """A function that takes back the next `observe` of these items."""
+        events, size, held = self.events, len(self._first), np.unique(items[items < len(self._first)])
+        count, first, last = self._count[held], self._first[held], self._last[held]
+
+        def undo() -> None:
+            self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
+            self._count[held], self._first[held], self._last[held] = count, first, last
+            self.events = events
+
+        return undo
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same counts."""

@@ -9,7 +9,7 @@ whatever comes, and counts are exact until an item has met more others than it h
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 import numpy as np
@@ -20,6 +20,7 @@ from melon.kernels import policy
 from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
+from melon.stream.pairs import distinct
 from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts are referred to a moment that moves up when it lies so many half-lives back: they are 32-bit numbers.
@@ -37,7 +38,7 @@ class ItemNeighbours:
     def __init__(self, *, slots: int = 128, reach: int = 20, half_life: float = 20_000, both_ways: bool = True) -> None:
         if slots < 1 or not 1 <= reach <= RING or not half_life > 0:
             raise SettingsError(
-                f"slots = {slots!r}, reach = {reach!r}, half_life = {half_life!r} will not do: at least one slot, a "
+                f"slots = {slots!r}, reach = {reach!r}, half_life = {half_life!r}: give at least one slot, a "
                 f"reach from 1 to {RING}, and a positive half-life."
             )
         self.slots, self.reach, self.half_life, self.both_ways = slots, reach, half_life, both_ways
@@ -66,9 +67,8 @@ class ItemNeighbours:
         if not len(items):
             return
         self._grow(int(items.max()) + 1)
-        before = previous_items(users, items, past, self.reach)
-        event, place = np.nonzero((before != NOBODY) & (before != items[:, None]))
-        earlier, later, moments = before[event, place], items[event], (self.events + event) / self.half_life
+        event, earlier, later = self._meetings(users, items, past)
+        moments = (self.events + event) / self.half_life
         self._refer(self.events / self.half_life)
         if self.both_ways:
             rows = np.stack([earlier, later], axis=1).reshape(-1)
@@ -80,6 +80,24 @@ class ItemNeighbours:
             self._grow(int(rows.max()) + 1)
             _loops().count(self._ids, self._counts, self._recent, rows, others, moments - self._reference)
         self.events += len(items)
+
+    def undo_point(self, users: Ints, items: Ints, past: PartnerRings) -> Callable[[], None]:
+        """A function that takes back the next `observe` of these interactions: it holds the slots of their items."""
+        rows, events, reference = self._rows, self.events, self._reference
+        _, earlier, later = self._meetings(users, items, past)
+        held = distinct(np.concatenate([earlier, later]) if self.both_ways else earlier)
+        held = held[held < rows]
+        refers = self._refers(events / self.half_life)  # then every row is written
+        held_slots = self._ids[held], self._counts[held], (self._recent[:rows].copy() if refers else self._recent[held])
+
+        def undo() -> None:
+            self._ids[held], self._counts[held] = held_slots[:2]
+            self._recent[slice(rows) if refers else held] = held_slots[2]
+            self._ids[rows : self._rows] = EMPTY
+            self._counts[rows : self._rows], self._recent[rows : self._rows] = 0, 0
+            self._rows, self.events, self._reference = rows, events, reference
+
+        return undo
 
     def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Sums:
         """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.
@@ -130,9 +148,18 @@ class ItemNeighbours:
     def _now(self) -> float:
         return self.events / self.half_life - self._reference
 
+    def _meetings(self, users: Ints, items: Ints, past: PartnerRings) -> tuple[Ints, Ints, Ints]:
+        """Which event lets which earlier item meet which later one, in order."""
+        before = previous_items(users, items, past, self.reach)
+        event, place = np.nonzero((before != NOBODY) & (before != items[:, None]))
+        return event, before[event, place], items[event]
+
+    def _refers(self, moment: float) -> bool:
+        return moment - self._reference > _REFER_ANEW
+
     def _refer(self, moment: float) -> None:
         """Refer decayed counts to a later moment once in a great while, so that they keep their digits."""
-        if moment - self._reference > _REFER_ANEW:
+        if self._refers(moment):
             self._recent[: self._rows] -= np.float32(moment - self._reference)
             self._reference = moment
 

@@ -16,13 +16,17 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.kernels.melon.forms import UnitTerms
 from melon.strategies.base import Kept, Situation
-from melon.strategies.melon.recent import HALF_LIVES, WIDTH, RecentCounts
+from melon.strategies.melon.lines import SharedLines, TableLines
 from melon.strategies.melon.settings import Input
-from melon.strategies.melon.touches import SharedLines, TableLines
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
 
+#: In interactions: a few batches, and some dozens of them.
+HALF_LIVES = (300.0, 3_000.0)
+#: Numbers kept for an item: its counts, and their moment in two parts, for float32 holds no number of events exactly.
+RECENT_WIDTH = len(HALF_LIVES) + 2
+_PART = 1 << 20
 #: All inputs in the order of their columns, and how many columns each has.
 COLUMNS: dict[Input, int] = {"touches": 1, "idle": 1, "item_rate": len(HALF_LIVES), "role": 3}
 #: Logarithms are divided by these: usual counts reach e³, idle times e¹⁰.
@@ -112,7 +116,7 @@ class LineInputs:
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         """Recent counts live with the rows of one table of items."""
-        return {_RECENT: Kept(width=WIDTH)} if spec.name == self._counted else {}
+        return {_RECENT: Kept(width=RECENT_WIDTH)} if spec.name == self._counted else {}
 
     def counted(self, situation: Situation) -> dict[str, dict[str, Tensor]]:
         """That state after the batch."""
@@ -156,6 +160,33 @@ class LineInputs:
         assert situation.around is not None
         assert self._counted is not None
         return RecentCounts(situation.row_state[self._counted][_RECENT], situation.around.history.events)
+
+
+class RecentCounts:
+    """The counts of compact rows. An interaction that is k interactions old counts 2^(-k / half-life).
+
+    A row's counts are stored as of the last batch in which it was taken and decayed when they are read, so a row that
+    nobody touches costs nothing. The interactions of a batch count as of its start, whatever their order.
+    """
+
+    def __init__(self, kept: Tensor, now: int) -> None:
+        self._kept, self._now = kept, now
+
+    def now(self) -> Floats:
+        """Rows × half-lives, as of now."""
+        kept = self._kept.detach().cpu().numpy().astype(np.float64)
+        counts, high, low = kept[:, : len(HALF_LIVES)], kept[:, -2], kept[:, -1]
+        age = self._now - (high * _PART + low)
+        left: Floats = np.exp2(-age[:, None] / np.array(HALF_LIVES))
+        return counts * left
+
+    def after(self, taken: Tensor) -> Tensor:
+        """What is kept after a batch that takes these rows, some of them several times; other rows stay as they are."""
+        times = torch.bincount(taken, minlength=len(self._kept)).cpu().numpy()
+        moment = np.array([self._now // _PART, self._now % _PART], dtype=np.float64)
+        fresh = np.concatenate([self.now() + times[:, None], np.broadcast_to(moment, (len(times), 2))], axis=1)
+        met = torch.from_numpy(times > 0).to(self._kept.device)[:, None]
+        return torch.where(met, torch.from_numpy(fresh).to(self._kept), self._kept)
 
 
 def _first_item_table(specs: Mapping[str, TableSpec]) -> str:

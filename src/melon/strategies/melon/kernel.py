@@ -23,7 +23,7 @@ from melon.kernels.melon.functions import CompiledPairs
 from melon.kernels.threads import kernels_first
 from melon.recommenders.evidence import FactorGradient
 from melon.strategies.melon import reference
-from melon.strategies.melon.touches import SharedLines
+from melon.strategies.melon.lines import SharedLines
 
 
 class PairKernel(Protocol):

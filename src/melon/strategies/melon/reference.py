@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
-from melon.strategies.melon.touches import SharedLines
+from melon.strategies.melon.lines import SharedLines
 from melon.strategies.preprocess import preprocess
 from melon.types import Floats, Ints
 

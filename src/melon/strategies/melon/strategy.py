@@ -1,4 +1,4 @@
-"""The update that MeLON and its ablations share: rates for every line, added up into new rows (METHODS.md 3.0.5, 4)."""
+"""MeLON and its two ablations: a learned rate for every line, added up into new rows (METHODS.md 3.0.5, 4)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
 from melon.strategies.base import Kept, LearningRates, Proposal, Reduction, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
-from melon.strategies.melon.interactions import InteractionModel
+from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.kernel import PairKernel, at_work, pair_kernel
-from melon.strategies.melon.pairs import PairModel
+from melon.strategies.melon.lines import LineBook, Lines, SharedLines, TableLines, shared_lines
+from melon.strategies.melon.pair_model import PairModel
 from melon.strategies.melon.reference import Rates, line_rates, moved_at, shared_rates
 from melon.strategies.melon.settings import RateSettings
-from melon.strategies.melon.touches import LineBook, Lines, SharedLines, TableLines, shared_lines
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
@@ -240,6 +240,32 @@ class RateStrategy(LearnedStrategy):
         if reduction == "mean":
             return np.full(len(touches), 1 / n)
         return 1 / np.maximum(touches, 1) if reduction == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
+
+
+class MeLON(RateStrategy):
+    """W is two-dimensional: a rate for every (interaction, parameter) pair, from the interaction's neighbourhood and
+    the parameter's role in it.
+    """
+
+    name = "melon"
+    sees_interaction = True
+    sees_parameter = True
+
+
+class MeLONI(RateStrategy):
+    """The ablation that sees the interaction only. W is row-constant: w_x = σ(ωᵀ h_x + b)."""
+
+    name = "melon_i"
+    sees_interaction = True
+    sees_parameter = False
+
+
+class MeLONP(RateStrategy):
+    """The ablation that sees the parameter only: a rate from its role, whatever the interaction's neighbourhood."""
+
+    name = "melon_p"
+    sees_interaction = False
+    sees_parameter = True
 
 
 def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from report_scenes import bench_of, contest_of, ranks_with, write_run
 
 from melon.paper.claims import (
     affordable,
@@ -14,8 +13,9 @@ from melon.paper.claims import (
     two_directions,
     verdicts,
 )
-from melon.report.comparing import Comparisons
 from melon.report.contests import Contest
+from melon.report.numbers import Comparisons
+from report_scenes import bench_of, contest_of, ranks_with, write_run
 
 N = 400
 
@@ -56,7 +56,7 @@ class TestConsistentGains:
                 write_contest(tmp_path, stream, recommender, melon=300, eals=150)
         found = consistent_gains(contests(tmp_path), Comparisons())
         assert found.outcome == "held"
-        assert found.number.startswith("better than every rival in 4 of 4 contests; than tuned Default in 4")
+        assert found.number.startswith("better than every rival in 4 of 4 contests; than default steps (tuned) in 4")
 
     def test_one_contest_without_a_gain_sinks_it(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "one", melon=300, eals=150)
@@ -64,14 +64,14 @@ class TestConsistentGains:
         found = consistent_gains(contests(tmp_path), Comparisons())
         assert found.outcome == "not held"
         assert "better than every rival in 1 of 2 contests" in found.number
-        assert any("hardest rival, eals" in line for line in found.lines)
+        assert any("hardest rival, eALS" in line for line in found.lines)
 
     def test_one_recommender_is_too_few(self, tmp_path: Path) -> None:
         for stream in ("one", "two"):
             write_contest(tmp_path, stream, melon=300, eals=150)
         found = consistent_gains(contests(tmp_path), Comparisons())
         assert found.outcome == "not decided"
-        assert "only one recommender" in found.lines[-1]
+        assert found.number.startswith("only one recommender here, too few for a claim about all of them")
 
     def test_its_own_halves_are_no_rivals(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "one", melon=300, melon_i=399, eals=100)
@@ -111,7 +111,9 @@ class TestQuickAdaptation:
     def test_a_closing_gap_fails(self, tmp_path: Path) -> None:
         rank = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 5.0, 5.0, 9.0, 9.0]
         write_run(tmp_path, rank=rank, batch=2)
-        assert quick_adaptation([contest_of(tmp_path)]).outcome == "not held"
+        found = quick_adaptation([contest_of(tmp_path)])
+        assert found.outcome == "not held"
+        assert found.number.startswith("the gap grows in 0 and closes in 1 of 1 contest")
 
     def test_few_batches_leave_it_open(self, tmp_path: Path) -> None:
         write_run(tmp_path, rank=[1, 1, 1, 1], batch=2)
@@ -124,22 +126,24 @@ class TestBothPaces:
     def test_held(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "slow", melon=300, eals=300, metasgd=100)
         write_contest(tmp_path, "fast", fast=True, melon=300, eals=100, metasgd=300)
-        found = both_paces(contests(tmp_path), Comparisons())
+        found = both_paces(bench_of(tmp_path), contests(tmp_path), Comparisons())
         assert found.outcome == "held"
         assert found.number == "the family that should lead does in 2 of 2 contests"
 
     def test_the_other_way_round(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "slow", melon=300, eals=100, metasgd=300)
         write_contest(tmp_path, "fast", fast=True, melon=300, eals=300, metasgd=100)
-        assert both_paces(contests(tmp_path), Comparisons()).outcome == "not held"
+        assert both_paces(bench_of(tmp_path), contests(tmp_path), Comparisons()).outcome == "not held"
 
     def test_one_pace_is_too_few(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "slow", melon=300, eals=300, metasgd=100)
-        assert both_paces(contests(tmp_path), Comparisons()).outcome == "not decided"
+        found = both_paces(bench_of(tmp_path), contests(tmp_path), Comparisons())
+        assert found.outcome == "not decided"
+        assert found.number.startswith("only slow streams here")
 
     def test_melons_own_halves_do_not_stand_for_a_family(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "slow", melon=300, melon_i=300, melon_p=100)
-        assert "no contest has" in both_paces(contests(tmp_path), Comparisons()).number
+        assert "no contest has" in both_paces(bench_of(tmp_path), contests(tmp_path), Comparisons()).number
 
 
 def test_without_melon_everything_is_open(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rate_scenes import FAMILY, KINDS, recommender_of, strategy_of
-from rate_twin import Twin
+from melon_scenes import FAMILY, KINDS, recommender_of, strategy_of
+from melon_twin import Twin
 
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater

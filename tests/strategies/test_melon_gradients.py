@@ -1,23 +1,24 @@
 """The meta-gradient (METHODS.md 3.0.4, 4.11): against central differences, in chunks, and without unreachable rows."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from learned_scenes import RELATIVE, require_exact_half_lives, require_exact_reach, worst_error
-from rate_scenes import FAMILY, KINDS, look_ahead_of, past_and_batch, strategy_of, updater_of
+from learned_scenes import RELATIVE, require_exact_half_lives, require_exact_reach, slow, worst_error
+from melon_scenes import FAMILY, KINDS, look_ahead_of, past_and_batch, strategy_of, updater_of
 from torch import Tensor
 
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.melon import reference
-from melon.strategies.melon.presets import RATE_PRESETS
+from melon.strategies.presets import MELON_PRESETS
 
 EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {name: value for name, value in RATE_PRESETS["paper"].items() if name != "role_width"},
-    "code": RATE_PRESETS["code"],
+    "paper": {name: value for name, value in MELON_PRESETS["paper"].items() if name != "role_width"},
+    "code": MELON_PRESETS["code"],
     "split": {"extended": "split"},
     "two layers": {"interaction_layers": 2},
     "linear role": {"role": "linear"},
@@ -47,21 +48,41 @@ def scene(kind: str, name: str, settings: dict[str, Any], **more: Any) -> tuple[
     return strategy, *look_ahead_of(updater, batch)
 
 
+#: Each part of the meta-model once: the others are settings of the same parts.
+QUICK = {
+    "bpr": ("default", "code", "pairwise", "every input", "batch loss", "no forgetting", "row mean", "few neighbours"),
+    "ncf": ("default", "every input of pairs", "shared forgetting", "square root"),
+}
 #: Options that change what is normalised, or through what the gradient goes on its way there.
 NORMALISED = ("default", "paper", "code", "split", "two layers", "pairwise", "shared forgetting")
 
 
+SWEEP = [
+    *product(KINDS, OPTIONS, ["none"]),
+    *product(KINDS, NORMALISED, ["layer"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("option", "norm"), [*((each, "none") for each in OPTIONS), *((each, "layer") for each in NORMALISED)]
+    ("kind", "option", "norm"), [each if each[1] in QUICK[each[0]] else slow(*each) for each in SWEEP]
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_meta_gradient_is_that_of_central_differences(kind: str, option: str, norm: str) -> None:
     strategy, situation, meta_loss = scene(kind, "melon", {**OPTIONS[option], "norm": norm})
     found = worst_error(strategy, situation, meta_loss)
     assert max(found.values()) < RELATIVE, found
 
 
-@pytest.mark.parametrize("option", ["default", "paper", "touches", "every input", "square root", "shared forgetting"])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_meta_gradient_is_that_of_central_differences_entry_by_entry(kind: str, option: str) -> None:
+    found = worst_error(*scene(kind, "melon", OPTIONS[option]), entries=5)
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize(
+    "option", ["default", "every input", "shared forgetting", slow("paper"), slow("touches"), slow("square root")]
+)
 @pytest.mark.parametrize("name", ["melon_i", "melon_p"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> None:
@@ -103,10 +124,12 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(gradient, other[name], rtol=1e-9, atol=1e-14, msg=name)
 
 
-@pytest.mark.parametrize("option", ["default", "paper", "code", "every input", "linear role", "square root"])
+@pytest.mark.parametrize(
+    "option", ["default", "code", "every input", slow("paper"), slow("linear role"), slow("square root")]
+)
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [1, 64])
+@pytest.mark.parametrize("chunk", [slow(1), 64])
 def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy, situation, meta_loss = scene(kind, name, OPTIONS[option])
     whole, loss = strategy.meta_gradient(situation, meta_loss)
@@ -116,7 +139,7 @@ def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, mo
     assert float(loss) == pytest.approx(float(loss_too), rel=1e-12)
 
 
-@pytest.mark.parametrize("option", ["default", "code", "every input", "row mean", "square root", "batch mean"])
+@pytest.mark.parametrize("option", ["default", "every input", slow("code"), slow("row mean"), slow("square root")])
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_out_of_reach_are_dropped_exactly(kind: str, name: str, option: str) -> None:

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from melon.learning.gathering import Gatherer
+from melon.learning.examples import Gatherer
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.interactions import LookedUp, Side
-from melon.strategies.melon.variants import MeLON, MeLONI
+from melon.strategies.melon.interaction_model import LookedUp, Side
+from melon.strategies.melon.strategy import MeLON, MeLONI
 from melon.stream.batch import Batch
 from melon.stream.history import History
 

@@ -1,27 +1,18 @@
-"""`melon explain`: the learning-rate matrix of a batch as a picture and in numbers (METHODS.md 5.6)."""
+"""The learning-rate matrix of a batch as a picture."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
 from melon.atomic import replacing, require_writable
 from melon.data.files import load_stream
-from melon.data.interactions import Interactions
 from melon.errors import SettingsError
-from melon.explain.matrix import RateCells, RateFacts, describe_rates, row_cells, shared_cells
+from melon.explain.matrix import BatchRates, explain_batch
 from melon.extras import require_plots
 from melon.learning.model import LiveModel
-from melon.learning.updater import Updater
-from melon.stream.batch import Batch
 from melon.stream.split import BATCH_SIZE
 from melon.types import Floats
 
@@ -31,141 +22,33 @@ _LEAST_HEIGHT = 0.035
 _INK, _BAR, _LOSS, _EDGE = "#1c2430", "#1f7a4d", "#b4541a", "#ffffff"
 
 
-@dataclass(frozen=True)
-class Explained:
-    """One batch and what its learning-rate matrix says, for rows of users and items and for shared weights."""
-
-    about: Mapping[str, Any]
-    rows: RateCells
-    shared: RateCells | None
-
-    def parts(self) -> dict[str, RateCells]:
-        """Rows of users and items, and shared weights where there are any."""
-        parts = {"rows": self.rows, "shared": self.shared}
-        return {name: cells for name, cells in parts.items() if cells is not None}
-
-    def facts(self) -> dict[str, RateFacts]:
-        """The numbers of each part that there is."""
-        return {name: describe_rates(cells) for name, cells in self.parts().items()}
-
-
 def explain_model(
-    checkpoint: Path,
-    stream: Path,
-    *,
-    out: Path,
-    at: int | None,
-    batch: int,
-    batch_size: int | None,
-    as_json: bool,
-) -> None:
-    """`melon explain`."""
+    checkpoint: Path, stream: Path, *, out: Path, at: int | None, batch: int, batch_size: int | None
+) -> BatchRates:
+    """Draw the learning rates of one batch of a stream under a saved model, and return them."""
     if out.suffix not in FORMATS:
         raise SettingsError(f"--out {out} must end in one of: {', '.join(FORMATS)}.")
-    require_plots()
+    require_plots("melon explain")
     require_writable(out)
     model, extra = LiveModel.load(checkpoint)
-    usual = extra.get("estimator", {}).get("batch_size", BATCH_SIZE)
-    found = explained(model, load_stream(stream), at=at, batch=batch, batch_size=batch_size or usual)
-    draw(found, out)
-    facts = found.facts()
-    if as_json:
-        told = {name: part.as_dict() for name, part in facts.items()}
-        Console().print_json(json.dumps({**found.about, "picture": str(out), **told}, allow_nan=False))
-    else:
-        show(found.about, facts, out)
+    own_size = extra.get("estimator", {}).get("batch_size", BATCH_SIZE)
+    matrix = explain_batch(model, load_stream(stream), at=at, batch=batch, batch_size=batch_size or own_size)
+    draw(matrix, out)
+    return matrix
 
 
-def explained(model: LiveModel, log: Interactions, *, at: int | None, batch: int, batch_size: int) -> Explained:
-    """The batch that starts at event `at` of a log, or so many batches after it, as if it were learned now."""
-    start, why = _start(model, log, at, batch_size)
-    start += batch * batch_size
-    if batch_size < 1 or batch < 0 or not 0 <= start < len(log):
-        raise SettingsError(
-            f"there is no batch of {batch_size} interactions from event {start} on in a stream of {len(log):,}; "
-            "choose another --at, --batch or --batch-size."
-        )
-    return look(model.updater, model.foresee(log, start, min(start + batch_size, len(log))), start, why)
-
-
-def look(updater: Updater, batch: Batch, start: int, why: str) -> Explained:
-    """The learning rates of a batch that starts at an event of its stream, as if it were learned now."""
-    situation = updater.situation(batch)
-    rates = updater.strategy.learning_rates(situation)
-    about = {
-        "recommender": updater.recommender.name,
-        "strategy": updater.strategy.name,
-        "learned": updater.history.events,
-        "event": start,
-        "interactions": len(batch),
-        "note": why,
-    }
-    return Explained(about, row_cells(rates, situation.evidence), shared_cells(rates, situation.evidence))
-
-
-def _start(model: LiveModel, log: Interactions, at: int | None, batch_size: int) -> tuple[int, str]:
-    if at is not None:
-        return at, "as asked"
-    later = int(np.searchsorted(log.times, model.last_time, side="right"))
-    if later < len(log):
-        return later, "the first events after those that the model has learned"
-    return max(len(log) - batch_size, 0), "the model has learned all of this stream: these are its last events"
-
-
-def show(about: Mapping[str, Any], facts: Mapping[str, RateFacts], out: Path) -> None:
-    """The numbers in the terminal."""
-    console = Console(soft_wrap=True)
-    console.print(
-        f"[bold]{escape(about['strategy'])}[/bold] on {escape(about['recommender'])}, {about['learned']:,} interactions"
-        f" learned; {about['interactions']:,} from event {about['event']:,} on ({about['note']})"
-    )
-    table = RichTable()
-    table.add_column("learning rates")
-    for name in facts:
-        table.add_column({"rows": "rows of users and items", "shared": "shared weights"}[name], justify="right")
-    lines = [_lines(part) for part in facts.values()]
-    for name in lines[0]:
-        table.add_row(name, *(line[name] for line in lines))
-    console.print(table)
-    console.print(f"wrote {out}", markup=False, highlight=False)
-
-
-def _lines(facts: RateFacts) -> dict[str, str]:
-    def share(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1%}"
-
-    def signed(value: float | None) -> str:
-        return "–" if value is None else f"{value:+.3f}"
-
-    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
-    return {
-        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
-        "least, mean, most": f"{facts.least:.4g}, {facts.mean:.4g}, {facts.most:.4g}",
-        "numerical rank": f"{facts.rank}",
-        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
-        "rank correlation with the loss": signed(facts.with_loss),
-        "rank correlation with |gradient|": signed(facts.with_gradient),
-        "rank correlation with the gradient": signed(facts.with_signed_gradient),
-        "variance by interaction": share(facts.by_interaction),
-        "variance by parameter": share(facts.by_parameter),
-        "variance by neither": share(facts.neither),
-        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
-        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
-    }
-
-
-def draw(found: Explained, out: Path) -> None:
+def draw(matrix: BatchRates, out: Path) -> None:
     """The heat map of parameters × interactions with its means as bars, and losses and gradients of the same cells."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    rates, gradients, groups = stacked(found)
+    rates, gradients, groups = stacked(matrix)
     edges = parameter_edges(groups)
-    facts = found.facts()["rows"]
+    facts = matrix.facts()["rows"]
     with rc_context({"svg.hashsalt": "melon", "font.size": 9, "axes.edgecolor": _INK}):
         figure = Figure(figsize=(14, 7.6), layout="constrained")
         grid = figure.add_gridspec(2, 4, height_ratios=(1, 5.2), width_ratios=(5, 1, 5, 1), wspace=0.03, hspace=0.03)
-        about = found.about
+        about = matrix.about
         figure.suptitle(
             f"{about['strategy']} on {about['recommender']}: the learning rates of {about['interactions']:,} "
             f"interactions (rank {facts.rank} of {min(facts.interactions, facts.parameters)}, "
@@ -177,15 +60,15 @@ def draw(found: Explained, out: Path) -> None:
             figure, grid, 0, rates, edges, groups, "learning rate", _BAR, rates.mean(0), "mean rate of the interaction"
         )
         magnitude = np.log10(np.maximum(np.abs(gradients), _floor(gradients)))
-        _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, found.rows.losses, "loss")
+        _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, matrix.rows.losses, "loss")
         with replacing(out) as unfinished:
             metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}.get(out.suffix)
             figure.savefig(unfinished, format=out.suffix[1:], dpi=160, metadata=metadata)
 
 
-def stacked(found: Explained) -> tuple[Floats, Floats, list[tuple[str, int]]]:
+def stacked(matrix: BatchRates) -> tuple[Floats, Floats, list[tuple[str, int]]]:
     """Rates and gradients of all parts as parameters × interactions, and whose parameters they are."""
-    parts = list(found.parts().values())
+    parts = list(matrix.parts().values())
     rates, gradients = (np.concatenate([getattr(p, what) for p in parts], axis=1).T for what in ("rates", "gradients"))
     return rates, gradients, [group for part in parts for group in part.groups]
 

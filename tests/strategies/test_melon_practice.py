@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 from learned_scenes import require_saved_goes_on
-from rate_scenes import FAMILY, strategy_of, updater_of
+from melon_scenes import FAMILY, strategy_of, updater_of
 
 from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.melon.strategy import RateStrategy
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON, RateStrategy
 
 
 def practise(strategy: RateStrategy, passes: int) -> dict[str, torch.Tensor]:

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rate_scenes import FAMILY, KINDS, recommender_of, strategy_of, updater_of
+from melon_scenes import FAMILY, KINDS, recommender_of, strategy_of, updater_of
 
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.base import Surroundings
-from melon.strategies.melon.interactions import InteractionModel, Side
-from melon.strategies.melon.pairs import PairModel
-from melon.strategies.melon.presets import RATE_PRESETS
+from melon.strategies.melon.interaction_model import InteractionModel, Side
+from melon.strategies.melon.pair_model import PairModel
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.strategies.preprocess import preprocess
+from melon.strategies.presets import MELON_PRESETS
 from melon.stream.history import History
 
 DTYPE, CPU = torch.float64, torch.device("cpu")
@@ -59,9 +59,9 @@ def pair_model(**settings: Any) -> tuple[PairModel, Parameters, RateSettings]:
 
 
 class TestHeads:
-    @pytest.mark.parametrize("preset", RATE_PRESETS)
+    @pytest.mark.parametrize("preset", MELON_PRESETS)
     def test_rates_are_between_0_and_1_for_any_gradient(self, preset: str) -> None:
-        pairs, _, _ = pair_model(**RATE_PRESETS[preset])
+        pairs, _, _ = pair_model(**MELON_PRESETS[preset])
         gradient = torch.tensor([[0.0, 1e6, -1e6, 1e-30, 1e-5, -0.5]], dtype=DTYPE).expand(4, -1)
         losses = torch.tensor([0.0, 1e-12, 0.7, 1e6], dtype=DTYPE)
         terms = pairs.unit_terms(losses, torch.rand((4, 20), dtype=DTYPE))
@@ -209,11 +209,11 @@ class TestInitialValues:
         for name, table in recommender.tables.items():
             assert torch.equal(table.state()["values"], before[name])
 
-    @pytest.mark.parametrize("preset", RATE_PRESETS)
+    @pytest.mark.parametrize("preset", MELON_PRESETS)
     @pytest.mark.parametrize("name", FAMILY)
     @pytest.mark.parametrize("kind", KINDS)
     def test_rates_start_where_the_settings_say(self, kind: str, name: str, preset: str) -> None:
-        strategy = FAMILY[name](RATE_PRESETS[preset])
+        strategy = FAMILY[name](MELON_PRESETS[preset])
         updater = updater_of(kind, strategy)
         settings = strategy.settings
         rates = updater.learning_rates(toy_batches()[0])
@@ -228,6 +228,6 @@ class TestInitialValues:
     def test_the_authors_architecture_has_their_number_of_meta_parameters(self) -> None:
         """4.1: 36,542 scalars for BPR, 53,182 for NCF, with the prediction vector's 2 × 1 head biases."""
         for make, wanted in ((BPR, 36_542), (NCF, 53_182)):
-            strategy = FAMILY["melon"](RATE_PRESETS["code"])
+            strategy = FAMILY["melon"](MELON_PRESETS["code"])
             Updater(make(), strategy)
             assert sum(value.numel() for value in strategy.parameters().values()) == wanted

@@ -31,9 +31,13 @@ def write_run(
     batch: int = 2,
     update_ms: float = 10.0,
     full: Mapping[str, float] | None = None,
+    trials: Mapping[str, int] | None = None,
     **asked: Any,
 ) -> Path:
-    """One record with its ranks. The test part are the last events of a stream of a thousand; baselines never hit."""
+    """One record with its ranks. The test part are the last events of a stream of a thousand; baselines never hit.
+
+    `trials` are the settings tried for methods by name.
+    """
     n = len(rank)
     others = {name: list((baselines or {}).get(name, [50.0] * n)) for name in BASELINES}
     if strategy == "default":
@@ -75,6 +79,8 @@ def write_run(
         "batches": [{"t": t, "n": size} for t, size in enumerate(sizes)],
         "seconds": 3_600.0,
     }
+    for name, count in (trials or {}).items():
+        record["config"]["chosen"][name]["trials"] = [{}] * count  # type: ignore[index]
     path = folder / f"{stream}-{recommender}-{seed}-{strategy}.json"
     folder.mkdir(parents=True, exist_ok=True)
     ranks = {

@@ -10,8 +10,7 @@ import torch
 from learned_scenes import KINDS, look_ahead_of, past_and_batch, recommender_of, tables_of, updater_of
 from torch import Tensor
 
-from melon.strategies.melon.strategy import RateStrategy
-from melon.strategies.melon.variants import MeLON, MeLONI, MeLONP
+from melon.strategies.melon.strategy import MeLON, MeLONI, MeLONP, RateStrategy
 
 __all__ = [
     "FAMILY",

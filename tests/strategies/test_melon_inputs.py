@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learned_scenes import require_saved_goes_on
-from rate_scenes import FAMILY, KINDS, SMALL, look_ahead_of, past_and_batch, strategy_of, tables_of, updater_of
+from learned_scenes import require_saved_goes_on, slow
+from melon_scenes import FAMILY, KINDS, SMALL, look_ahead_of, past_and_batch, strategy_of, tables_of, updater_of
 
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
 from melon.checks.pairings import situation_of, state_of
@@ -19,9 +19,9 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.recent import HALF_LIVES, WIDTH, RecentCounts
+from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
 from melon.strategies.melon.settings import RateSettings
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 
 EACH = ("touches", "idle", "item_rate", "role")
 CHOICES = [*([each] for each in EACH), list(EACH)]
@@ -34,8 +34,8 @@ def same_tables(one: Updater, other: Updater) -> bool:
 
 
 class TestTheyStartWithoutEffect:
-    @EVERY_CHOICE
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("inputs", [*map(slow, CHOICES[:-1]), CHOICES[-1]], ids="+".join)
+    @pytest.mark.parametrize("dtype", [slow(torch.float64), torch.float32])
     @pytest.mark.parametrize("name", FAMILY)
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_fresh_model_steps_as_one_without_them(
@@ -132,7 +132,7 @@ class TestWhatTheyChange:
 class TestRecentCounts:
     @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(0, 2**40))
     def test_they_are_those_of_a_slow_sum(self, runs: list[list[int]], start: int) -> None:
-        kept, taken, now = torch.zeros(6, WIDTH, dtype=torch.float64), [], start
+        kept, taken, now = torch.zeros(6, RECENT_WIDTH, dtype=torch.float64), [], start
         for run in runs:
             kept = RecentCounts(kept, now).after(torch.tensor(run))
             taken += [(now, item) for item in run]
@@ -145,13 +145,13 @@ class TestRecentCounts:
 
     def test_a_late_moment_is_exact_in_float32(self) -> None:
         now = 3_000_000_019
-        kept = RecentCounts(torch.zeros(2, WIDTH), now).after(torch.tensor([1, 1, 1]))
+        kept = RecentCounts(torch.zeros(2, RECENT_WIDTH), now).after(torch.tensor([1, 1, 1]))
         assert kept.dtype == torch.float32
         assert RecentCounts(kept, now).now().tolist() == [[0.0, 0.0], [3.0, 3.0]]
         np.testing.assert_allclose(RecentCounts(kept, now + 300).now()[1], [1.5, 3 * 2**-0.1], rtol=1e-12)
 
     def test_rows_that_nobody_takes_keep_their_bytes(self) -> None:
-        kept = torch.rand(4, WIDTH) / 1_000_000
+        kept = torch.rand(4, RECENT_WIDTH) / 1_000_000
         after = RecentCounts(kept, 1000).after(torch.tensor([2]))
         assert torch.equal(after[[0, 1, 3]], kept[[0, 1, 3]])
 
@@ -204,7 +204,7 @@ def test_practice_takes_the_weights_along_but_not_the_counts() -> None:
     assert not any("recent" in name for name in practice)
 
 
-@pytest.mark.parametrize("recommender", SMALL_RECOMMENDERS)
+@pytest.mark.parametrize("recommender", ["bpr", slow("ncf"), slow("blend")])
 def test_conformance(recommender: str) -> None:
     report = check_pairing(SMALL_RECOMMENDERS[recommender], partial(MeLON, {**SMALL, "inputs": list(EACH)}))
     assert report.applicable
