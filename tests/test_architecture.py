@@ -27,7 +27,7 @@ EXTRAS = {"matplotlib", "fastapi", "uvicorn", "prometheus_client", "optuna", "ra
 HOMES = {
     "fastapi": ("melon.service",),
     "uvicorn": ("melon.service",),
-    "matplotlib": ("melon.report", "melon.explain", "melon.extras"),
+    "matplotlib": ("melon.report", "melon.explain", "melon.extras", "melon.bench.result"),
     "ray": ("melon.bench",),
     "optuna": ("melon.tuning",),
     "numba": ("melon.kernels.build",),
@@ -109,7 +109,7 @@ def test_console_script_says_what_it_can_do() -> None:
 
 
 def test_public_surface() -> None:
-    assert sorted(melon.__all__) == ["Melon", "MelonError", "__version__", "load"]
+    assert sorted(melon.__all__) == ["Melon", "MelonError", "__version__", "evaluate", "load"]
     assert dir(melon) == sorted(melon.__all__)
     for name in melon.__all__:
         assert getattr(melon, name) is not None

@@ -229,7 +229,9 @@ def test_a_limit_of_time_is_told_when_it_is_over(stream: Path, tmp_path: Path, r
     record = json.loads(out.read_text())
     assert record["config"]["asked"]["minutes"] == 1e-6
     assert len(record["config"]["chosen"]["default"]["trials"]) == 1
-    assert "minutes = -1 will not do" in run("evaluate", stream, *SMALL, "--minutes", "-1").err
+    assert (
+        "minutes = -1 must be a finite number of more than 0" in run("evaluate", stream, *SMALL, "--minutes", "-1").err
+    )
     config = tmp_path / "c.toml"
     config.write_text("minutes = 5\n")
     refused = run("bench", stream, "--config", config, "--out", tmp_path / "b", "--strategies", "default")
@@ -298,8 +300,7 @@ def test_ctrl_c_is_130_everywhere(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    # The session first: it has to be imported with the real function.
-    monkeypatch.setattr("melon.bench.evaluate.load_stream", stop)
+    monkeypatch.setattr("melon.evaluator.load_stream", stop)
     monkeypatch.setattr("melon.data.files.load_stream", stop)
     ended = run(*({"S": stream, "O": tmp_path / "m"}.get(word, word) for word in words))
     assert ended.code == 130
@@ -344,34 +345,40 @@ def test_resume_with_nothing_kept_starts_at_the_beginning(stream: Path, tmp_path
 def test_work_without_a_result_file_is_kept_among_temporary_files(
     stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from melon.bench.cell import Cell
+    from melon.fitting.fit import Fitting
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    inner = Cell._refit
+    inner = Fitting.pretrained
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Cell, "_refit", stop)
+    monkeypatch.setattr(Fitting, "pretrained", stop)
     ended = run("evaluate", stream, *SMALL)
     assert ended.code == 130
-    (kept,) = tmp_path.glob("melon-*.progress")
+    (kept,) = tmp_path.glob("melon-*/*.progress")
     assert str(kept) in ended.err
-    monkeypatch.setattr(Cell, "_refit", inner)
+    monkeypatch.setattr(Fitting, "pretrained", inner)
     assert run("evaluate", stream, *SMALL, "--resume").code == 0
-    assert list(tmp_path.glob("melon-*.progress")) == []
+    assert list(tmp_path.glob("melon-*/*.progress")) == []
 
 
-def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run) -> None:
+def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    before = torch.get_num_threads()
-    try:
-        assert run("evaluate", stream, *SMALL, "--threads", "2", "--json", tmp_path / "r.json").code == 0
-        assert torch.get_num_threads() == 2
-        assert json.loads((tmp_path / "r.json").read_text())["protocol"]["threads"] == 2
-    finally:
-        torch.set_num_threads(before)
+    from melon.fitting.fit import Fitting
+
+    before, inner, used = torch.get_num_threads(), Fitting.choose, []
+
+    def choose(*given: Any, **more: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return inner(*given, **more)
+
+    monkeypatch.setattr(Fitting, "choose", choose)
+    assert run("evaluate", stream, *SMALL, "--threads", "2", "--json", tmp_path / "r.json").code == 0
+    assert used == [2]
+    assert torch.get_num_threads() == before
+    assert json.loads((tmp_path / "r.json").read_text())["protocol"]["threads"] == 2
 
 
 def test_the_module_is_the_command() -> None:

@@ -101,6 +101,9 @@ class BarProgress(Progress):
     def note(self, text: str) -> None:
         self._progress.update(self._task, extra=text)
 
+    def notice(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
     def tick(self, text: str) -> None:
         self.note(text)
 
@@ -121,6 +124,9 @@ class LineProgress(Progress):
 
     def note(self, text: str) -> None:
         say_aside(f"  {text}")
+
+    def notice(self, text: str) -> None:
+        say_aside(text)
 
     def tick(self, text: str) -> None:
         if self._due():

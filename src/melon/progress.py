@@ -5,7 +5,7 @@ Code that works calls these methods and prints nothing; `melon.terminal` has the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,10 @@ class Progress:
     def note(self, text: str) -> None:
         """Something worth a line happened inside a stage."""
 
+    def notice(self, text: str) -> None:
+        """Something that people should know when the run is over: a line that stays."""
+        self.note(text)
+
     def tick(self, text: str) -> None:
         """One of many small steps of a stage is done."""
 
@@ -48,3 +52,35 @@ class Progress:
 
     def waiting(self) -> None:
         """About a second has passed without an outcome."""
+
+
+class Reported(Progress):
+    """Shows what another one shows, and calls `report` with each line."""
+
+    def __init__(self, shown: Progress, report: Callable[[str], None]) -> None:
+        self._shown, self._report = shown, report
+
+    def __enter__(self) -> Self:
+        self._shown.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shown.__exit__(kind, error, trace)
+
+    def stage(self, name: str) -> None:
+        self._shown.stage(name)
+        self._report(name)
+
+    def note(self, text: str) -> None:
+        self._shown.note(text)
+        self._report(text)
+
+    def notice(self, text: str) -> None:
+        self._shown.notice(text)
+        self._report(text)
+
+    def tick(self, text: str) -> None:
+        self._shown.tick(text)
+        self._report(text)

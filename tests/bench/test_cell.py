@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from melon.bench import cell as module
 from melon.bench.cell import Cell, CellResult
 from melon.bench.config import CellConfig
 from melon.bench.work import Work
@@ -16,6 +15,8 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluation.ranking import CUTS, metrics
 from melon.evaluation.rivals import RIVALS
+from melon.fitting import fit as fit_module
+from melon.fitting.fit import Fitting
 from melon.fitting.selection import Selection
 from melon.progress import Progress
 from melon.stream.sealed import SealedStream
@@ -252,11 +253,11 @@ def test_no_event_of_the_test_part_is_read_before_the_choice(
         monkeypatch.setattr(owner, name, spy)
 
     told("choose", Cell)
-    told("_refit", Cell)
+    told("pretrained", Fitting)
     told("open", SealedStream)
     with pytest.raises(Shut):
         Cell(guarded(flips), small(strategy="eals")).run()
-    assert calls == ["choose begins", "choose ends", "_refit begins", "_refit ends", "open begins", "open ends"]
+    assert calls == ["choose begins", "choose ends", "pretrained begins", "pretrained ends", "open begins", "open ends"]
 
 
 def test_another_test_part_changes_no_choice(flips: Interactions, small: MakeConfig) -> None:
@@ -273,7 +274,7 @@ def test_another_test_part_changes_no_choice(flips: Interactions, small: MakeCon
     assert (one.parts.train_stop, one.parts.validation_stop) == (two.parts.train_stop, two.parts.validation_stop)
     first, second = one.choose(), two.choose()
     assert json.dumps(first) == json.dumps(second)
-    fitted = [cell._refit(first["pretrain"]["settings"]).tables for cell in (one, two)]
+    fitted = [cell.fitting.pretrained(first).tables for cell in (one, two)]
     for name, state in fitted[0].items():
         assert all(t.numpy().tobytes() == fitted[1][name][part].numpy().tobytes() for part, t in state.items())
 
@@ -298,7 +299,7 @@ def test_selection_sees_the_log_up_to_the_test_part(
             seen.append(len(log))
             super().__init__(log, *given)
 
-    monkeypatch.setattr(module, "Selection", Spy)
+    monkeypatch.setattr(fit_module, "Selection", Spy)
     Cell(flips, small()).choose()
     assert seen == [750]
 
@@ -394,7 +395,7 @@ def test_a_pairing_that_does_not_exist_is_refused_before_any_work(
     flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Selection, "pretraining", None)
-    monkeypatch.setattr(module, "refit", None)
+    monkeypatch.setattr(fit_module, "refit", None)
     with pytest.raises(SettingsError, match=r"'als' solves for one user table.*such as bpr"):
         Cell(flips, small(strategy="als", recommender="ncf", recommender_settings={}))
 
@@ -437,7 +438,7 @@ def test_a_short_stream_falls_back_to_defaults_and_says_so(flips: Interactions, 
             notes.append(text)
 
     result = Cell(flips.head(120), small(negatives=10, epochs=None, settings={"lr": 0.05}), Told()).run()
-    assert any("too short for a selection window" in note for note in notes)
+    assert any("too few for a selection window" in note for note in notes)
     record = result.record
     assert record["config"]["chosen"]["default"] == {
         "settings": {"fading": None, "lr": 0.05},

@@ -40,6 +40,7 @@ class Recorded:
     choices: Plain
     tallies: Mapping[str, Tally]
     pretrain_s: float
+    notes: Sequence[str] = ()
 
     @property
     def _ours(self) -> Tally:
@@ -72,6 +73,7 @@ class Recorded:
                 "interactions": len(log),
                 "split": list(config.split),
             },
+            **({"label": config.label} if config.label else {}),
             "recommender": config.recommender,
             "strategy": config.strategy,
             "preset": config.preset,
@@ -81,6 +83,7 @@ class Recorded:
             "epochs": self.choices["pretrain"]["settings"].get("epochs"),
             "version": melon.__version__,
             "config": {"asked": config.plain(), "chosen": self.choices},
+            **({"notes": list(self.notes)} if self.notes else {}),
             "protocol": {
                 "candidates": config.candidates,
                 "negatives": config.negatives,
@@ -219,7 +222,7 @@ def method_name(record: Mapping[str, Any]) -> str:
 def is_auto(request: Mapping[str, Any]) -> bool:
     """Whether a record's request is `auto`: what runs when no recommender and no strategy is named."""
     usual = {**settle_auto({}), "preset": "default", "pretrain": "shared"}
-    return all(request.get(name) == value for name, value in usual.items() if name != "minutes")
+    return all(request.get(name) == value for name, value in usual.items() if name not in ("minutes", "auto"))
 
 
 def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[Line]:

@@ -10,11 +10,13 @@ import typer
 from melon.cli.compare import advise, bench, tune
 from melon.cli.data import data
 from melon.cli.examples import epilog
+from melon.cli.help import Commands
 from melon.cli.models import evaluate, explain, pretrain
 from melon.cli.report import demo, report, reproduce
+from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
-app = typer.Typer(
+app = Commands(
     name="melon",
     help="A recommender that keeps up with its users: predict each batch, learn from it, serve the next one better.",
     no_args_is_help=True,
@@ -22,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
-for _command in (advise, evaluate, bench, tune, report, reproduce, pretrain, explain, demo):
+for _command in (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _registered in data.registered_commands:
     _registered.epilog = epilog(f"data {_registered.name}")

@@ -34,7 +34,7 @@ from melon.cli.options import (
     Strategy,
     Stream,
     Threads,
-    asked_for,
+    requested,
 )
 from melon.recommenders.registry import RECOMMENDERS
 
@@ -137,7 +137,7 @@ def bench(
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
     given = locals()
-    asked = asked_for({**given, "config": None, "split": None})
+    asked = requested({**given, "config": None, "split": None})
     from melon.bench.run import bench_streams
     from melon.terminal.bench_view import BenchProgress, show_bench
 
@@ -209,7 +209,7 @@ def tune(
     Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
     tuning resumes where it was.
     """
-    asked = asked_for(locals())
+    asked = requested(locals())
     from melon.terminal.tune_view import TuneProgress, show_tuned
     from melon.tuning.tune import tune_stream
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from melon.cli.help import Commands
 from melon.cli.options import Stream
 from melon.data.raw.formats import FORMATS
 from melon.data.raw.layout import MISSING
 
-data = typer.Typer(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
+data = Commands(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
 
 _FILE, _TIMES, _FILTER = "What the file is like (guessed and said when left out)", "Times", "What is kept"
 

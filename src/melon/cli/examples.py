@@ -21,7 +21,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tune": ("melon tune stream.parquet --strategy melon --trials 40 --jobs 2 --out tuned.toml",),
     "report": ("melon report runs/first", "melon report runs/first runs/second --out both"),
     "reproduce": ("melon reproduce --data raw/ --dry-run", "melon reproduce --data raw/ --quick"),
-    "pretrain": ("melon pretrain stream.parquet --out model/",),
+    "pretrain": (
+        "melon pretrain stream.parquet --out model/",
+        "melon pretrain stream.parquet --recommender bpr --strategy melon --budget 16 --out model/",
+    ),
+    "recommend": ("melon recommend model/ --user 42", "melon recommend model/ --user ann --user bob --k 5 --json"),
+    "similar": ("melon similar model/ --item 1193 --k 5",),
+    "learn": (
+        "melon learn model/ new.csv",
+        "melon learn model/ monday.csv tuesday.csv --user visitor --item page --time at --out newer/",
+    ),
     "explain": ("melon explain model/ stream.parquet --out rates.png",),
     "demo": ("melon demo --out demo",),
 }
@@ -30,4 +39,4 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 def epilog(command: str) -> str | None:
     """The end of a command's help: its examples, one to a line."""
     lines = EXAMPLES.get(command)
-    return "\n\n".join(["Examples:", *lines]) if lines else None
+    return "\n".join(["Examples:", "", *lines]) if lines else None

@@ -18,10 +18,9 @@ from melon.bench.jobs import Executor, drive_all
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StoppedError, StreamError
-from melon.fitting.search import edges
+from melon.fitting.search import Search, edges
 from melon.progress import Progress
-from melon.tuning.axes import Axes
-from melon.tuning.study import Study, Trial, alone, best, import_optuna
+from melon.tuning.study import Study, Trial, alone, best, counts
 from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
 from melon.tuning.writing import command, config_text
 from melon.types import Plain
@@ -84,7 +83,6 @@ def tune_stream(
     progress: Progress | None = None,
 ) -> TuneResult:
     """`melon tune`."""
-    import_optuna()
     told = Asked(trials, together, pruning, study or out.with_suffix(".journal"), out)
     config = CellConfig(**asked)
     require_writable(out)
@@ -115,16 +113,16 @@ class _Tuning:
     def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked, progress: Progress) -> None:
         self._path, self._log, self._config, self._asked = path, log, cell.config, asked
         self.stream = path.name.removesuffix(".parquet")
-        self._space = cell.selection.space(self._config.strategy, self._config.fixed)
-        self._axes = Axes.of(self._space, self._config.fixed)
-        if not self._axes.values:
+        space = cell.selection.space(self._config.strategy, self._config.fixed)
+        self._search = Search(space, self._config.fixed, asked.together)
+        if not self._search.axes:
             raise SettingsError(
                 f"there is nothing to search: every setting in the space of {self._config.strategy!r} is fixed."
             )
         self._group = f"{self.stream}-{self._config.recommender}-{self._config.seed}-{self._key()}"
-        self._study = Study(asked.study, self._axes, self._about(), seed=self._config.seed, together=asked.together)
+        self._study = Study(asked.study, self._search, self._about())
         self._progress = progress
-        self._numbers: dict[str, int] = {}
+        self._running: dict[str, Trial] = {}
 
     @property
     def complete(self) -> bool:
@@ -139,7 +137,7 @@ class _Tuning:
             (laid,) = drive_all(executor, [foundation], progress.waiting)
             if laid.problem is not None:
                 raise LearningError(f"pre-training failed: {laid.problem}")
-            self._study.pretraining = dict(laid.pretrain or {})
+            self._study.keep_pretraining(dict(laid.pretrain or {}))
             progress.jobs(self._study.trials(), {}, executor.workers)
             while jobs := self._jobs():
                 for tried in drive_all(executor, jobs.values(), progress.waiting):
@@ -154,7 +152,7 @@ class _Tuning:
         for trial in self._study.round(self._asked.trials):
             before = self._study.best_before(trial) if self._asked.pruning else None
             key = f"trial {trial.place + 1}"
-            self._numbers[key] = trial.number
+            self._running[key] = trial
             made[key] = self._job(key, {**trial.point, **self._config.fixed}, before.curve if before else None)
         return made
 
@@ -163,9 +161,9 @@ class _Tuning:
 
     def _keep(self, tried: Tried) -> None:
         if tried.key == _DEFAULTS:
-            self._study.defaults = tried
+            self._study.keep_defaults(tried)
         else:
-            self._study.tell(self._numbers[tried.key], tried)
+            self._study.tell(self._running[tried.key], tried)
 
     def stopped(self) -> str:
         """Write the best so far; say how to go on."""
@@ -186,7 +184,7 @@ class _Tuning:
             problem = next((trial.problem for trial in trials if trial.problem), "there was none")
             raise LearningError(f"no trial came through. The first that failed: {problem}")
         self._write(chosen, trials)
-        edge = edges(self._axes.values, chosen.point)
+        edge = edges(self._search.axes, chosen.point)
         strategy, gain = self._config.strategy, self._gain(chosen)
         return TuneResult(self._path, self._asked.out, strategy, chosen.point, edge, gain, counts(trials))
 
@@ -202,13 +200,12 @@ class _Tuning:
     def _write(self, chosen: Trial, trials: list[Trial]) -> None:
         more = ["--trials", str(self._asked.trials), "--round", str(self._asked.together)]
         more += [] if self._asked.pruning else ["--no-pruning"]
-        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "optuna"))
         comments = [
             command(str(self._path), self._config, more),
             f"{self.stream}: {len(self._log):,} interactions, sha256 {self._log.sha256}",
             self._gain(chosen),
             counts(trials),
-            f"melon {melon.__version__}, {versions}, threads {self._config.threads}",
+            f"melon {melon.__version__}, torch {version('torch')}, threads {self._config.threads}",
         ]
         settings = {**chosen.point, **self._config.fixed}
         text = config_text(self._config, settings, self._study.pretraining or {}, self._asked.trials, comments)
@@ -217,18 +214,12 @@ class _Tuning:
     def _about(self) -> Plain:
         """What a study has to agree on to be gone on with; the number of trials may grow."""
         told = {name: value for name, value in self._config.plain().items() if name not in ("budget", "full_ranking")}
-        axes = {name: list(values) for name, values in self._axes.values.items()}
+        axes = {name: list(values) for name, values in self._search.axes.items()}
         more = {"round": self._asked.together, "pruning": self._asked.pruning, "axes": axes}
-        return {"stream": self._log.identity, **told, **more, "starts": list(self._axes.starts)}
+        return {"stream": self._log.identity, **told, **more, "starts": list(self._search.starts)}
 
     def _key(self) -> str:
         """What pre-training for the window depends on: tunings in one folder that agree on it share it."""
         free = ("strategy", "preset", "settings", "pretrain", "fading", "full_ranking", "threads")
         told: dict[str, Any] = {name: v for name, v in self._config.plain().items() if name not in free}
         return hashlib.sha256(json.dumps([self._log.identity, told], sort_keys=True).encode()).hexdigest()[:8]
-
-
-def counts(trials: list[Trial]) -> str:
-    """How many trials there were, and how they ended."""
-    by_state = {state: sum(trial.state == state for trial in trials) for state in ("COMPLETE", "PRUNED", "FAIL")}
-    return "trials: {COMPLETE} done, {PRUNED} stopped early, {FAIL} failed".format(**by_state)
