@@ -11,13 +11,13 @@ from melon.learning.examples import Gatherer
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.interaction_model import LookedUp, Side
+from melon.strategies.melon.interaction_model import Side, TargetCache
 from melon.strategies.melon.strategy import MeLON, MeLONI
 from melon.stream.batch import Batch
 from melon.stream.history import History
 
 
-class TestLookedUp:
+class TestTargetCache:
     @given(st.lists(st.lists(st.integers(0, 14), min_size=1, max_size=20), min_size=1, max_size=4))
     @settings(max_examples=60)
     def test_every_target_is_looked_up_once_and_found_again(self, batches: list[list[int]]) -> None:
@@ -28,7 +28,7 @@ class TestLookedUp:
             features = torch.from_numpy(rows.astype(np.float64))[:, None]
             return Side(features, features[:, None], torch.ones(len(rows), 1, dtype=torch.bool))
 
-        known = LookedUp()
+        known = TargetCache()
         for batch in batches:
             positions = np.array(batch)
             found = known.targets(positions, max(batch) + 1, look_up)

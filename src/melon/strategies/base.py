@@ -1,4 +1,4 @@
-"""What a strategy is: it looks at the evidence of a batch and proposes new rows; it writes nothing itself."""
+"""The base class of strategies: from the evidence of a batch to a proposal of new rows; a strategy writes nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Readable(Protocol):
 
     @property
     def half_life(self) -> float | None:
-        """After how long an idle row has faded to a half, if at all."""
+        """The half-life of idle rows, if they fade."""
 
     def gather(self, rows: Tensor) -> Tensor:
         """A copy of rows as they are now."""
@@ -64,7 +64,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What lies around the compact copy, to be read only: the past, and any row of any table.
+    """Read-only context of the compact copy: the history, and any row of any table.
 
     `users` and `items` say which stored rows the compact ones are; `now` is the moment of the fading clock.
     `idle` says how long ago each compact row was last touched, where rows fade.
@@ -76,14 +76,14 @@ class Surroundings:
     items: Tensor
     tables: Mapping[str, Readable]
     idle: Mapping[str, Tensor] = field(default_factory=dict)
-    #: What was looked up around this moment, for the next situation of the same step: its compact rows are the same as
-    #: far as both go, and nothing is written in between.
+    #: A cache of look-ups for the other situations of the same step: they begin with the same compact rows, and nothing
+    #: is written in between.
     notes: dict[object, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Situation:
-    """One batch as a strategy meets it: compact rows, their per-row state, and what the batch teaches."""
+    """One batch as a strategy gets it: compact rows, their per-row state, and the gradients of the batch."""
 
     specs: Mapping[str, TableSpec]
     examples: Examples
@@ -101,7 +101,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a strategy keeps for each row of a table: its value before the first touch, and how many numbers it is.
+    """Declares state that a strategy keeps for each row of a table: its start value and its width.
 
     `learned` state is part of a meta-model: it goes along from the selection window to the stream, as φ does, while
     other state (moments of an optimiser) starts afresh there. `lazy` state starts at 0, is not
@@ -116,14 +116,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Proposal:
-    """New values for compact rows and their state, and what the strategy wants to remember."""
+    """New values for compact rows and their state, and new memory of the strategy."""
 
     values: dict[str, Tensor]
     row_state: RowState = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def within(self, most_step: float, before: Mapping[str, Tensor]) -> Proposal:
-        """The same directions, and no row further than `most_step` from where it was."""
+        """The same directions, with no row moved further than `most_step`."""
 
         def shortened(old: Tensor, new: Tensor) -> Tensor:
             move = new - old
@@ -149,9 +149,7 @@ class LearningRates:
 
 
 class StrategySettings(Settings):
-    """What any strategy can be told: after how long an idle item has faded to a half (METHODS.md 8.3), if at all, and
-    how far a row may move in one step.
-    """
+    """Settings of every strategy: the half-life of idle items (METHODS.md 8.3), and a bound on the step of a row."""
 
     fading: float | None = Field(None, gt=0)
     fading_clock: Literal["interactions", "seconds"] = "interactions"
@@ -188,7 +186,7 @@ class Strategy(ABC):
     settings_type: ClassVar[type[StrategySettings]] = StrategySettings
     #: What a search may try; a strategy with a registry entry may have it there instead.
     space: ClassVar[Space] = Space()
-    #: Every row of every table is read and written at each step, whether touched or not. A trap kept for comparison.
+    #: Every row of every table is read and written at each step, touched or not: slow, and there for comparison.
     dense: bool = False
     #: Interactions of a batch are learned one after another, each from where the one before left its rows.
     in_turn: bool = False
@@ -207,7 +205,7 @@ class Strategy(ABC):
         self.seed = seed
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        """Meet the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
+        """Prepare for the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """The half-life of each table whose idle rows fade: the items', where the settings name one."""
@@ -215,7 +213,7 @@ class Strategy(ABC):
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
-        """What is kept for a table row by row, by name."""
+        """The state that is kept for each row of a table, by name."""
         return {}
 
     def pretrained_rows(
@@ -233,7 +231,7 @@ class Strategy(ABC):
         return type(self).pretrained_rows is not Strategy.pretrained_rows
 
     def at_work(self) -> AbstractContextManager[None]:
-        """What surrounds a whole step; a strategy with kernels of its own lets the threads be theirs."""
+        """A context around a whole step; a strategy with compiled loops gives them the threads."""
         return nullcontext()
 
     @abstractmethod
@@ -255,7 +253,7 @@ class Strategy(ABC):
         return type(self).learning_rates is not Strategy.learning_rates
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:
-        """Remember what a proposal said, after it has been written."""
+        """Take over the memory of a proposal, after its rows have been written."""
 
     def memory(self) -> dict[str, Tensor]:
         """All state that is not per row, for checkpoints."""
@@ -265,11 +263,11 @@ class Strategy(ABC):
         """Become what `memory` described."""
 
     def start_afresh(self) -> None:
-        """Go on from practice to a stream: state of rows that is not learned is new, and so is what counts with it."""
+        """Begin a stream after practice: row state that is not learned starts anew, and so do its counters."""
 
 
 def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
-    """The one user table and the one item table of a plain matrix factorisation, or an error with what there is."""
+    """The names of the one user table and the one item table of a plain matrix factorisation; else an error."""
     embeddings = {
         role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
     }

@@ -40,7 +40,7 @@ class LearnedStrategy(Strategy):
     """
 
     settings: LearnedSettings
-    #: The evidence of a user's row is wanted apart for the positive and each negative (METHODS.md 4.9, row 1).
+    #: Whether the evidence of a user's row comes apart for the positive and each negative (METHODS.md 4.9, row 1).
     per_branch: bool = False
 
     #: How the weights of the meta-model are drawn: with Xavier's spread, or from Normal(0, 0.01²).
@@ -106,7 +106,7 @@ class LearnedStrategy(Strategy):
         }, loss.detach()
 
     def adapt(self, gradients: Mapping[str, Tensor], situation: Situation) -> Situation:
-        """One Adam step on φ. Returns the batch as it is met now: what is learned row by row may have moved in it."""
+        """One Adam step on φ. Returns the situation with the row state that was learned in it, if any."""
         self._meta_optimizer.step(self.parameters(), gradients)
         return situation
 
@@ -117,8 +117,8 @@ class LearnedStrategy(Strategy):
         return [fading_name(name) for name, spec in specs.items() if spec.role == "item"]
 
     def fading_gradients(self, situation: Situation, gammas: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """∇_φ of the half-lives with γ known, for a look-ahead that adds its step to the old rows."""
-        found: dict[str, Tensor] = {}
+        """∇_φ of the half-lives from γ, for a look-ahead that adds its step to the old rows."""
+        slopes: dict[str, Tensor] = {}
         for table, gamma in gammas.items():
             name = fading_name(table)
             if name not in self.parameters():
@@ -126,16 +126,16 @@ class LearnedStrategy(Strategy):
             phi = self.parameters()[name]
             with torch.enable_grad():
                 old = self.aged(situation, table, situation.values[table][: len(gamma)])
-            found[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
-        return found
+            slopes[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
+        return slopes
 
     def undo(self) -> None:
-        """Take the last `adapt` back: its batch could not be learned."""
+        """Undo the last `adapt`: its batch could not be learned."""
         self._meta_optimizer.undo(self.parameters())
 
     def memory(self) -> dict[str, Tensor]:
-        held = {f"phi/{name}": value.detach().clone() for name, value in self.parameters().items()}
-        return {**held, **self._meta_optimizer.memory()}
+        phi = {f"phi/{name}": value.detach().clone() for name, value in self.parameters().items()}
+        return {**phi, **self._meta_optimizer.memory()}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         self._require_own(memory)
@@ -201,10 +201,10 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
     with torch.enable_grad():
         free = {name: value.detach().requires_grad_() for name, value in provisional.items()}
         loss = meta_loss(free)
-        found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+        slopes = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
     gammas = {
         name: torch.zeros_like(value) if gamma is None else gamma
-        for (name, value), gamma in zip(provisional.items(), found, strict=True)
+        for (name, value), gamma in zip(provisional.items(), slopes, strict=True)
     }
     return gammas, loss.detach()
 

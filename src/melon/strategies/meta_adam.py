@@ -106,10 +106,10 @@ class MetaAdam:
         """Moments in the order of the parameters; those of new ones are zeros."""
         if self._state is not None and list(self._state.shapes) == list(parameters):
             return self._state
-        known = {} if self._state is None else self._state.by_name()
-        moments = [known.get(name) or Moments.zeros_like(value) for name, value in parameters.items()]
+        former = {} if self._state is None else self._state.by_name()
+        moments = [former.get(name) or Moments.zeros_like(value) for name, value in parameters.items()]
         shapes = {name: value.shape for name, value in parameters.items()}
-        first, second = _end_to_end(each.first for each in moments), _end_to_end(each.second for each in moments)
+        first, second = _end_to_end(m.first for m in moments), _end_to_end(m.second for m in moments)
         return _State(shapes, Moments(first, second))
 
     def _slopes(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:

@@ -20,13 +20,13 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
 from melon.tables import TableSpec
 
-#: What is kept for each row where rates are kept row by row: α as it is stored, Adam's moments of it, its step count.
+#: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.
 _ALPHA, _FIRST, _SECOND, _STEPS = "alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"
 _ADAM = Adam()
 
 
 class MetaSGDSettings(LearnedSettings):
-    """`share` says for what there is one rate: an entry, a row, a column of a table, or a whole table.
+    """`share` is what has one rate: an entry, a row, a column of a table, or a whole table.
 
     `alpha_param="softplus"` keeps rates above zero and moves small ones by small amounts; `raw` lets them turn
     negative.
@@ -83,13 +83,13 @@ class MetaSGD(LearnedStrategy):
         with torch.no_grad():
             gradients = self._gradients(situation)
             gammas, loss = gammas_at(self._stepped(situation, gradients), meta_loss)
-            found = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
-            found |= self.fading_gradients(situation, gammas)
+            meta_gradients = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
+            meta_gradients |= self.fading_gradients(situation, gammas)
             for table, gradient in gradients.items():
                 stored = self._stored(situation, table)
                 slope = -(gammas[table] * gradient).sum_to_size(stored.shape)
-                found[alpha_name(table)] = slope * self._slope_of_rate(stored)
-        return found, loss
+                meta_gradients[alpha_name(table)] = slope * self._slope_of_rate(stored)
+        return meta_gradients, loss
 
     @torch.no_grad()
     def adapt(self, gradients: Mapping[str, Tensor], situation: Situation) -> Situation:
@@ -98,10 +98,10 @@ class MetaSGD(LearnedStrategy):
         if not self.by_row:
             return situation
         scale, state = clip_scale(gradients, self.settings.meta_clip), dict(situation.row_state)
-        for table, kept in situation.row_state.items():
+        for table, rates in situation.row_state.items():
             gradient = gradients.get(alpha_name(table))
             if gradient is not None:
-                state[table] = self._moved(kept, gradient, scale)
+                state[table] = self._moved(rates, gradient, scale)
         return replace(situation, row_state=state)
 
     @torch.no_grad()
@@ -147,26 +147,26 @@ class MetaSGD(LearnedStrategy):
     def _slope_of_rate(self, stored: Tensor) -> Tensor:
         return torch.ones_like(stored) if self.settings.alpha_param == "raw" else torch.sigmoid(stored)
 
-    def _moved(self, kept: Mapping[str, Tensor], gradient: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
+    def _moved(self, state: Mapping[str, Tensor], gradient: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
         """Adam on the rows that have a signal, each with a step count of its own; the others to the bit as they were.
 
         A row has one where it lies in both batches: its gradient from the last interactions, and γ from these.
         """
-        alpha, decay = kept[_ALPHA], self.settings.meta_weight_decay
+        alpha, decay = state[_ALPHA], self.settings.meta_weight_decay
         met = (gradient != 0).any(1, keepdim=True)
         slope = gradient if scale is None else gradient * scale
         slope = slope + decay * alpha if decay else slope
-        steps = kept[_STEPS] + met
-        moments = _ADAM.moments(Moments(kept[_FIRST], kept[_SECOND]), slope)
+        steps = state[_STEPS] + met
+        moments = _ADAM.moments(Moments(state[_FIRST], state[_SECOND]), slope)
         moved = _ADAM.step(alpha, moments, steps.clamp(min=1), self.settings.meta_lr)
         return {
             _ALPHA: torch.where(met, moved, alpha),
-            _FIRST: torch.where(met, moments.first, kept[_FIRST]),
-            _SECOND: torch.where(met, moments.second, kept[_SECOND]),
+            _FIRST: torch.where(met, moments.first, state[_FIRST]),
+            _SECOND: torch.where(met, moments.second, state[_SECOND]),
             _STEPS: steps,
         }
 
 
 def alpha_name(table: str) -> str:
-    """Under which name a table's rates are learned."""
+    """The name of the meta-gradient, and where rates are shared of the meta-parameter, of a table's rates."""
     return f"{table}.alpha"

@@ -1,4 +1,4 @@
-"""MWNet (METHODS.md 3.3): a small net weighs each interaction by its loss, so that what is learned helps on what comes.
+"""MWNet (METHODS.md 3.3): a small net weighs each interaction by its loss, so that learning it helps on later ones.
 
 The virtual step is plain SGD, whatever the real optimiser is. It is large by default: with a step as small as the
 published one the meta-gradient is lost (3.3, pitfall a).
@@ -27,8 +27,8 @@ _BESIDE_ADAM = 0.3
 class MWNetSettings(LearnedSettings, OptimizerSettings):
     """The real step is Default's, with weights between 0 and `most_weight`; the virtual one is SGD.
 
-    Where `virtual_lr` or `virtual_reduction` is not said, the virtual step is the real one under `sgd`, and a usual
-    step for each interaction under Adam.
+    Without `virtual_lr` or `virtual_reduction`, the virtual step is the real one under `sgd`, and a usual step for each
+    interaction under Adam.
     """
 
     reduction: Literal["sum", "mean"] = "sum"  # not sequential: the look-ahead needs a batch
@@ -84,8 +84,8 @@ class MWNet(LearnedOptimizerStrategy):
                 reaching = F.pad(gamma, (0, 0, 0, rows - len(gamma)))  # what lies beyond cannot reach the loss
                 pull -= self._virtual_rate(situation, gradient.table) * gradient.dot(reaching)
         through = torch.autograd.grad(weights, list(net.values()), pull)
-        found = dict(zip(net, through, strict=True)) | self.fading_gradients(situation, gammas)
-        return {name: found[name] for name in self.parameters()}, loss
+        slopes = dict(zip(net, through, strict=True)) | self.fading_gradients(situation, gammas)
+        return {name: slopes[name] for name in self.parameters()}, loss
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:

@@ -97,13 +97,13 @@ class SML(LearnedOptimizerStrategy):
             if table not in tuned.values:
                 continue
             rows, before, tuned_rows = touched[table], read[touched[table]], tuned.values[table][touched[table]]
-            # What T sees is a constant, as any feature is; fading has its part in what T's word is added to.
+            # T's inputs are constants, as all features are; fading is differentiated in the row that T adds to.
             after = tuned_rows + (old[rows] - before)
             if table in self._transfers:
-                said = self._transfers[table](before, tuned_rows)
+                transferred = self._transfers[table](before, tuned_rows)
                 if self.settings.residual and self.settings.bounded:
-                    said = torch.tanh(said) * (tuned_rows - before)
-                after = after + said if self.settings.residual else said
+                    transferred = torch.tanh(transferred) * (tuned_rows - before)
+                after = after + transferred if self.settings.residual else transferred
             values[table] = old.index_copy(0, rows, after)
         return values
 
@@ -127,7 +127,7 @@ class Transfer:
             parameters.uniform(f"{table}.{number}.bias", 1, outputs, 0.0 if settings.residual else spread)
 
     def __call__(self, before: Tensor, after: Tensor) -> Tensor:
-        """The merged rows, or what is added to them, from constants: rows × dim."""
+        """The merged rows, or what is added to them (rows × dim), from constant rows."""
         rows, dim = before.shape
         common = before * after / (before.norm(dim=1, keepdim=True) + _GUARD)
         image = torch.stack([before, after, common]).view(3, rows * dim)

@@ -43,7 +43,7 @@ class Side:
         return Side(*(part.index_select(0, places) for part in (self.nodes, self.partners, self.there)))
 
 
-class LookedUp:
+class TargetCache:
     """The targets of one side that were looked up at one moment, by their place in the compact copy.
 
     The situations of a step start with the same compact rows, so what they share is read once.
@@ -70,8 +70,8 @@ class LookedUp:
         return SideTargets(side.nodes, side.partners, side.there, places, order[positions])
 
     def _add(self, rows: Ints, new: Side) -> None:
-        known = 0 if self._side is None else self._side.nodes.shape[0]
-        self._held[rows] = np.arange(known, known + len(rows))
+        first = 0 if self._side is None else self._side.nodes.shape[0]
+        self._held[rows] = np.arange(first, first + len(rows))
         self._side = new if self._side is None else self._side.joined(new)
 
 
@@ -116,10 +116,10 @@ class InteractionModel:
         """h for units."""
         device = users.nodes.device
         chosen = [
-            Side(each.nodes, each.partners, each.there).at(torch.from_numpy(each.places).to(device))
-            for each in (users, items)
+            Side(side.nodes, side.partners, side.there).at(torch.from_numpy(side.places).to(device))
+            for side in (users, items)
         ]
-        user_at, item_at = (torch.from_numpy(each.at).to(device) for each in (users, items))
+        user_at, item_at = (torch.from_numpy(side.at).to(device) for side in (users, items))
         return self.represent(chosen[0], chosen[1], user_at, item_at)
 
     def kernel(self) -> InteractionKernel | None:
@@ -142,15 +142,16 @@ class InteractionModel:
     def _targets(self, role: str, positions: Ints, around: Surroundings) -> SideTargets:
         """What was looked up goes with the surroundings, which are those of one step."""
         stored = (around.users if role == "user" else around.items).cpu().numpy()
-        known: LookedUp = around.notes.setdefault((self, role), LookedUp())
-        return known.targets(positions, len(stored), lambda missing: self.side(role, stored[missing], around))
+        cache: TargetCache = around.notes.setdefault((self, role), TargetCache())
+        return cache.targets(positions, len(stored), lambda missing: self.side(role, stored[missing], around))
 
     def side(self, role: str, targets: Ints, around: Surroundings) -> Side:
         """Targets (stored rows) with at most `neighbours` of their partners from strictly before the batch."""
         rings: PartnerRings = around.history.of_users if role == "user" else around.history.of_items
-        found = rings.sample(targets, self._draws, around.history.events, self._settings.neighbours).partners
+        partner_rows = rings.sample(targets, self._draws, around.history.events, self._settings.neighbours).partners
         device = self._phi["user.attention"].device
-        rows, partners, there = (torch.from_numpy(a).to(device) for a in (targets, np.maximum(found, 0), found >= 0))
+        arrays = (targets, np.maximum(partner_rows, 0), partner_rows >= 0)
+        rows, partners, there = (torch.from_numpy(array).to(device) for array in arrays)
         return Side(self._features(role, rows, around), self._features(_OPPOSITE[role], partners, around), there)
 
     def represent(self, users: Side, items: Side, user_at: Tensor, item_at: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which lines of which tables a batch touches, unit by unit, in the forms the rate model works on."""
+"""The lines of a batch: which unit touches which row of a table or which shared weights, with which gradient."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lines:
 
     @property
     def slot(self) -> Ints:
-        """Which row of its interaction each line is about."""
+        """The slot of each line within its interaction."""
         return self.source % self.width
 
 
@@ -62,18 +62,18 @@ class LineBook:
 
     def __init__(self, situation: Situation, *, pairwise: bool, aggregated: bool) -> None:
         self._situation, self._pairwise, self._aggregated = situation, pairwise, aggregated
-        self._found: dict[tuple[int, int], Lines] = {}
+        self._cache: dict[tuple[int, int], Lines] = {}
 
     def of(self, gradient: RowGradient) -> TableLines:
         """The lines of a row gradient that can reach the next loss."""
         rows, reached = self._situation.values[gradient.table].shape[0], self._situation.reached(gradient.table)
         if self._aggregated:
             return _aggregated(gradient, rows, reached)
-        here = (id(gradient.positions), reached)
-        if here not in self._found:
-            self._found[here] = self._lines(gradient.positions, rows, reached)
+        key = (id(gradient.positions), reached)
+        if key not in self._cache:
+            self._cache[key] = self._lines(gradient.positions, rows, reached)
         flat = gradient.gradient.flatten(0, 1)
-        return TableLines(gradient.table, self._found[here], flat, flat, gradient.positions)
+        return TableLines(gradient.table, self._cache[key], flat, flat, gradient.positions)
 
     def _lines(self, positions: Tensor, rows: int, reached: int) -> Lines:
         width, row = positions.shape[1], positions.reshape(-1).cpu().numpy()

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from melon.strategies.learned import LearnedSettings
 
-#: What the rates can be told of a line besides: how often the batch touches its row, how long the row was idle, how
-#: often its item was taken of late, and whether it is a user's, a taken item's or a negative's.
+#: Optional inputs of the rates: how often the batch touches the row, how long the row was idle, how often its item
+#: was taken recently, and whether the row is a user's, a taken item's or a negative's.
 Input = Literal["touches", "idle", "item_rate", "role"]
 
 
@@ -22,7 +22,7 @@ class RateSettings(LearnedSettings):
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
     role_width: int = Field(20, ge=1)
-    inputs: tuple[Input, ...] = ()  # what the role is told besides (METHODS.md 8.2)
+    inputs: tuple[Input, ...] = ()  # optional inputs of the role (METHODS.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
     interaction_width: int = Field(20, ge=1)
     norm: Literal["layer", "batch", "none"] = "layer"  # 6

@@ -47,8 +47,8 @@ class RateStrategy(LearnedStrategy):
             self.settings, parameters, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
         # What describes a role means nothing to a model without one.
-        asked = self.settings.inputs if self.sees_parameter else ()
-        self._inputs = LineInputs(asked, specs, parameters, self.settings.role_width)
+        inputs = self.settings.inputs if self.sees_parameter else ()
+        self._inputs = LineInputs(inputs, specs, parameters, self.settings.role_width)
 
     def memory(self) -> dict[str, Tensor]:
         return {**super().memory(), "practised": torch.tensor(self._practised, device="cpu")}
@@ -85,23 +85,23 @@ class RateStrategy(LearnedStrategy):
         terms, n, book = self._unit_terms(situation), len(situation.examples), self._book(situation)
         raw, realised, slots = [], [], []
         for gradient in situation.evidence.row_gradients:
-            here, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
-            old, positions = situation.values[here.table], gradient.positions.reshape(-1)
-            touched, own_terms = self._touched(situation, here, old, terms)
+            table, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
+            old, positions = situation.values[table.table], gradient.positions.reshape(-1)
+            touched, own_terms = self._touched(situation, table, old, terms)
             rates = line_rates(touched, own_terms, self._pairs.network).learning.expand(-1, dim)
             if self.settings.flat_rates:
-                rates = _flattened(rates, here.lines)
+                rates = _flattened(rates, table.lines)
             if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
-                row = torch.from_numpy(here.lines.row).to(old.device)
+                row = torch.from_numpy(table.lines.row).to(old.device)
                 rates = torch.zeros_like(old).index_copy(0, row, rates)[positions]
             scale = torch.from_numpy(touched.scale).to(old)[positions, None]
             raw.append(rates.reshape(n, -1))
             realised.append((rates * scale).reshape(n, -1))
-            slots += [(here.table, slot) for slot in range(width) for _ in range(dim)]
+            slots += [(table.table, slot) for slot in range(width) for _ in range(dim)]
         shared, raw_shared = {}, {}
         for wide in self._shared_lines(situation):
             shown = self._shared_rates(situation, wide, terms)
-            per_unit = torch.cat([each.learning.expand_as(gradient) for gradient, each in shown])
+            per_unit = torch.cat([rates.learning.expand_as(gradient) for gradient, rates in shown])
             if self.settings.flat_rates:
                 per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
             per_unit = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
@@ -155,25 +155,25 @@ class RateStrategy(LearnedStrategy):
         """New rows of users and items; without a kernel, at flat rates."""
         network, book = self._pairs.network, self._book(situation)
         tables = [book.of(gradient) for gradient in situation.evidence.row_gradients]
-        values = [situation.values[each.table][: len(each.lines.touches)] for each in tables]
-        olds = [self.aged(situation, each.table, old) for each, old in zip(tables, values, strict=True)]
-        found = [self._touched(situation, each, old, terms) for each, old in zip(tables, olds, strict=True)]
+        values = [situation.values[table.table][: len(table.lines.touches)] for table in tables]
+        olds = [self.aged(situation, table.table, old) for table, old in zip(tables, values, strict=True)]
+        pairs = [self._touched(situation, table, old, terms) for table, old in zip(tables, olds, strict=True)]
         if kernel is None:
-            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, found, strict=True)}
+            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, pairs, strict=True)}
         if self._inputs:  # each table has terms of its own
-            moved = tuple(kernel.moved_rows([touched], here, network)[0] for touched, here in found)
+            moved = tuple(kernel.moved_rows([touched], own_terms, network)[0] for touched, own_terms in pairs)
         else:
-            moved = kernel.moved_rows([touched for touched, _ in found], terms, network)
-        return dict(zip([each.table for each in tables], moved, strict=True))
+            moved = kernel.moved_rows([touched for touched, _ in pairs], terms, network)
+        return dict(zip([table.table for table in tables], moved, strict=True))
 
     def _touched(
         self, situation: Situation, table: TableLines, old: Tensor, terms: UnitTerms
     ) -> tuple[RowTouches, UnitTerms]:
         """Lines as a kernel takes them, and the terms that their units stand for."""
-        lines, here = table.lines, terms
+        lines, own_terms = table.lines, terms
         unit = lines.unit
         if self._inputs:  # then lines of one unit have terms of their own
-            here = self._inputs.with_rows(terms, situation, table)
+            own_terms = self._inputs.with_rows(terms, situation, table)
             unit = np.arange(len(unit))
         touched = RowTouches(
             values=situation.values[table.table][: len(lines.touches)],
@@ -186,7 +186,7 @@ class RateStrategy(LearnedStrategy):
             scale=self._scale(self.settings.reduction, lines.touches, len(situation.examples)),
             share=lines.share if self.settings.forgetting else None,
         )
-        return touched, here
+        return touched, own_terms
 
     def _updated_shared(
         self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel | None
@@ -197,17 +197,17 @@ class RateStrategy(LearnedStrategy):
             share = 1 / wide.units
         if kernel is None:
             return self._flat_shared(situation, wide, terms, scale, share)
-        here = self._shared_terms(situation, wide, terms)
-        return old + kernel.shared_move(old.flatten(), wide, here, self._pairs.network, scale, share).view_as(old)
+        own_terms = self._shared_terms(situation, wide, terms)
+        return old + kernel.shared_move(old.flatten(), wide, own_terms, self._pairs.network, scale, share).view_as(old)
 
     def _flat_shared(
         self, situation: Situation, wide: SharedLines, terms: UnitTerms, scale: float, share: float
     ) -> Tensor:
         theta, mean = situation.values[wide.table].flatten(), self._mean_shared_rate(situation, wide, terms)
         new = theta
-        for gradient, found in self._shared_rates(situation, wide, terms):
+        for gradient, rates in self._shared_rates(situation, wide, terms):
             new = new - gradient.sum(0) * mean * scale
-            new = new - ((1 - found.forgetting).expand_as(gradient) * theta).sum(0) * share
+            new = new - ((1 - rates.forgetting).expand_as(gradient) * theta).sum(0) * share
         return new.view_as(situation.values[wide.table])
 
     def _shared_rates(
@@ -217,8 +217,8 @@ class RateStrategy(LearnedStrategy):
         return shared_rates(theta, wide, self._shared_terms(situation, wide, terms), self._pairs.network)
 
     def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> Tensor:
-        found = [each.learning for _, each in self._shared_rates(situation, wide, terms)]
-        return torch.cat(found).mean()
+        rates = [rates.learning for _, rates in self._shared_rates(situation, wide, terms)]
+        return torch.cat(rates).mean()
 
     def _shared_terms(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
         return self._inputs.with_shared(terms, situation, wide) if self._inputs else terms
@@ -269,14 +269,14 @@ class MeLONP(RateStrategy):
 
 
 def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:
-    found = line_rates(touched, terms, network)
-    return moved_at(Rates(_flattened(found.learning, lines), found.forgetting), touched)
+    rates = line_rates(touched, terms, network)
+    return moved_at(Rates(_flattened(rates.learning, lines), rates.forgetting), touched)
 
 
 def _flattened(rates: Tensor, lines: Lines) -> Tensor:
     """Every rate replaced by its mean over the batch for the same slot (user, positive, negative)."""
     flat = torch.empty_like(rates)
     for slot in np.unique(lines.slot):
-        here = torch.from_numpy(lines.slot == slot).to(rates.device)
-        flat[here] = rates[here].mean()
+        at_slot = torch.from_numpy(lines.slot == slot).to(rates.device)
+        flat[at_slot] = rates[at_slot].mean()
     return flat

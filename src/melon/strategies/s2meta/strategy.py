@@ -62,9 +62,9 @@ class S2Meta(LearnedStrategy):
         values, state = self._aged_values(situation), RowState()
         for block in self._blocks(situation):
             if self.settings.state == "persist":
-                gates, kept = self._networks[block.table].advance(block.seen)
+                gates, new_state = self._networks[block.table].advance(block.seen)
                 before = situation.row_state[block.table]
-                state[block.table] = {key: before[key].index_copy(0, block.rows, new) for key, new in kept.items()}
+                state[block.table] = {key: before[key].index_copy(0, block.rows, new) for key, new in new_state.items()}
             else:
                 gates = self._networks[block.table].open(block.seen)
             values[block.table] = self._updated(situation, values[block.table], block, gates)
@@ -88,8 +88,8 @@ class S2Meta(LearnedStrategy):
             rows, shared = touched[table], situation.specs[table].role == "shared"
             gradient = total[rows]
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
-            kept = {key: held[rows] for key, held in situation.row_state.get(table, {}).items()}
-            seen = Seen(situation.values[table][rows], gradient, loss, kept or None)
+            state = {key: tensor[rows] for key, tensor in situation.row_state.get(table, {}).items()}
+            seen = Seen(situation.values[table][rows], gradient, loss, state or None)
             yield _Block(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
     def _updated(self, situation: Situation, old: Tensor, block: _Block, gates: Gates) -> Tensor:
