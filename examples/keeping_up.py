@@ -18,7 +18,7 @@ users = [random.randrange(USERS) for _ in range(EVENTS)]
 log = [(user, liked(user, moment), moment) for moment, user in enumerate(users)]
 start, size = EVENTS // 3, 250
 
-past, settings = log[:start], {"lr": 0.5, "reduction": "sum"}
+past, settings = log[:start], {"lr": 0.3, "reduction": "sum"}
 model = melon.Melon("bpr", "default", epochs=5, budget=0, settings=settings, batch_size=size).fit(past)
 frozen = melon.Melon("bpr", "default", epochs=5, budget=0, settings=settings, batch_size=size).fit(past)
 

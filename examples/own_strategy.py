@@ -1,8 +1,7 @@
 """An update strategy of your own: a step whose length on a row is bounded, checked by melon and put to work."""
 
 import melon
-from melon.checks import check_pairing
-from melon.recommenders.bpr import BPR
+from melon.checks import SMALL_RECOMMENDERS, check_pairing
 from melon.strategies.base import Proposal, Situation, Strategy, StrategySettings
 
 
@@ -31,7 +30,7 @@ class Bounded(Strategy):
         return Proposal(values)
 
 
-report = check_pairing(BPR, Bounded)  # raises where a rule is broken
+report = check_pairing(SMALL_RECOMMENDERS["bpr"], Bounded)  # raises where a rule is broken
 print(f"{len(report.passed)} checks passed")
 
 log = [(n % 40, n * n % 97, n) for n in range(1_000)]

@@ -16,8 +16,10 @@ import typer
 import melon
 from commands import Ended, Run
 from melon import cli
+from melon.cli.examples import EXAMPLES
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
+from melon.demo import write_synthetic
 from melon.evaluation.ranking import metrics
 
 SMALL = (
@@ -384,3 +386,41 @@ def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run, monkeypatc
 def test_the_module_is_the_command() -> None:
     ended = subprocess.run([sys.executable, "-m", "melon", "--version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, f"{melon.__version__}\n")
+
+
+def test_two_evaluations_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    few = ["--recommender", "bpr", "--strategy", "eals", "--budget", "1", "--epochs", "1", "--negatives", "15"]
+    write_synthetic("flip", tmp_path / "flip.parquet", 1_200, 0)
+    words = ["evaluate", "flip.parquet", *few, "--split", "0.7,0.1,0.2", "--json", "r.json"]
+    command = [sys.executable, "-m", "melon.cli", *words]
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in both:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["metrics"]
+    assert {path.name for path in tmp_path.glob("r.*")} == {"r.json", "r.ranks.parquet"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_command_shows_examples_that_parse(name: str, run: Run) -> None:
+    shown = " ".join(run(*name.split(), "--help").out.split())
+    assert "Examples:" in shown
+    for line in EXAMPLES[name]:
+        assert line in shown
+        assert line.startswith(f"melon {name} ")
+        for option in re.findall(r"--[a-z-]+", line):
+            assert option in shown.replace(line, ""), f"{name} has no {option}"
+
+
+def test_no_command_is_without_examples() -> None:
+    import typer
+
+    from melon.cli import app
+
+    root = typer.main.get_command(app)
+    names = {name for name in root.commands if name != "data"}  # type: ignore[attr-defined]
+    names |= {f"data {name}" for name in root.commands["data"].commands}  # type: ignore[attr-defined]
+    assert names == set(EXAMPLES)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -379,3 +380,30 @@ def test_processes_are_told_how_many_threads_to_use(folder: Path, tmp_path: Path
     finally:
         executor.stop()
     assert not worker.process.is_alive()
+
+
+@pytest.mark.parametrize("name", ["flip-bpr-0-eals.json", "bench.json"])
+@pytest.mark.parametrize(
+    "text", ["", '{"dataset": {"path"', "[]", '{"metrics": {}}'], ids=["empty", "cut", "list", "half"]
+)
+def test_a_torn_file_is_one_line_that_names_it(
+    name: str, text: str, folder: Path, bench: Path, tmp_path: Path, run: Run
+) -> None:
+    shutil.copytree(bench, tmp_path / "runs", ignore=shutil.ignore_patterns("work"))
+    (tmp_path / "runs" / name).write_text(text, encoding="utf-8")
+    ended = run(*command_of(folder, tmp_path / "runs")[3:])
+    assert ended.code == 1
+    assert name in ended.said
+    assert "emove it" in ended.said
+
+
+def test_two_benches_at_once_do_not_disturb_each_other(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", str(folder / "flip.parquet"), "--strategies", "eals", "--seeds", "1", *OPTIONS]
+    command = [sys.executable, "-m", "melon.cli", *words, "--out", str(tmp_path / "runs")]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    records = records_of(tmp_path / "runs")
+    assert records.keys() == {"flip-bpr-0-default", "flip-bpr-0-eals", "bench"}
+    assert not list((tmp_path / "runs").rglob("*.part*"))

@@ -276,7 +276,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestCommand:
     def test_from_bench_to_page(self, bench: Path, run: Run) -> None:
         assert {path.name for path in bench.glob("*.rates.safetensors")} == {
-            "flip-bpr-0-als.rates.safetensors",
             "flip-bpr-0-melon.rates.safetensors",
             "flip-ncf-0-melon.rates.safetensors",
         }

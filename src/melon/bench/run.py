@@ -128,10 +128,17 @@ class BenchFolder:
             raise SettingsError(
                 f"{path} was made with other settings than are asked for now; choose another --out, or remove it."
             )
-        # The foundation has one rate for everything: there is nothing to see.
-        if task.rates and not task.lays_foundation and not self.rates(task).exists():
+        if self._expects_rates(task) and not self.rates(task).exists():
             return None
         return Outcome(task, seconds, record)
+
+    @staticmethod
+    def _expects_rates(task: Task) -> bool:
+        """Not of the foundation, which has one rate for everything, nor of a strategy without learning rates."""
+        from melon.strategies.base import Strategy
+
+        strategy = STRATEGIES[task.config.strategy].load()
+        return task.rates and not task.lays_foundation and strategy.learning_rates is not Strategy.learning_rates
 
     def keep(self, outcome: Outcome) -> None:
         """Write a cell's outcome; why one failed stands beside the records, and the cell is tried again next time."""
