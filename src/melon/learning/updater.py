@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from melon.errors import CheckpointError, LearningError
+from melon.kernels import policy
 from melon.learning.examples import Offered, Offers
 from melon.learning.gathering import Compact, Gatherer
 from melon.learning.heads import HEAD, HeadTeacher
@@ -58,6 +59,10 @@ class Updater:
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._last_move: list[tuple[Tensor, Tensor]] = []
         self._offers = Offers(recommender, strategy, self.history, seed)
+
+    def warm_up(self, *, in_background: bool = False) -> None:
+        """Compile the loops that this model uses before the first interaction: now, or in a background thread."""
+        policy.warm_up("stream", *self.recommender.kernels, *self.strategy.kernels, in_background=in_background)
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a moment of the stream; changes nothing but the reading clock."""
