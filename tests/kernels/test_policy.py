@@ -20,6 +20,8 @@ from melon.kernels.s2meta.functions import CompiledCell
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
+from melon.recommenders.ncf import NCF
+from melon.strategies.default import Default
 from melon.strategies.melon import kernel as pairs
 from melon.strategies.melon import reference
 from melon.strategies.melon.strategy import MeLON
@@ -118,6 +120,18 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     assert sorted(built) == ["blend", "factor", "melon", "neighbours", "s2meta", "stream"]  # nothing twice
     assert not policy._coming
     assert policy.load("stream") is not None
+
+
+@pytest.mark.parametrize("recommender", [BPR, NCF, Blend])
+@pytest.mark.parametrize("strategy", [Default, MeLON, S2Meta])
+def test_a_model_is_warmed_up_with_what_it_uses(recommender: Any, strategy: Any, nothing_loaded: None) -> None:
+    updater = Updater(recommender({"dim": 4}), strategy(), seed=1)
+    updater.warm_up()
+    warm = set(policy._ready)
+    for batch in toy_batches()[:3]:
+        updater.score(batch.users, batch.items[:, None], int(batch.times[0]))
+        updater.learn(batch)
+    assert set(policy._ready) == warm
 
 
 class TestWhereNumbaDoesNotWork:
