@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from melon.data.frames import interactions_from
 from melon.data.idbook import Id
 from melon.data.interactions import Interactions
-from melon.errors import DataError, NotFittedError, SettingsError
+from melon.errors import CheckpointError, DataError, NotFittedError, SettingsError
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.pretrained import RecommenderPlan
 from melon.fitting.selection import Protocol, Selection
@@ -26,6 +27,7 @@ from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, 
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
+from melon.settings import require_threads
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import NEGATIVES
 from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, Parts
@@ -86,10 +88,11 @@ class Melon:
         if epochs is not None:
             _at_least("epochs", epochs, 0)
         _at_least("threads", threads, 1)
+        require_threads(threads)
         if dtype not in DTYPES:
             raise SettingsError(f"dtype = {dtype!r} will not do; choose one of: {', '.join(DTYPES)}.")
-        if minutes is not None and not minutes > 0:
-            raise SettingsError(f"minutes = {minutes!r} will not do; it must be more than 0.")
+        if minutes is not None and not 0 < minutes < float("inf"):
+            raise SettingsError(f"minutes = {minutes!r} will not do; it must be more than 0, and finite.")
         named = settle_auto({"recommender": recommender, "strategy": strategy})
         self.recommender: str | RecommenderFactory = named["recommender"]
         self.strategy: str | StrategyFactory = named["strategy"]
@@ -314,18 +317,24 @@ def load(
     whichever it was saved from.
     """
     model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy, device=device)
-    about = extra["estimator"]
     used = model.updater.recommender
-    made = Melon(
-        recommender or used.name,
-        strategy or model.updater.strategy.name,
-        recommender_settings=used.settings.plain(),
-        dtype=str(used.dtype).removeprefix("torch."),
-        threads=threads,
-        device=device,
-        **{key: about[key] for key in _REMEMBERED if key in about},
-    )
-    made._model, made._columns, made.choices = model, about["columns"], about["choices"]
+    require_threads(threads)
+    try:
+        about = extra["estimator"]
+        made = Melon(
+            recommender or used.name,
+            strategy or model.updater.strategy.name,
+            recommender_settings=used.settings.plain(),
+            dtype=str(used.dtype).removeprefix("torch."),
+            threads=threads,
+            device=device,
+            **{key: about[key] for key in _REMEMBERED if key in about},
+        )
+        made._model, made._columns, made.choices = model, dict(about["columns"]), dict(about["choices"])
+    except (KeyError, TypeError, ValueError, SettingsError) as error:
+        raise CheckpointError(
+            f"{os.fspath(folder)} says nothing that can be read about how its model was made ({error!r})."
+        ) from error
     return made
 
 
