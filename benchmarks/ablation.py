@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.evaluation.compare import Sides, compare_mean, gains, hits
 from melon.evaluation.prequential import Tally, prequential
-from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, deploy, refit
+from melon.fitting.selection import Selection
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates
 from melon.stream.split import split
@@ -105,8 +106,9 @@ class Bench:
         self._log, self._seed = log, record["seed"]
         self._pretrain, self._update = chosen["pretrain"]["settings"], chosen["default"]["settings"]
         self._parts = split(log, tuple(record["dataset"]["split"]))
-        protocol = Protocol(self._seed, told["batch_size"], told["candidates"], told["negatives"])
-        self._selection = Selection(log.head(self._parts.validation_stop), self._parts, protocol)
+        protocol = EvaluationProtocol(self._seed, told["batch_size"], told["candidates"], told["negatives"])
+        self._plan = Plan("blend", protocol=protocol)
+        self._selection = Selection(log.head(self._parts.validation_stop), self._parts, self._plan)
         self._candidates = Candidates(log, mode=told["candidates"], seed=self._seed, count=told["negatives"])
         self._rows: dict[str, tuple[PretrainedState, PretrainedState]] = {}
 
@@ -116,7 +118,7 @@ class Bench:
         strategy = Default({**self._update, **variant.update}, seed=self._seed)
         practice = self._selection.train_meta_model(strategy, before, self._parts.train_stop)
         past = self._log.head(self._parts.train_stop)
-        updater, tally = deploy(strategy, whole, past, self._seed, practice), Tally()
+        updater, tally = deploy(strategy, whole, past, practice), Tally()
         for point in self._points(updater):
             if point.start >= self._parts.validation_stop:
                 tally.add(point)
@@ -132,16 +134,16 @@ class Bench:
 
     def _trained(self, variant: Variant) -> tuple[PretrainedState, PretrainedState]:
         """Rows trained on what precedes the window, and on the whole training part."""
-        plan = RecommenderPlan("blend", dict(variant.recommender))
+        plan = replace(self._plan, recommender_settings=dict(variant.recommender))
         key = str((variant.recommender.get("negatives"), variant.pretrain))
         if key not in self._rows:
             settings = {**self._pretrain, **variant.pretrain}
             logs = self._selection.before_window, self._log.head(self._parts.train_stop)
-            one, other = (refit(plan, log, settings, self._seed) for log in logs)
+            one, other = (refit(plan, log, settings) for log in logs)
             self._rows[key] = one, other
-        fresh = {name: table.state() for name, table in plan.build(self._seed).tables.items()}
+        fresh = {name: table.state() for name, table in plan.build().tables.items()}
         rows = ({n: t for n, t in state.tables.items() if not n.startswith("head_")} for state in self._rows[key])
-        one, other = (PretrainedState(plan, self._seed, {**fresh, **tables}) for tables in rows)
+        one, other = (PretrainedState(plan, {**fresh, **tables}) for tables in rows)
         return one, other
 
 

@@ -24,6 +24,7 @@ import polars as pl
 
 from melon.bench.run import bench_streams
 from melon.evaluation.compare import Comparison, Sides, compare_mean, hits
+from melon.terminal.bench_view import BenchProgress, show_bench
 from verdicts import show_verdicts
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[1] / "../shared/data"))
@@ -52,7 +53,7 @@ def main() -> None:
         sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
     folder = asked.out / f"fading-{asked.fading}"
     options: dict[str, Any] = {"budget": asked.budget, "fading": asked.fading, "epochs": asked.epochs}
-    failed = bench_streams(
+    result = bench_streams(
         [DATA / f"{name}.parquet" for name in names],
         {name: value for name, value in options.items() if value is not None},
         recommenders=asked.recommender,
@@ -61,12 +62,11 @@ def main() -> None:
         splits=[split for split in SPLITS if "=" not in split or split.partition("=")[0] in names],
         configs=[],
         jobs=asked.jobs,
-        ray=None,
-        rates=False,
         out=folder,
+        progress=BenchProgress(),
     )
-    if failed:
-        sys.exit(failed)
+    if show_bench(result):
+        sys.exit(1)
     cells = Cells(folder, asked.recommender, asked.seeds)
     print(f"\n`python benchmarks/accuracy.py {' '.join(sys.argv[1:])}`")
     levels(cells, names, strategies)

@@ -16,9 +16,10 @@ import polars as pl
 import torch
 
 from melon.data.interactions import Interactions
+from melon.learning.pretrain import pretrain_by_strategy
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.als import ALS
+from melon.strategies.als.strategy import ALS
 from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.history import History
@@ -48,7 +49,7 @@ def trained(log: Interactions, settings: dict[str, Any], dim: int) -> tuple[Upda
     """A recommender that ALS has trained on the log from the start, ready to stream, and the CPU seconds that took."""
     recommender, strategy = BPR({"dim": dim}), ALS(settings)
     began = time.process_time()
-    strategy.pretrain(recommender, log)
+    pretrain_by_strategy(strategy, recommender, log)
     spent = time.process_time() - began
     history = History()
     history.append(log.users, log.items)

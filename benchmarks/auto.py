@@ -27,6 +27,7 @@ from accuracy import DATA, SPLITS, STREAMS, Cells
 from melon.bench.run import bench_streams
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
 from melon.evaluation.rivals import RIVALS
+from melon.terminal.bench_view import BenchProgress, show_bench
 from verdicts import show_verdicts
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
@@ -108,7 +109,7 @@ def run(asked: argparse.Namespace, kind: Kind, names: list[str], out: Path, seed
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text('strategy = "default"\n[settings]\noptimizer = "sgd"\nreduction = "sequential"\n')
         configs.append(config)
-    failed = bench_streams(
+    result = bench_streams(
         [DATA / f"{name}.parquet" for name in names],
         options,
         recommenders=kind.recommenders,
@@ -117,12 +118,11 @@ def run(asked: argparse.Namespace, kind: Kind, names: list[str], out: Path, seed
         splits=[split for split in SPLITS if "=" not in split or split.partition("=")[0] in names],
         configs=configs,
         jobs=asked.jobs,
-        ray=None,
-        rates=False,
         out=out / kind.folder,
+        progress=BenchProgress(),
     )
-    if failed:
-        sys.exit(failed)
+    if show_bench(result):
+        sys.exit(1)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def throughput(recommender: str, name: str) -> dict[str, float]:
     from melon.strategies.registry import STRATEGIES
     from prequential import one_round
 
-    warm_up()
+    warm_up("stream", "factor", "neighbours", "blend")
     strategy, settings = VARIANTS.get(name, (name, {}))
     events = 256 * 20
     log = synthetic_stream("news", n_users=20_000, n_items=10_000, n_events=20 * 256 + 2 * events)

@@ -7,7 +7,7 @@
     python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
 
 CPU milliseconds, medians after some batches to warm up. Users, items and candidates are drawn; popularity has a heavy
-tail. With `melon-recommender[fast]` a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
+tail. With compiled loops a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
 catalogue of 100 thousand items below 100 ms. MELON_KERNEL=torch shows what it costs without.
 """
 
@@ -28,8 +28,10 @@ import torch
 
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
-from melon.fitting.pretrained import RecommenderPlan, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.baselines import choose_popularity, choose_rivals
+from melon.fitting.plan import Plan
+from melon.fitting.pretrained import refit
+from melon.fitting.selection import Selection
 from melon.learning import checkpoint
 from melon.learning.pretrain import live_through, most_epochs
 from melon.learning.updater import Updater
@@ -171,19 +173,20 @@ def window(names: list[str]) -> None:
     for name in names:
         log = load_stream(DATA / f"{name}.parquet")
         parts = split(log, SPLITS.get(name, DEFAULT_SPLIT))
-        selection = Selection(log.head(parts.validation_stop), parts, Protocol())
+        selection = Selection(log.head(parts.validation_stop), parts, Plan())
         starts = {}
         for recommender, settings in steps_of.items():
             epochs = most_epochs(len(selection.before_window))
-            start = refit(RecommenderPlan(recommender), selection.before_window, {"l2": 0.03, "epochs": epochs}, 0)
+            start = refit(Plan(recommender), selection.before_window, {"l2": 0.03, "epochs": epochs}, observed={})
             starts[recommender] = start
             for fading in (False, True):
                 some = [each for each in settings if ("fading" in each) == fading]
                 score, at = max(
-                    (selection.judged(selection.at_window("default", each, start, 0)), str(each)) for each in some
+                    (selection.judged(selection.at_window("default", each, start)), str(each)) for each in some
                 )
                 print(f"{name}: {recommender}{' with fading' if fading else ''} {score:.4f} {at}", flush=True)
-        for rival, choice in {"popular": selection.popularity(8), **selection.rivals(starts["bpr"])}.items():
+        rivals = choose_rivals(selection, starts["bpr"])
+        for rival, choice in {"popular": choose_popularity(selection), **rivals}.items():
             print(f"{name}: {rival} {choice.score:.4f} {choice.settings}", flush=True)
 
 

@@ -24,8 +24,8 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import numpy as np
 import torch
 
-from melon.strategies.melon.kernels.compiled import functions
-from melon.strategies.melon.kernels.compiled.threads import pieces_of
+from melon.kernels.melon import functions
+from melon.kernels.threads import pieces_of
 from step import WARM_UP, Sized
 
 

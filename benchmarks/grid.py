@@ -23,8 +23,9 @@ import numpy as np
 
 from melon.bench.config import CellConfig
 from melon.bench.executors import LocalExecutor
-from melon.bench.grid import Outcome, Watcher, run_grid, tasks_of
+from melon.bench.grid import Outcome, run_grid, tasks_of
 from melon.demo import write_synthetic
+from melon.progress import Progress
 
 GOAL = 0.6
 SPLIT = (0.8, 0.05, 0.15)
@@ -41,7 +42,7 @@ def run(streams: dict[str, Path], jobs: int, folder: Path) -> tuple[float, dict[
     began = time.perf_counter()
     executor: LocalExecutor[Outcome] = LocalExecutor(streams, folder, jobs=jobs, threads=1)
     try:
-        outcomes = list(run_grid(tasks, {}, executor, lambda _: None, Watcher()))
+        outcomes = list(run_grid(tasks, {}, executor, lambda _: None, Progress()))
     finally:
         executor.stop()
     taken = time.perf_counter() - began

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from melon.strategies.melon.interactions import InteractionModel
-from melon.strategies.melon.kernels import choice
+from melon.kernels import policy
+from melon.strategies.melon import kernel as pair_kernels
+from melon.strategies.melon.interaction_model import InteractionModel
 from step import Sized
 
 ROUNDS, WIDTH, DIM, NEIGHBOURS, EXTENDED = 15, 20, 64, 10, 64
@@ -80,7 +81,7 @@ def machine() -> tuple[float, float, float]:
 
 def counting(count: Count) -> None:
     """Let the kernels say how much they are asked for."""
-    kernel = type(choice._STOCK.of(WIDTH))
+    kernel = pair_kernels.Compiled
     moved, shared, targets = kernel.moved_rows, kernel.shared_move, InteractionModel.targets
 
     def add(pairs: int) -> None:
@@ -117,7 +118,7 @@ def main() -> None:
     print(f"one core: {flops:.0f} GFLOP/s (matrices), {copied:.1f} GB/s copied, {gathered:.1f} GB/s rows at random")
     titles = ("", "pairs", "and back", "MFLOP", "at best", "MB", "at best", "step", "share")
     print("".join(f"{title:>{width}}" for title, width in zip(titles, (6, 12, 12, 9, 10, 7, 10, 10, 8), strict=True)))
-    choice.warm_up()
+    policy.warm_up("stream", "factor", ("melon", WIDTH))
     for recommender in asked.recommenders.split(","):
         sized = Sized(recommender, "melon", {}, users=60_000, items=75_000)
         batches = asked.batches if recommender == "bpr" else max(asked.batches // 4, 3)

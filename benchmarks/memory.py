@@ -19,7 +19,7 @@ import torch
 
 from melon.learning.updater import Updater
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.stream.batch import Batch
 from melon.stream.history import History
 

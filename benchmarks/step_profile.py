@@ -20,19 +20,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+from melon.kernels import policy
+from melon.kernels.melon import functions
+from melon.kernels.suites import SUITES
 from melon.learning.examples import Gatherer, Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
-from melon.strategies.melon.interactions import InteractionModel
-from melon.strategies.melon.kernels import choice
-from melon.strategies.melon.kernels.compiled import functions
-from melon.strategies.melon.kernels.compiled.generator import ENTRIES
+from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.strategy import RateStrategy
 from melon.stream.history import History
 from step import BATCH, WARM_UP, Sized
@@ -42,7 +41,7 @@ USERS, ITEMS = 60_000, 75_000
 
 def parts() -> list[tuple[Any, str]]:
     """What `--parts` times: the pieces of a step, from the outside in."""
-    kernel = choice._STOCK.of(20)
+    loops = policy.load("melon", 20)
     found: list[tuple[Any, str]] = [
         (Updater, "learn"), (Offers, "of"), (Offers, "last"), (Updater, "step"),
         (Gatherer, "touched"), (Gatherer, "extended"), (Gatherer, "situation"), (Recommender, "losses_once"),
@@ -51,7 +50,7 @@ def parts() -> list[tuple[Any, str]]:
         (RateStrategy, "_unit_terms"), (RateStrategy, "_updated"), (Updater, "_write"), (History, "append"),
         (functions, "spread"),
     ]  # fmt: skip
-    return found if kernel is None else found + [(kernel._kernels, name) for name in ENTRIES]
+    return found if loops is None else found + [(loops, name) for name in SUITES["melon"].signatures]
 
 
 def watch(owner: Any, name: str, spent: dict[str, list[float]], clock: Callable[[], float]) -> None:
@@ -65,10 +64,7 @@ def watch(owner: Any, name: str, spent: dict[str, list[float]], clock: Callable[
         finally:
             spent[name].append(clock() - began)
 
-    if isinstance(owner, type | ModuleType):
-        setattr(owner, name, timed)
-    else:
-        object.__setattr__(owner, name, timed)  # kernels are a frozen record
+    setattr(owner, name, timed)
 
 
 def show_parts(sized: Sized, batches: int) -> None:

@@ -30,8 +30,9 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError
 from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.ranking import metrics
-from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, deploy, refit
+from melon.fitting.selection import Selection
 from melon.learning.updater import Updater
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
@@ -47,17 +48,17 @@ USUAL = (0.8, 0.02, 0.18)
 class Transfer:
     """A cut-off stream with a recommender trained on what precedes its window, and one trained up to its last part."""
 
-    def __init__(self, log: Interactions, parts: Parts, plan: RecommenderPlan, seed: int) -> None:
-        self.log, self.parts, self.seed = log, parts, seed
-        self.selection = Selection(log.head(parts.validation_stop), parts, Protocol(seed))
-        self.early = refit(plan, self.selection.before_window, dict(plan.pretrain), seed)
-        self.between = refit(plan, self.selection.before_judged, dict(plan.pretrain), seed)
-        self.late = refit(plan, log.head(parts.train_stop), dict(plan.pretrain), seed)
-        self.candidates = Candidates(log, mode="catalogue", seed=seed, count=99)
+    def __init__(self, log: Interactions, parts: Parts, plan: Plan) -> None:
+        self.log, self.parts, self.seed = log, parts, plan.seed
+        self.selection = Selection(log.head(parts.validation_stop), parts, plan)
+        self.early = refit(plan, self.selection.before_window, dict(plan.pretrain_settings))
+        self.between = refit(plan, self.selection.before_judged, dict(plan.pretrain_settings))
+        self.late = refit(plan, log.head(parts.train_stop), dict(plan.pretrain_settings))
+        self.candidates = Candidates(log, mode="catalogue", seed=plan.seed, count=99)
 
     def window(self, name: str, settings: dict[str, object], again: PretrainedState | None = None) -> str:
         """The score by which settings are chosen: without shared weights, and with a recommender trained `again`."""
-        updater = self.selection.at_window(name, settings, self.early, self.seed, again)
+        updater = self.selection.at_window(name, settings, self.early, again)
         return f"{self.selection.judged(updater):.4f}"
 
     def later(self, name: str, settings: dict[str, object], start: PretrainedState) -> str:
@@ -66,7 +67,7 @@ class Transfer:
         practice = self.selection.train_meta_model(strategy, self.early, self.parts.train_stop)
         again = start is self.late
         known = self.log.head(self.parts.train_stop) if again else self.selection.before_window
-        updater = deploy(strategy, start, known, self.seed, practice)
+        updater = deploy(strategy, start, known, practice)
         self._through(updater, len(known), self.parts.train_stop)
         self._through(updater, self.parts.train_stop, self.parts.validation_stop)
         found = metrics(self._through(updater, self.parts.validation_stop, len(self.log)).rank)
@@ -85,9 +86,8 @@ def main(stream: str, configurations: list[str]) -> None:
     pretrain = {"l2": float(os.environ.get("L2", "0.1")), "epochs": int(os.environ.get("EPOCHS", "24"))}
     whole = load_stream(DATA / f"{stream}.parquet")
     log = whole.head(split(whole, SPLITS.get(stream, (0.95, 0.005, 0.045))).validation_stop)
-    transfer = Transfer(
-        log, split(log, INNER.get(stream, USUAL)), RecommenderPlan(recommender, pretrain=pretrain), seed
-    )
+    plan = Plan(recommender, pretrain_settings=pretrain, protocol=EvaluationProtocol(seed))
+    transfer = Transfer(log, split(log, INNER.get(stream, USUAL)), plan)
     print(
         f"| {stream}, {recommender}, seed {seed} | window | trained again | last part, trained again | going on |"
         "\n|---|---|---|---|---|",

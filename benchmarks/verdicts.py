@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from melon.evaluation.compare import Comparison, holm
+from melon.evaluation.compare import Comparison, verdicts
 
-#: The loss that "not worse" rules out, by stream.
+#: The loss that "level or better" rules out, by stream.
 MARGINS = {"news_globo": 0.005}
 USUAL_MARGIN = 0.015
 
@@ -16,9 +16,8 @@ def show_verdicts(title: str, families: Mapping[str, Mapping[str, Comparison]]) 
     print(f"\n| {title} | difference | 95 % by user | by item | se over seeds | verdict |")
     print("|---" * (title.count("|") + 6) + "|")
     for stream, family in families.items():
-        better, margin = holm(family), MARGINS.get(stream, USUAL_MARGIN)
+        verdict = verdicts(family, MARGINS.get(stream, USUAL_MARGIN))
         for label, each in family.items():
-            verdict = "better" if better[label] else "not worse" if each.not_worse(margin) else "not shown"
             error = "–" if each.seed_error is None else f"{each.seed_error:.4f}"
             by_user, by_item = (f"{low:+.4f} … {high:+.4f}" for low, high in (each.by_user, each.by_item))
-            print(f"| {label} | {each.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict} |")
+            print(f"| {label} | {each.difference:+.4f} | {by_user} | {by_item} | {error} | {verdict[label]} |")

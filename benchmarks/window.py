@@ -22,8 +22,9 @@ from accuracy import DATA
 from melon.bench.config import parse_assignments
 from melon.data.files import load_stream
 from melon.errors import LearningError
-from melon.fitting.pretrained import RecommenderPlan, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import refit
+from melon.fitting.selection import Selection
 from melon.learning.pretrain import most_epochs
 from melon.stream.split import DEFAULT_SPLIT, split
 
@@ -34,10 +35,10 @@ def main(stream: str, configurations: list[str], recommender: str = "bpr", seed:
     torch.set_num_threads(1)
     log = load_stream(DATA / f"{stream}.parquet")
     parts = split(log, SPLITS.get(stream, DEFAULT_SPLIT))
-    selection = Selection(log.head(parts.validation_stop), parts, Protocol(seed))
-    plan = RecommenderPlan(recommender)
+    plan = Plan(recommender, protocol=EvaluationProtocol(seed))
+    selection = Selection(log.head(parts.validation_stop), parts, plan)
     epochs = most_epochs(len(selection.before_window))
-    start = refit(plan, selection.before_window, {"l2": 0.03, "epochs": epochs}, seed)
+    start = refit(plan, selection.before_window, {"l2": 0.03, "epochs": epochs}, observed={})
     print(f"| {stream}, {recommender}, seed {seed} | score | s |\n|---|---|---|", flush=True)
     for text in configurations:
         name, _, assigned = text.partition(":")
@@ -45,7 +46,7 @@ def main(stream: str, configurations: list[str], recommender: str = "bpr", seed:
         settings = parse_assignments([each for each in re.split(r",(?=\w+=)", assigned) if each])["strategy"]
         began = time.perf_counter()
         try:
-            score = f"{selection.judged(selection.at_window(name, settings, start, seed)):.4f}"
+            score = f"{selection.judged(selection.at_window(name, settings, start)):.4f}"
         except LearningError as problem:
             score = f"broke: {problem}"
         print(f"| {name} {assigned or 'as it is'} | {score} | {time.perf_counter() - began:.0f} |", flush=True)

@@ -239,8 +239,8 @@ def test_outputs_that_cannot_be_written_are_told_before_anything_is_done(
         ended = run("pretrain", stream, "--out", target)
         refused(ended, 1, f"{target}", "cannot be written")
         assert "pre-training" not in ended.err
-    refused(run("data", "synthetic", "flip", "--out", file / "s.parquet"), 1, "could not be written")
-    refused(run("demo", "--out", file / "d", "--events", "500"), 1, "could not be written")
+    refused(run("data", "synthetic", "flip", "--out", file / "s.parquet"), 1, "cannot be written")
+    refused(run("demo", "--out", file / "d", "--events", "500"), 1, "cannot be written")
     assert file.read_text() == "mine"
 
 

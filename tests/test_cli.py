@@ -16,8 +16,10 @@ import typer
 import melon
 from commands import Ended, Run
 from melon import cli
+from melon.cli.examples import EXAMPLES
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
+from melon.demo import write_synthetic
 from melon.evaluation.ranking import metrics
 
 SMALL = (
@@ -229,7 +231,9 @@ def test_a_limit_of_time_is_told_when_it_is_over(stream: Path, tmp_path: Path, r
     record = json.loads(out.read_text())
     assert record["config"]["asked"]["minutes"] == 1e-6
     assert len(record["config"]["chosen"]["default"]["trials"]) == 1
-    assert "minutes = -1 will not do" in run("evaluate", stream, *SMALL, "--minutes", "-1").err
+    assert (
+        "minutes = -1 must be a finite number of more than 0" in run("evaluate", stream, *SMALL, "--minutes", "-1").err
+    )
     config = tmp_path / "c.toml"
     config.write_text("minutes = 5\n")
     refused = run("bench", stream, "--config", config, "--out", tmp_path / "b", "--strategies", "default")
@@ -298,8 +302,7 @@ def test_ctrl_c_is_130_everywhere(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    # The session first: it has to be imported with the real function.
-    monkeypatch.setattr("melon.bench.evaluate.load_stream", stop)
+    monkeypatch.setattr("melon.evaluator.load_stream", stop)
     monkeypatch.setattr("melon.data.files.load_stream", stop)
     ended = run(*({"S": stream, "O": tmp_path / "m"}.get(word, word) for word in words))
     assert ended.code == 130
@@ -344,34 +347,40 @@ def test_resume_with_nothing_kept_starts_at_the_beginning(stream: Path, tmp_path
 def test_work_without_a_result_file_is_kept_among_temporary_files(
     stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from melon.bench.cell import Cell
+    from melon.fitting.fit import Fitting
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    inner = Cell._refit
+    inner = Fitting.pretrained
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Cell, "_refit", stop)
+    monkeypatch.setattr(Fitting, "pretrained", stop)
     ended = run("evaluate", stream, *SMALL)
     assert ended.code == 130
-    (kept,) = tmp_path.glob("melon-*.progress")
+    (kept,) = tmp_path.glob("melon-*/*.progress")
     assert str(kept) in ended.err
-    monkeypatch.setattr(Cell, "_refit", inner)
+    monkeypatch.setattr(Fitting, "pretrained", inner)
     assert run("evaluate", stream, *SMALL, "--resume").code == 0
-    assert list(tmp_path.glob("melon-*.progress")) == []
+    assert list(tmp_path.glob("melon-*/*.progress")) == []
 
 
-def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run) -> None:
+def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    before = torch.get_num_threads()
-    try:
-        assert run("evaluate", stream, *SMALL, "--threads", "2", "--json", tmp_path / "r.json").code == 0
-        assert torch.get_num_threads() == 2
-        assert json.loads((tmp_path / "r.json").read_text())["protocol"]["threads"] == 2
-    finally:
-        torch.set_num_threads(before)
+    from melon.fitting.fit import Fitting
+
+    before, inner, used = torch.get_num_threads(), Fitting.choose, []
+
+    def choose(*given: Any, **more: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return inner(*given, **more)
+
+    monkeypatch.setattr(Fitting, "choose", choose)
+    assert run("evaluate", stream, *SMALL, "--threads", "2", "--json", tmp_path / "r.json").code == 0
+    assert used == [2]
+    assert torch.get_num_threads() == before
+    assert json.loads((tmp_path / "r.json").read_text())["protocol"]["threads"] == 2
 
 
 def test_the_module_is_the_command() -> None:
@@ -379,10 +388,39 @@ def test_the_module_is_the_command() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{melon.__version__}\n")
 
 
-def test_help_is_quick_enough_to_be_asked_for() -> None:
-    """No clock: heavy libraries stay out, which is what makes it quick (benchmarks/startup.py has the seconds)."""
-    code = (
-        "import sys; sys.argv = ['melon', '--help']\nfrom melon.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-    )
-    code += "assert not {'torch', 'polars', 'numpy', 'matplotlib'} & set(sys.modules), 'heavy'"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+def test_two_evaluations_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    few = ["--recommender", "bpr", "--strategy", "eals", "--budget", "1", "--epochs", "1", "--negatives", "15"]
+    write_synthetic("flip", tmp_path / "flip.parquet", 1_200, 0)
+    words = ["evaluate", "flip.parquet", *few, "--split", "0.7,0.1,0.2", "--json", "r.json"]
+    command = [sys.executable, "-m", "melon.cli", *words]
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in both:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["metrics"]
+    assert {path.name for path in tmp_path.glob("r.*")} == {"r.json", "r.ranks.parquet"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_command_shows_examples_that_parse(name: str, run: Run) -> None:
+    shown = " ".join(run(*name.split(), "--help").out.split())
+    assert "Examples:" in shown
+    for line in EXAMPLES[name]:
+        assert line in shown
+        assert line.startswith(f"melon {name} ")
+        for option in re.findall(r"--[a-z-]+", line):
+            assert option in shown.replace(line, ""), f"{name} has no {option}"
+
+
+def test_no_command_is_without_examples() -> None:
+    import typer
+
+    from melon.cli import app
+
+    root = typer.main.get_command(app)
+    names = {name for name in root.commands if name != "data"}  # type: ignore[attr-defined]
+    names |= {f"data {name}" for name in root.commands["data"].commands}  # type: ignore[attr-defined]
+    assert names == set(EXAMPLES)

@@ -1,30 +1,29 @@
-"""The demo: the main job on an embedded synthetic stream, ending with a table and a page to open."""
+"""The demo: every strategy on an embedded synthetic stream, ending with a table and a page to open."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import polars as pl
-from rich.console import Console
-
 from melon.atomic import write_text
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
-from melon.bench.files import write_result
+from melon.bench.record import result_lines, write_result
 from melon.bench.work import Work
-from melon.data.files import PreparedStream, load_stream, write_stream
+from melon.console import model_progress, say
+from melon.data.files import load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
 from melon.errors import SettingsError, unknown_name
 from melon.extras import require_plots
 from melon.fitting.auto import AUTO, settle_auto
-from melon.report.page import merged_rows, page
+from melon.report.html import html_page
+from melon.report.result import result_document
 from melon.strategies.registry import ALL_STRATEGIES
-from melon.terminal.progress import listener
 from melon.terminal.tables import show_table
 
 _SPLIT = (0.7, 0.02, 0.28)
 #: Settings tried for each strategy: fewer than an evaluation takes, so that all of them fit into a short demo.
 _BUDGET = 4
+_TITLE = "melon demo: a news site that changes all the time"
 
 
 def write_synthetic(kind: str, out: Path, events: int | None, seed: int) -> Path:
@@ -34,33 +33,32 @@ def write_synthetic(kind: str, out: Path, events: int | None, seed: int) -> Path
     if kind not in SYNTHETIC:
         raise unknown_name("synthetic stream", kind, SYNTHETIC)
     log = synthetic_stream(kind, n_events=events, seed=seed)
-    made = PreparedStream(log.users, log.items, log.times, pl.Series(log.user_ids), pl.Series(log.item_ids))
-    write_stream(out, made, {"synthetic": kind, "seed": seed, "answer": SYNTHETIC[kind].answer})
+    write_stream(out, log, {"synthetic": kind, "seed": seed, "answer": SYNTHETIC[kind].answer})
     return out
 
 
 def run_demo(out: Path, events: int, seed: int) -> None:
-    """Make the stream, evaluate the strategies on it, show the table and write the page."""
-    require_plots()
-    console = Console(soft_wrap=True)
+    """Make the stream, evaluate the strategies on it, show the table, write the page and its picture."""
+    require_plots("melon demo")
     stream = write_synthetic("news", out / "stream.parquet", events, seed)
     log = load_stream(stream)
-    console.print(
+    say(
         f"A made-up news site: {log.n_users:,} readers, {log.n_items:,} articles that are born, burst and fade, "
         f"{len(log):,} clicks. Each batch is predicted first, then learned from."
     )
     records, work = [], Work()
-    with listener() as told:
+    with model_progress() as progress:
         for strategy in ALL_STRATEGIES:
             config = CellConfig(strategy=strategy, split=_SPLIT, seed=seed, budget=_BUDGET)
-            result = Cell(log, config, told, work).run(str(stream))
+            result = Cell(log, config, progress, work).run(str(stream))
             records.append(write_result(result.record, result.ranks, out / f"{strategy}.json"))
         config = CellConfig(**settle_auto({"split": _SPLIT, "seed": seed, "budget": _BUDGET}))
-        result = Cell(log, config, told).run(str(stream))
+        result = Cell(log, config, progress).run(str(stream))
         records.append(write_result(result.record, result.ranks, out / f"{AUTO}.json"))
-    show_table(console, "strategies on bpr, and last what you get if you name nothing", merged_rows(records))
-    lead = (
-        "A synthetic news stream. Every batch was predicted first, then learned from; settings were chosen beforehand."
-    )
-    write_text(out / "index.html", page("melon demo", lead, records))
-    console.print(f"Open {out / 'index.html'} for the curve over time.", markup=False)
+    document = result_document(records, _TITLE)
+    (figure,) = document.figures()
+    write_text(out / "demo.svg", figure.drawing.svg)
+    write_text(out / "index.html", html_page(document))
+    show_table("update strategies on BPR, and auto: what you get if you name nothing", result_lines(records))
+    say(document.lead)
+    say(f"Open {out / 'index.html'} for the curve over time.")

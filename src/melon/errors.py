@@ -53,7 +53,10 @@ class MissingExtraError(MelonError):
     """An optional dependency is needed; the message says what to install."""
 
     def __init__(self, purpose: str, extra: str) -> None:
-        super().__init__(f"{purpose} needs an optional dependency: pip install 'melon-recommender[{extra}]'")
+        super().__init__(
+            f"{purpose} needs the extra {extra!r}. In a clone of melon: pip install -e '.[{extra}]'; with a wheel: "
+            f"pip install 'melon-recommender[{extra}] @ file:///path/to/the.whl'"
+        )
 
 
 class StoppedError(MelonError):

@@ -1,46 +1,41 @@
-"""`melon.Melon`: fit on what is recorded, learn on from what comes in, recommend, and save all of it as one state."""
+"""`melon.Melon`: fit on recorded interactions, learn new ones, recommend, and save everything as one state."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+import tempfile
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from melon.data.frames import interactions_from
-from melon.data.idbook import Id
-from melon.data.interactions import Interactions
-from melon.errors import CheckpointError, DataError, NotFittedError, SettingsError
+from melon.errors import CheckpointError, DataError, NotFittedError, unknown_name
+from melon.fitting import values
+from melon.fitting.arguments import id_list, plan_of
 from melon.fitting.auto import AUTO, settle_auto
-from melon.fitting.pretrained import RecommenderPlan
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.fit import fit, threads
+from melon.fitting.plan import name_of
+from melon.fitting.selection import words
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import LiveModel
-from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
-from melon.recommenders.registry import RECOMMENDERS
-from melon.registry import Registry
-from melon.settings import require_threads
-from melon.strategies.registry import STRATEGIES
-from melon.stream.candidates import NEGATIVES
-from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, Parts
+from melon.progress import Progress, Reported
+from melon.stream.split import BATCH_SIZE
+from melon.types import Plain
 
 if TYPE_CHECKING:
     import polars as pl
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-BUDGET = 8
-#: What a saved model is made with again; the rest is told by its recommender and strategy.
-_REMEMBERED = ("seed", "epochs", "batch_size", "budget", "minutes", "settings", "pretrain_settings")
-
-Report = Callable[[str], None]
+#: The arguments of `Melon`, in order; the second group is saved with a model.
+_NAMES = ("recommender", "strategy")
+_SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "fading", "settings", "pretrain_settings")
+_PARAMETERS = (*_NAMES, *_SAVED, "recommender_settings", "threads", "dtype", "device", "progress", "report")
 
 
 class Melon:
@@ -48,21 +43,24 @@ class Melon:
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" is plain steps.
+        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" is default with fading.
         seed: the root of everything random; the same seed on the same machine gives the same model.
-        epochs: at most this many passes of pre-training; by default as many as the log is worth.
+        epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
         batch_size: how many interactions are learned in one step.
+        fading: how idle items fade: "off", "auto" (the half-life is searched, or learned by the strategy), or a
+            half-life in interactions. By default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; `fit` chooses the others on the end of the log.
         recommender_settings: the recommender's settings.
         pretrain_settings: settings of pre-training that are decided; `fit` chooses the others.
-        budget: how many settings `fit` tries for each choice; 0 takes the defaults.
+        budget: how many settings `fit` tries for each choice; 0 takes the defaults without a trial.
         minutes: how long `fit` tries settings before it takes the best so far; 30 where the strategy is "auto".
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
         dtype: "float32" or "float64".
         device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
-        report: called with a line of text now and then while `fit` runs.
+        progress: whether `fit` shows on standard error how it comes along.
+        report: called with each line of progress, whether it is shown or not.
 
-    After `fit`, `choices` says which settings it came to.
+    After `fit`, `choices` holds the chosen settings; `notes_` says why there was no choice, or that time cut it short.
     """
 
     def __init__(
@@ -73,52 +71,70 @@ class Melon:
         seed: int = 0,
         epochs: int | None = None,
         batch_size: int = BATCH_SIZE,
+        fading: str | float | None = None,
         settings: Mapping[str, Any] | None = None,
         recommender_settings: Mapping[str, Any] | None = None,
         pretrain_settings: Mapping[str, Any] | None = None,
-        budget: int = BUDGET,
+        budget: int = values.BUDGET,
         minutes: float | None = None,
         threads: int = 1,
         dtype: str = "float32",
         device: str = "cpu",
-        report: Report | None = None,
+        progress: bool = True,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        _at_least("batch_size", batch_size, 1)
-        _at_least("budget", budget, 0)
-        if epochs is not None:
-            _at_least("epochs", epochs, 0)
-        _at_least("threads", threads, 1)
-        require_threads(threads)
-        if dtype not in DTYPES:
-            raise SettingsError(f"dtype = {dtype!r} will not do; choose one of: {', '.join(DTYPES)}.")
-        if minutes is not None and not 0 < minutes < float("inf"):
-            raise SettingsError(f"minutes = {minutes!r} will not do; it must be more than 0, and finite.")
-        named = settle_auto({"recommender": recommender, "strategy": strategy})
-        self.recommender: str | RecommenderFactory = named["recommender"]
-        self.strategy: str | StrategyFactory = named["strategy"]
-        self.seed, self.epochs, self.batch_size, self.budget = seed, epochs, batch_size, budget
-        self.minutes: float | None = named.get("minutes") if minutes is None else minutes
-        self.settings, self.pretrain_settings = dict(settings or {}), dict(pretrain_settings or {})
-        self.recommender_settings = dict(recommender_settings or {})
-        self.threads, self.dtype, self.device = threads, dtype, device
-        self.report: Report = report or (lambda _: None)
-        self.choices: dict[str, dict[str, Any]] = {}
+        self.recommender, self.strategy = recommender, strategy
+        self.seed, self.epochs, self.batch_size = seed, epochs, batch_size
+        self.budget, self.minutes, self.fading = budget, minutes, fading
+        self.settings, self.pretrain_settings = settings, pretrain_settings
+        self.recommender_settings = recommender_settings
+        self.threads, self.dtype, self.device, self.progress, self.report = threads, dtype, device, progress, report
+        self.choices: dict[str, Plain] = {}
+        self.notes_: tuple[str, ...] = ()
         self._columns: dict[str, str | None] = {}
         self._model: LiveModel | None = None
-        # Wrong names, settings and pairings are told now rather than after an hour.
-        self._cold(self.settings)
-        PretrainSettings.parse(self.pretrain_settings, "pre-training")
+        plan_of(self).check()  # wrong names, values and pairings are refused before anything is spent
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, as scikit-learn's tools want them."""
+        return {name: getattr(self, name) for name in _PARAMETERS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Change arguments of the constructor; they count from the next `fit` on."""
+        for name in parameters:
+            if name not in _PARAMETERS:
+                raise unknown_name("parameter of Melon", name, _PARAMETERS)
+        checked = type(self)(**{**self.get_params(), **parameters})
+        self.__dict__.update(checked.get_params())
+        return self
 
     def __repr__(self) -> str:
-        names = [
-            one if isinstance(one, str) else getattr(one, "name", "?") for one in (self.recommender, self.strategy)
-        ]
         learned = f"{self.n_interactions} interactions" if self._model else "nothing yet"
-        return f"<Melon {names[0]} with {names[1]}: {self.n_users} users, {self.n_items} items, learned {learned}>"
+        return f"<Melon {self._names()}: {self.n_users} users, {self.n_items} items, learned {learned}>"
 
-    @property
-    def _strategy_name(self) -> str:
-        return self.strategy if isinstance(self.strategy, str) else str(getattr(self.strategy, "name", "strategy"))
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        counts = {"users": self.n_users, "items": self.n_items, "interactions learned": self.n_interactions}
+        rows = [(name, f"{count:,}") for name, count in counts.items()]
+        rows += [(f"chosen for {name}", words(settings)) for name, settings in self.choices.items()]
+        rows += [("note", note) for note in self.notes_]
+        body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+        return f"<table><caption>Melon {escape(self._names())}</caption>{body}</table>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update({name: deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the arguments, and the files that `save` writes."""
+        files: dict[str, bytes] | None = None
+        if self._model is not None:
+            with tempfile.TemporaryDirectory(prefix="melon-") as folder:
+                self.save(folder)
+                files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        return _restored, (type(self), self.get_params(), files)
 
     @property
     def n_users(self) -> int:
@@ -140,37 +156,36 @@ class Melon:
         """The recommender, strategy and history that learn together; for evaluation and inspection."""
         return self._fitted("look inside").updater
 
+    @property
+    def live(self) -> LiveModel:
+        """The model behind this one, which knows ids and rows; for services and inspection."""
+        return self._fitted("look inside")
+
     def fit(
         self, interactions: Any, *, user: str | None = None, item: str | None = None, time: str | None = None
     ) -> Self:
         """Start afresh from recorded interactions: choose settings on their end, then train on all of them.
 
         Takes a polars, pandas or Arrow table, or tuples; `user`, `item` and `time` name columns with unusual names.
+        Stopping it (Ctrl-C, or an error) leaves the model as it was.
         """
         log = interactions_from(interactions, user=user, item=item, time=time)
-        if log.n_items < 2:
-            raise DataError(
-                f"fit needs interactions with at least two items to compare, and these {len(log)} have one "
-                f"({log.item_ids[0]!r}); give more, or start cold with partial_fit."
-            )
-        with self._threads():
-            pretraining, settings, practised = self._choose(log)
-            # Told at once, so that whoever stops the training knows what it had come to.
-            self.choices = {"pre-training": pretraining.plain(), self._strategy_name: dict(settings)}
-            model = self._cold(settings)
-            recommender = model.updater.recommender
-            if not model.updater.strategy.pretrain(recommender, log):
-                training = Pretraining(recommender, log, pretraining, seed=self.seed)
-                epochs = most_epochs(len(log)) if pretraining.epochs is None else pretraining.epochs
-                for loss in training.run(epochs):
-                    self.report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-            stamp_last_touches(recommender, log, model.updater.fading_clock)
-            model.adopt(log)
-            model.updater.take_over(practised)
-        self._model = model
+        choices, plan = self.choices, plan_of(self)
+
+        def remember(chosen: dict[str, Plain]) -> None:
+            self.choices = chosen
+
+        with self._shown() as progress:
+            try:
+                fitted = fit(log, plan, progress, remember)
+            except BaseException as problem:
+                if self._model is not None:
+                    self.choices = choices
+                if isinstance(problem, KeyboardInterrupt):
+                    progress.notice("stopped: nothing of this fit was kept")
+                raise
+        self._model, self.choices, self.notes_ = fitted.model, fitted.choices, fitted.notes
         self._columns = {"user": user, "item": item, "time": time}
-        used = model.updater.strategy
-        self.choices = {"pre-training": pretraining.plain(), used.name: used.settings.plain()}
         return self
 
     def partial_fit(
@@ -181,13 +196,14 @@ class Melon:
         A model that has learned nothing yet starts cold. Columns are those named for `fit` unless named again. Stopping
         it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
         """
-        asked = {"user": user, "item": item, "time": time}
-        columns = {role: name or self._columns.get(role) for role, name in asked.items()}
+        given = {"user": user, "item": item, "time": time}
+        columns = {role: name or self._columns.get(role) for role, name in given.items()}
         log = interactions_from(interactions, **columns)
-        model = self._model or self._cold(self.settings)
-        with self._threads():
+        plan = plan_of(self)
+        model = self._model or LiveModel(Updater(plan.build(), plan.make_strategy(plan.fixed()), seed=plan.seed))
+        with threads(plan.threads):
             try:
-                for _ in model.learn(log, self.batch_size):
+                for _ in model.learn(log, plan.protocol.batch_size):
                     pass
             finally:
                 if model.updater.history.events:
@@ -207,100 +223,68 @@ class Melon:
     ) -> list[Recommended] | pl.DataFrame:
         """The k best items for each user, in the order of `users` (one id, or any sequence of ids).
 
-        `filter_seen` leaves out what the user has had already; a list is shorter than k only where fewer items are
-        left. A user who is not known gets what is popular of late, and the list says so. With `as_frame`, a polars
-        frame with the columns user, rank, item, score and source.
+        `filter_seen` leaves out items that the user has had already; a list is shorter than k only where fewer items
+        are left. A user who is not known gets the items that are popular now, and the list says so. With `as_frame`, a
+        polars frame with the columns user, rank, item, score and source.
         """
         model = self._fitted("recommend")
-        _at_least("k", k, 1)
-        with self._threads():
-            lists = model.recommend(_listed(users), k, filter_seen=filter_seen)
+        values.whole_number("k", k, 1)
+        with threads(self.threads):
+            lists = model.recommend(id_list(users), k, filter_seen=filter_seen)
         return as_table(lists) if as_frame else lists
 
     def similar_items(self, items: Any, k: int = 10) -> list[list[Recommendation]]:
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
         model = self._fitted("compare items")
-        _at_least("k", k, 1)
-        with self._threads():
-            return model.similar_items(_listed(items), k)
+        values.whole_number("k", k, 1)
+        with threads(self.threads):
+            return model.similar_items(id_list(items), k)
 
     def score(self, users: Any, items: Any) -> npt.NDArray[np.floating[Any]]:
         """The model's score of each (user, item): two equally long sequences, or one id beside many.
 
-        What is not known counts as a row of zeros, as in an evaluation.
+        Users and items that are not known count as rows of zeros, as in an evaluation. Unlike scikit-learn's `score`,
+        this is no measure of quality; for that see `melon.evaluate`.
         """
         model = self._fitted("score")
-        asked_users, asked_items = _listed(users), _listed(items)
-        if 1 not in (len(asked_users), len(asked_items)) and len(asked_users) != len(asked_items):
+        user_ids, item_ids = id_list(users), id_list(items)
+        if 1 not in (len(user_ids), len(item_ids)) and len(user_ids) != len(item_ids):
             raise DataError(
-                f"score takes as many users as items, or one of either; got {len(asked_users)} and {len(asked_items)}."
+                f"score takes as many users as items, or one of either; got {len(user_ids)} and {len(item_ids)}."
             )
-        with self._threads():
-            return model.score(asked_users, asked_items)
+        with threads(self.threads):
+            return model.score(user_ids, item_ids)
 
     def save(self, folder: PathLike) -> None:
         """Write everything into a folder, replacing what was saved there before; a failed save changes nothing."""
         model = self._fitted("save")
-        about = {name: getattr(self, name) for name in _REMEMBERED}
-        model.save(folder, {"estimator": about | {"columns": self._columns, "choices": self.choices}})
+        plan_of(self)
+        about = {name: getattr(self, name) for name in _SAVED}
+        about |= {name: dict(about[name] or {}) for name in ("settings", "pretrain_settings")}
+        about |= {name: AUTO for name in _NAMES if getattr(self, name) == AUTO}
+        results = {"columns": self._columns, "choices": self.choices, "notes": list(self.notes_)}
+        model.save(folder, {"estimator": about | results})
 
-    def _cold(self, settings: Mapping[str, Any]) -> LiveModel:
-        """A model that has learned nothing."""
-        make_recommender = self._factory(RECOMMENDERS, self.recommender)
-        make_strategy = self._factory(STRATEGIES, self.strategy)
-        recommender = make_recommender(
-            self.recommender_settings, seed=self.seed, dtype=DTYPES[self.dtype], device=self.device
-        )
-        return LiveModel(Updater(recommender, make_strategy(settings, seed=self.seed), seed=self.seed))
+    def _shown(self) -> Progress:
+        from melon.console import model_progress
 
-    @staticmethod
-    def _factory(registry: Registry, choice: Any) -> Any:
-        return registry[choice].load() if isinstance(choice, str) else choice
+        return Reported(model_progress() if self.progress else Progress(), self.report or (lambda _: None))
 
-    def _choose(self, log: Interactions) -> tuple[PretrainSettings, dict[str, Any], dict[str, torch.Tensor]]:
-        """Settings of pre-training and of the strategy, compared on the end of the log (METHODS.md 5.7).
-
-        With them comes what a learned strategy takes along from practising there.
-        """
-        decided = self.pretrain_settings | ({} if self.epochs is None else {"epochs": self.epochs})
-        if self.budget and self.epochs != 0 and isinstance(self.recommender, str) and isinstance(self.strategy, str):
-            negatives = min(NEGATIVES, _spare_items(log))
-            protocol = Protocol(self.seed, self.batch_size, negatives=negatives)
-            selection = Selection(log, _all_but_validation(log), protocol, self.report, self.minutes)
-            if negatives >= 1 and selection.possible:
-                given = self.recommender_settings, self.pretrain_settings, self.epochs, self.device
-                plan = RecommenderPlan(self.recommender, *given)
-                pretraining, start = selection.pretraining(plan, self.budget)
-                train = partial(selection.trained_again, plan, pretraining.settings)
-                again = train if selection.judges_again(plan) else None
-                choice = selection.strategy(self.strategy, start, self.budget, self.settings, self.seed, again)
-                chosen = choice.settings
-                strategy = STRATEGIES[self.strategy].load()(chosen, seed=self.seed)
-                practice = {
-                    name: tensor.to(DTYPES[self.dtype]) if tensor.is_floating_point() else tensor
-                    for name, tensor in selection.train_meta_model(
-                        strategy, start, stop=selection.parts.train_stop
-                    ).items()
-                }
-                return PretrainSettings.parse(pretraining.settings, "pre-training"), chosen, practice
-            self.report("these interactions are too few to choose settings on: defaults are used")
-        return PretrainSettings.parse(decided, "pre-training"), self.settings, {}
+    def _names(self) -> str:
+        settled = settle_auto({"recommender": self.recommender, "strategy": self.strategy})
+        both = f"{name_of(settled['recommender'])} with {name_of(settled['strategy'])}"
+        return f"{both} (auto)" if settled.get("auto") else both
 
     def _fitted(self, wish: str) -> LiveModel:
         if self._model is None:
-            raise NotFittedError(
-                f"this model has learned nothing yet and cannot {wish}; call fit or partial_fit first."
-            )
+            raise NotFittedError(f"this model has learned nothing, so it cannot {wish}; call fit or partial_fit first.")
         return self._model
 
-    @contextlib.contextmanager
-    def _threads(self) -> Iterator[None]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def _take(self, model: LiveModel, about: Plain) -> Self:
+        """Become the saved model."""
+        self._model, self._columns, self.choices = model, about["columns"], about["choices"]
+        self.notes_ = tuple(about.get("notes", ()))
+        return self
 
 
 def load(
@@ -311,53 +295,37 @@ def load(
     threads: int = 1,
     device: str = "cpu",
 ) -> Melon:
-    """The model that `Melon.save` wrote, ready to go on exactly where it was.
+    """The model that `Melon.save` wrote, which learns on exactly where it was.
 
-    A recommender or strategy class of your own that is not registered has to be given again. Any device will do,
-    whichever it was saved from.
+    A recommender or strategy class of your own that is not registered has to be given again. The device may be another
+    than the one it was saved from.
     """
     model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy, device=device)
-    used = model.updater.recommender
-    require_threads(threads)
-    try:
-        about = extra["estimator"]
-        made = Melon(
-            recommender or used.name,
-            strategy or model.updater.strategy.name,
-            recommender_settings=used.settings.plain(),
-            dtype=str(used.dtype).removeprefix("torch."),
-            threads=threads,
-            device=device,
-            **{key: about[key] for key in _REMEMBERED if key in about},
-        )
-        made._model, made._columns, made.choices = model, dict(about["columns"]), dict(about["choices"])
-    except (KeyError, TypeError, ValueError, SettingsError) as error:
+    about = extra.get("estimator")
+    if not isinstance(about, dict) or not all(isinstance(about.get(name), dict) for name in ("columns", "choices")):
         raise CheckpointError(
-            f"{os.fspath(folder)} says nothing that can be read about how its model was made ({error!r})."
-        ) from error
-    return made
+            f"{os.fspath(folder)} does not say how its model was made; it was not saved by Melon.save."
+        )
+    used = model.updater.recommender
+    return Melon(
+        recommender or about.get("recommender", used.name),
+        strategy or about.get("strategy", model.updater.strategy.name),
+        recommender_settings=used.settings.plain(),
+        dtype=str(used.dtype).removeprefix("torch."),
+        threads=threads,
+        device=device,
+        **{name: about[name] for name in _SAVED if name in about},
+    )._take(model, about)
 
 
-def _all_but_validation(log: Interactions) -> Parts:
-    """The log as a training part and the short validation part behind it; nothing is kept for a test."""
-    n, (training, validation, _) = len(log), DEFAULT_SPLIT
-    return Parts(n - max(1, round(n * validation / (training + validation))), n, n)
-
-
-def _spare_items(log: Interactions) -> int:
-    """How many items nine users in ten have not had: no more than that can stand beside each positive."""
-    return log.n_items - 1 - int(np.quantile(np.bincount(log.users[~log.repeats]), 0.9))
-
-
-def _listed(ids: Any) -> list[Id]:
-    if isinstance(ids, str | int | uuid.UUID | np.generic):
-        ids = [ids]
-    if not isinstance(ids, Iterable) or isinstance(ids, bytes | Mapping):
-        raise DataError(f"{ids!r} is neither an id nor a sequence of ids.")
-    values = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
-    return [one.item() if isinstance(one, np.generic) else one for one in values]
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise SettingsError(f"{name} = {value!r} will not do; it must be a whole number of at least {least}.")
+def _restored(kind: type[Melon], parameters: dict[str, Any], files: dict[str, bytes] | None) -> Melon:
+    """A model out of a pickle."""
+    made = kind(**parameters)
+    if files is None:
+        return made
+    with tempfile.TemporaryDirectory(prefix="melon-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        classes = {name: None if isinstance(parameters[name], str) else parameters[name] for name in _NAMES}
+        model, extra = LiveModel.load(folder, device=made.device, **classes)
+    return made._take(model, extra["estimator"])

@@ -1,12 +1,12 @@
-"""Optional dependencies, asked for before hours are spent."""
+"""Optional dependencies, checked before hours are spent."""
 
 from __future__ import annotations
 
 from melon.errors import MissingExtraError
 
 
-def require_plots(purpose: str = "drawing") -> None:
-    """Raise now if nothing can be drawn here."""
+def require_plots(purpose: str) -> None:
+    """Raise now if nothing can be drawn here; `purpose` begins the message."""
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError:

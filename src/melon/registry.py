@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -38,8 +40,20 @@ class Entry:
     name: str
     summary: str
     target: str
+    #: An entry without a search space is tuned by the one that its class declares, if any (`space_of`).
     space: Space = field(default_factory=Space)
     presets: Mapping[str, Point] = field(default_factory=lambda: MappingProxyType({"default": {}}))
+    #: Whether `--strategies all` includes it.
+    in_comparison: bool = False
+    #: How tables and figures call it; without one they use its name.
+    label: str = ""
+    #: Its colour in figures as hexadecimal RGB, on a light and on a dark page; without one it gets a spare colour.
+    color: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.color or ():
+            if not re.fullmatch("#[0-9a-f]{6}", value):
+                raise SettingsError(f"color {value!r} of {self.name!r} must look like '#1f7a4d'.")
 
     def load(self) -> Any:
         """The class itself."""
@@ -54,25 +68,31 @@ class Entry:
 
 
 class Registry:
-    """Entries by name; other packages add theirs through an entry-point group that yields `Entry` objects."""
+    """Entries by name; other packages add theirs through an entry-point group.
+
+    An entry point has the name of its `Entry` and leads to it: `tanhstep = "my_package.registry:TANHSTEP"`. Listing
+    names reads the names of entry points only; the entry itself is imported when it is asked for.
+    """
 
     def __init__(self, kind: str, group: str, *entries: Entry) -> None:
         self.kind, self._group = kind, group
         self._entries = {entry.name: entry for entry in entries}
-        self._plugins_read = False
+        self._plugins: dict[str, EntryPoint] | None = None
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        for name in self.names():
+            yield self[name]
 
     def names(self) -> list[str]:
-        """All names, ours first."""
-        return list(self._entries)
+        """All names, ours first; plug-ins are not imported."""
+        return list(dict.fromkeys([*self._entries, *self._plugin_points()]))
 
     def __getitem__(self, name: str) -> Entry:
-        if name not in self._entries and not self._plugins_read:
-            self._read_plugins()
         if name not in self._entries:
-            raise unknown_name(self.kind, name, self._entries)
+            plugin = self._plugin_points().get(name)
+            if plugin is None:
+                raise unknown_name(self.kind, name, self.names())
+            self.add(self._loaded(plugin))
         return self._entries[name]
 
     def add(self, entry: Entry) -> None:
@@ -81,12 +101,26 @@ class Registry:
             raise SettingsError(f"there is a {self.kind} named {entry.name!r} already; choose another name.")
         self._entries[entry.name] = entry
 
-    def _read_plugins(self) -> None:
-        self._plugins_read = True
-        for plugin in entry_points(group=self._group):
-            entry = plugin.load()
-            if not isinstance(entry, Entry):
-                raise SettingsError(
-                    f"entry point {plugin.name!r} of {self._group!r} gives {type(entry).__name__}, not a melon Entry."
-                )
-            self.add(entry)
+    def _plugin_points(self) -> dict[str, EntryPoint]:
+        """Entry points of other packages by name; a name that melon has already stays melon's, with a warning."""
+        if self._plugins is None:
+            self._plugins = {}
+            for plugin in entry_points(group=self._group):
+                if plugin.name in self._entries:
+                    warnings.warn(
+                        f"the {self.kind} {plugin.name!r} of {plugin.value!r} is ignored: melon has one of this name. "
+                        f"Rename the entry point of {self._group!r} and its Entry.",
+                        stacklevel=2,
+                    )
+                else:
+                    self._plugins[plugin.name] = plugin
+        return self._plugins
+
+    def _loaded(self, plugin: EntryPoint) -> Entry:
+        entry = plugin.load()
+        place = f"entry point {plugin.name!r} of {self._group!r}"
+        if not isinstance(entry, Entry):
+            raise SettingsError(f"{place} gives {type(entry).__name__}, not a melon Entry.")
+        if entry.name != plugin.name:
+            raise SettingsError(f"{place} gives an Entry named {entry.name!r}; give both the same name.")
+        return entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -32,11 +31,3 @@ class Settings(BaseModel):
     def plain(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
         return self.model_dump(mode="json")
-
-
-def require_threads(threads: int) -> int:
-    """A number of threads that can be had; far more of them than processors end a process without a word."""
-    most = max(4 * (os.cpu_count() or 1), 64)
-    if not 1 <= threads <= most:
-        raise SettingsError(f"threads = {threads!r} must be from 1 to {most}, four for each processor of this machine.")
-    return threads

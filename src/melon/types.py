@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 #: Row numbers, event numbers, times, counts.
 Ints = npt.NDArray[np.int64]
+#: The same in 32 bits, where there are many.
+SmallInts = npt.NDArray[np.int32]
 #: One truth value for each interaction or row.
 Flags = npt.NDArray[np.bool_]
 #: Double precision: ranks, metrics, counts that decay.

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from commands import Run
-from melon.advice.advise import NO_TIME, AdvicePlan, AdviceWatcher
-from melon.advice.judging import Method, judge, judged
+from melon.advice.advise import NO_TIME, AdvicePlan
+from melon.advice.judging import Advice, Method, judge, judged
 from melon.bench.executors import LocalExecutor
-from melon.bench.grid import Outcome, Task, Watcher, run_grid, tasks_of
+from melon.bench.grid import Outcome, Task, run_grid, tasks_of
 from melon.errors import SettingsError
-from melon.terminal.advice import Advice
+from melon.progress import Progress
 from melon.types import Floats
 
 EVENTS = 4_000
@@ -111,7 +111,7 @@ class TestWords:
             strategies, SIMPLE, left_out={"ncf melon": NO_TIME, "bpr sml": "it failed", "ncf sml": NO_TIME}
         )
         text = "\n".join(found.sentences())
-        assert "No other strategy is shown to be better than it, so the cheapest will do." in text
+        assert "No other strategy is shown to be better than it, so the cheapest is enough." in text
         assert "Left out (no time left; more --minutes take more in): ncf melon, ncf sml." in text
         assert "Left out (it failed): bpr sml." in text
 
@@ -128,7 +128,7 @@ class TestWords:
         for hit_rate, named in ((0.5, True), (0.2, False)):
             rival = Method("knn_popularity", ranks(hit_rate, seed=6), 0.0)
             found = advice_of(strategies, SIMPLE, beside=(rival.name,), methods=(*SIMPLE, rival, *strategies))
-            assert ("did better by number: item-kNN + popularity" in "\n".join(found.sentences())) is named
+            assert ("cannot serve: item-kNN + popularity" in "\n".join(found.sentences())) is named
             assert "Take bpr updated by default" in found.sentences()[0]
 
     def test_json_holds_all_of_it(self) -> None:
@@ -167,11 +167,11 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("more", "complaint"),
         [
-            (["--minutes", "0"], "minutes = 0 will not do"),
+            (["--minutes", "0"], "minutes = 0 is too short"),
             (["--minutes", "0.0001"], "were not enough for plain fine-tuning"),
             (["--strategies", "melom"], "Did you mean 'melon'?"),
             (["--recommenders", "brp"], "Did you mean 'bpr'?"),
-            (["--jobs", "0"], "jobs = 0 will not do"),
+            (["--jobs", "0"], "jobs = 0 is too few"),
         ],
     )
     def test_bad_options(self, stream: Path, run: Run, more: list[str], complaint: str) -> None:
@@ -197,28 +197,21 @@ def test_the_order_is_the_quick_ones_first_and_every_plain_one_before_the_rest()
         AdvicePlan(("bpr",), ("default",), float("nan"), {})
 
 
-def test_a_grid_ends_where_its_watcher_has_had_enough(stream: Path, tmp_path: Path) -> None:
+def test_a_grid_ends_where_there_is_enough(stream: Path, tmp_path: Path) -> None:
     from melon.bench.config import CellConfig
 
-    class One(Watcher):
-        had = 0
+    class Ended(Progress):
+        count = 0
 
         def ended(self, outcome: Outcome) -> None:
-            self.had += 1
-
-        def enough(self) -> bool:
-            return self.had == 1
+            self.count += 1
 
     base = CellConfig(split=(0.8, 0.05, 0.15), budget=1, epochs=1, negatives=15, batch_size=64)
     tasks: list[Task] = tasks_of({"news": base.split}, ["bpr"], ["eals"], 1, base)
     executor: LocalExecutor[Outcome] = LocalExecutor({"news": stream}, tmp_path, jobs=1, threads=1)
+    progress = Ended()
     try:
-        outcomes = list(run_grid(tasks, {}, executor, lambda _: None, One()))
+        outcomes = list(run_grid(tasks, {}, executor, lambda _: None, progress, lambda: progress.count == 1))
     finally:
         executor.stop()
     assert [outcome.task.config.strategy for outcome in outcomes] == ["default"]
-
-
-def test_time_is_over_when_the_clock_says_so() -> None:
-    assert AdviceWatcher(float("-inf")).enough()
-    assert not AdviceWatcher(float("inf")).enough()

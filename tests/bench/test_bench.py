@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,13 @@ from commands import Run
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.executors import LocalExecutor, environment
-from melon.bench.grid import Outcome, Task, Watcher, run_grid, tasks_of
+from melon.bench.grid import Outcome, Task, run_grid, tasks_of
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.errors import LearningError
 from melon.evaluation.rivals import RIVALS
-from melon.terminal.bench_view import standing
+from melon.progress import Progress
+from melon.terminal.bench_view import bench_table
 
 SPLIT = (0.8, 0.05, 0.15)
 OPTIONS = ["--split", "0.8,0.05,0.15", "--budget", "2", "--epochs", "2", "--negatives", "15", "--batch-size", "32"]
@@ -148,7 +150,7 @@ def test_a_stopped_bench_says_how_to_go_on(folder: Path, tmp_path: Path) -> None
     assert "Traceback" not in told
 
 
-class Fails(Watcher):
+class Fails(Progress):
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -219,10 +221,10 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
         def stop(self) -> None: ...
 
     tasks = tasks_of({"flip": SPLIT}, ["bpr"], ["eals"], 1, BASE)
-    outcomes = {o.task.key: o for o in run_grid(tasks, {}, Here(), lambda outcome: None, Watcher())}
+    outcomes = {o.task.key: o for o in run_grid(tasks, {}, Here(), lambda outcome: None, Progress())}
     assert outcomes["flip-bpr-0-default"].problem == "no pre-training came through"
     assert outcomes["flip-bpr-0-eals"].problem == "its pre-training failed: no pre-training came through"
-    assert standing(tasks, outcomes).row_count == 1
+    assert bench_table(tasks, outcomes).row_count == 1
 
 
 class TestWhatDoesNotGoTogether:
@@ -254,8 +256,8 @@ class TestWhatDoesNotGoTogether:
             (["--strategies", "melom"], "Did you mean 'melon'?"),
             (["--recommenders", "brp"], "Did you mean 'bpr'?"),
             (["--split", "flap=0.8,0.1,0.1"], "Did you mean 'flip'?"),
-            (["--seeds", "0"], "seeds = 0 will not do"),
-            (["--jobs", "0"], "jobs = 0 will not do"),
+            (["--seeds", "0"], "seeds = 0 is too few"),
+            (["--jobs", "0"], "jobs = 0 is too few"),
         ],
     )
     def test_options(self, folder: Path, tmp_path: Path, run: Run, words: list[str], complaint: str) -> None:
@@ -270,12 +272,12 @@ class TestWhatDoesNotGoTogether:
 
 
 def test_splits_of_one_stream_and_settings_of_one_strategy(folder: Path, tmp_path: Path) -> None:
-    from melon.bench.run import _plan
+    from melon.bench.run import bench_plan
 
     tuned = tmp_path / "tuned.toml"
     tuned.write_text('strategy = "eals"\nrecommender = "bpr"\n[settings]\nlr = 0.2\n', encoding="utf-8")
     streams = [folder / "flip.parquet", folder / "news.parquet"]
-    plan = _plan(streams, {"budget": 2}, "bpr,ncf", "eals", 2, ["0.8,0.1,0.1", "news=0.7,0.1,0.2"], [tuned])
+    plan = bench_plan(streams, {"budget": 2}, "bpr,ncf", "eals", 2, ["0.8,0.1,0.1", "news=0.7,0.1,0.2"], [tuned])
     tasks = plan.tasks()
     assert len(tasks) == 2 * 2 * 2 * 2
     for task in tasks:
@@ -311,10 +313,12 @@ class TestAFolderOfConfigs:
         return made
 
     def test_each_cell_takes_its_own_and_a_group_pre_trains_alike(self, folder: Path, configs: Path) -> None:
-        from melon.bench.run import _plan
+        from melon.bench.run import bench_plan
 
         streams = [folder / "flip.parquet", folder / "news.parquet"]
-        plan = _plan(streams, {"budget": 2, "settings": {}}, "bpr,ncf", "eals,als", 1, ["news=0.8,0.1,0.1"], [configs])
+        plan = bench_plan(
+            streams, {"budget": 2, "settings": {}}, "bpr,ncf", "eals,als", 1, ["news=0.8,0.1,0.1"], [configs]
+        )
         tasks = {task.key: task.config for task in plan.tasks()}
         assert {key: c.settings.get("lr") for key, c in tasks.items() if c.recommender == "bpr"} == {
             "flip-bpr-0-default": 0.5,
@@ -376,3 +380,30 @@ def test_processes_are_told_how_many_threads_to_use(folder: Path, tmp_path: Path
     finally:
         executor.stop()
     assert not worker.process.is_alive()
+
+
+@pytest.mark.parametrize("name", ["flip-bpr-0-eals.json", "bench.json"])
+@pytest.mark.parametrize(
+    "text", ["", '{"dataset": {"path"', "[]", '{"metrics": {}}'], ids=["empty", "cut", "list", "half"]
+)
+def test_a_torn_file_is_one_line_that_names_it(
+    name: str, text: str, folder: Path, bench: Path, tmp_path: Path, run: Run
+) -> None:
+    shutil.copytree(bench, tmp_path / "runs", ignore=shutil.ignore_patterns("work"))
+    (tmp_path / "runs" / name).write_text(text, encoding="utf-8")
+    ended = run(*command_of(folder, tmp_path / "runs")[3:])
+    assert ended.code == 1
+    assert name in ended.said
+    assert "emove it" in ended.said
+
+
+def test_two_benches_at_once_do_not_disturb_each_other(folder: Path, tmp_path: Path) -> None:
+    words = ["bench", str(folder / "flip.parquet"), "--strategies", "eals", "--seeds", "1", *OPTIONS]
+    command = [sys.executable, "-m", "melon.cli", *words, "--out", str(tmp_path / "runs")]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    records = records_of(tmp_path / "runs")
+    assert records.keys() == {"flip-bpr-0-default", "flip-bpr-0-eals", "bench"}
+    assert not list((tmp_path / "runs").rglob("*.part*"))

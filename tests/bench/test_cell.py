@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from melon.bench import cell as module
-from melon.bench.cell import Cell, CellResult, Listener
+from melon.bench.cell import Cell, CellResult
 from melon.bench.config import CellConfig
 from melon.bench.work import Work
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluation.ranking import CUTS, metrics
 from melon.evaluation.rivals import RIVALS
+from melon.fitting import fit as fit_module
+from melon.fitting.fit import Fitting
 from melon.fitting.selection import Selection
+from melon.progress import Progress
 from melon.stream.sealed import SealedStream
 
 METRICS = [f"{kind}@{cut}" for kind in ("HR", "NDCG") for cut in CUTS]
@@ -251,11 +253,11 @@ def test_no_event_of_the_test_part_is_read_before_the_choice(
         monkeypatch.setattr(owner, name, spy)
 
     told("choose", Cell)
-    told("_refit", Cell)
+    told("pretrained", Fitting)
     told("open", SealedStream)
     with pytest.raises(Shut):
         Cell(guarded(flips), small(strategy="eals")).run()
-    assert calls == ["choose begins", "choose ends", "_refit begins", "_refit ends", "open begins", "open ends"]
+    assert calls == ["choose begins", "choose ends", "pretrained begins", "pretrained ends", "open begins", "open ends"]
 
 
 def test_another_test_part_changes_no_choice(flips: Interactions, small: MakeConfig) -> None:
@@ -272,7 +274,7 @@ def test_another_test_part_changes_no_choice(flips: Interactions, small: MakeCon
     assert (one.parts.train_stop, one.parts.validation_stop) == (two.parts.train_stop, two.parts.validation_stop)
     first, second = one.choose(), two.choose()
     assert json.dumps(first) == json.dumps(second)
-    fitted = [cell._refit(first["pretrain"]["settings"]).tables for cell in (one, two)]
+    fitted = [cell.fitting.pretrained(first).tables for cell in (one, two)]
     for name, state in fitted[0].items():
         assert all(t.numpy().tobytes() == fitted[1][name][part].numpy().tobytes() for part, t in state.items())
 
@@ -297,7 +299,7 @@ def test_selection_sees_the_log_up_to_the_test_part(
             seen.append(len(log))
             super().__init__(log, *given)
 
-    monkeypatch.setattr(module, "Selection", Spy)
+    monkeypatch.setattr(fit_module, "Selection", Spy)
     Cell(flips, small()).choose()
     assert seen == [750]
 
@@ -356,16 +358,16 @@ def test_own_pretraining_leaves_the_baselines_as_they_are(
 
 
 def test_als_pretrains_in_its_own_way(flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from melon.strategies.als import ALS
+    from melon.strategies.als.strategy import ALS
 
     pretrained: list[int] = []
-    inner = ALS.pretrain
+    inner = ALS.pretrained_rows
 
-    def spy(self: ALS, recommender: Any, interactions: Interactions) -> bool:
-        pretrained.append(len(interactions))
-        return inner(self, recommender, interactions)
+    def spy(self: ALS, specs: Any, tables: Any, log: Interactions) -> Any:
+        pretrained.append(len(log))
+        return inner(self, specs, tables, log)
 
-    monkeypatch.setattr(ALS, "pretrain", spy)
+    monkeypatch.setattr(ALS, "pretrained_rows", spy)
     for mode in ("shared", "own"):
         result = Cell(flips, small(strategy="als", budget=1, pretrain=mode)).run()
         assert pretrained == [560, 700]  # before the window for the trial, then all of the training part
@@ -393,7 +395,7 @@ def test_a_pairing_that_does_not_exist_is_refused_before_any_work(
     flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Selection, "pretraining", None)
-    monkeypatch.setattr(module, "refit", None)
+    monkeypatch.setattr(fit_module, "refit", None)
     with pytest.raises(SettingsError, match=r"'als' solves for one user table.*such as bpr"):
         Cell(flips, small(strategy="als", recommender="ncf", recommender_settings={}))
 
@@ -431,12 +433,12 @@ def test_one_user_or_one_item_is_refused(side: str, small: MakeConfig) -> None:
 def test_a_short_stream_falls_back_to_defaults_and_says_so(flips: Interactions, small: MakeConfig) -> None:
     notes: list[str] = []
 
-    class Told(Listener):
+    class Told(Progress):
         def note(self, text: str) -> None:
             notes.append(text)
 
     result = Cell(flips.head(120), small(negatives=10, epochs=None, settings={"lr": 0.05}), Told()).run()
-    assert any("too short for a selection window" in note for note in notes)
+    assert any("too few for a selection window" in note for note in notes)
     record = result.record
     assert record["config"]["chosen"]["default"] == {
         "settings": {"fading": None, "lr": 0.05},
@@ -457,7 +459,7 @@ def test_a_model_that_leaves_the_finite_numbers_is_an_error(flips: Interactions,
 # What was finished is kept.
 
 
-class Stops(Listener):
+class Stops(Progress):
     """Presses Ctrl-C at the n-th call."""
 
     def __init__(self, at: int) -> None:
@@ -477,7 +479,7 @@ class Stops(Listener):
     def tick(self, text: str) -> None:
         self._count()
 
-    def point(self, *given: Any) -> None:
+    def batch(self, *given: Any) -> None:
         self._count()
 
 
@@ -494,7 +496,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_record(
         folder = tmp_path / str(at)
         with pytest.raises(KeyboardInterrupt):
             Cell(flips, config, Stops(at), Work(folder)).run("here")
-        resumed = Cell(flips, config, Listener(), Work(folder)).run("here")
+        resumed = Cell(flips, config, Progress(), Work(folder)).run("here")
         assert timeless(resumed.record) == wanted, at
         assert all(resumed.ranks[name].tobytes() == array.tobytes() for name, array in straight.ranks.items())
 
@@ -502,7 +504,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_record(
 def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeConfig, tmp_path: Path) -> None:
     stages: list[str] = []
 
-    class Told(Listener):
+    class Told(Progress):
         def stage(self, name: str) -> None:
             stages.append(name)
             if name == "streaming recent_popularity":
@@ -512,7 +514,7 @@ def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeCon
         Cell(flips, small(), Told(), Work(tmp_path)).run()
     done, stages[:] = list(stages), []
 
-    class Quiet(Listener):
+    class Quiet(Progress):
         def stage(self, name: str) -> None:
             stages.append(name)
 
@@ -524,7 +526,7 @@ def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeCon
 def test_cells_of_one_stream_share_their_work(flips: Interactions, small: MakeConfig, timeless: Timeless) -> None:
     stages: list[str] = []
 
-    class Told(Listener):
+    class Told(Progress):
         def stage(self, name: str) -> None:
             stages.append(name)
 

@@ -86,3 +86,13 @@ def test_cells_without_rates_are_run_again_where_rates_are_asked_for(
     folder.keep(Outcome(asked, 1.0, seen.record, seen.ranks, rates=seen.rates))
     assert folder.rates(asked).exists()
     assert folder.done([asked])
+
+
+def test_a_solver_without_learning_rates_is_not_run_again_for_them(
+    flips: Interactions, small: MakeConfig, tmp_path: Path
+) -> None:
+    folder, task = BenchFolder(tmp_path), Task("flips", small(strategy="als", budget=1, epochs=1), rates=True)
+    result = Cell(flips, task.config, rates=True).run()
+    assert result.rates is None
+    folder.keep(Outcome(task, 1.0, result.record, result.ranks))
+    assert folder.done([task])

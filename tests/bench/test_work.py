@@ -1,16 +1,18 @@
 """Kept work: whole files only, read back bit for bit."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from melon.bench.work import PlainKeeper, StateKeeper, TallyKeeper, Work, work_folder
+from melon.bench.work import PlainKeeper, StateKeeper, TallyKeeper, Work, start_afresh, work_folder
 from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
-from melon.fitting.pretrained import PretrainedState, RecommenderPlan, refit
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, refit
 
 
 def tally(*, full: bool) -> Tally:
@@ -47,9 +49,10 @@ def test_a_tally_comes_back_as_it_was(full: bool, tmp_path: Path) -> None:
 
 
 def test_a_recommender_comes_back_as_it_was(flips: Interactions, tmp_path: Path) -> None:
-    plan = RecommenderPlan("ncf", {"dim": 4, "layers": (5,)})
-    made = refit(plan, flips.head(200), {"epochs": 1}, 3)
-    keeper = StateKeeper(lambda tables: PretrainedState(plan, 3, tables))
+    settings = {"dim": 4, "layers": (5,)}
+    plan = Plan("ncf", recommender_settings=settings, protocol=EvaluationProtocol(seed=3))
+    made = refit(plan, flips.head(200), {"epochs": 1})
+    keeper = StateKeeper(lambda tables: PretrainedState(plan, tables))
     keeper.write(made, tmp_path / "s.safetensors")
     back = keeper.read(tmp_path / "s.safetensors")
     assert back.tables.keys() == made.tables.keys()
@@ -116,4 +119,61 @@ def test_another_question_has_another_folder(flips: Interactions, tmp_path: Path
     assert here.parent == tmp_path
     assert here != work_folder(tmp_path / "r.json", flips, {**asked, "seed": 1})
     assert here != work_folder(tmp_path / "r.json", flips.head(900), asked)
-    assert work_folder(None, flips, asked).name.startswith("melon-")
+
+
+class TestPrivateFolder:
+    """Work without a result file is kept where nobody else can have put anything."""
+
+    @pytest.fixture(autouse=True)
+    def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def test_it_is_ones_own(self, flips: Interactions, tmp_path: Path) -> None:
+        folder = work_folder(None, flips, {})
+        assert folder.parent == tmp_path / f"melon-{os.getuid()}"
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        assert work_folder(None, flips, {}) == folder
+
+    @pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
+    def test_anything_else_is_refused(self, flips: Interactions, tmp_path: Path, kind: str) -> None:
+        folder = tmp_path / f"melon-{os.getuid()}"
+        if kind == "open to others":
+            folder.mkdir()
+            folder.chmod(0o777)
+        elif kind == "a link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            folder.symlink_to(tmp_path / "elsewhere")
+        else:
+            folder.touch()
+        with pytest.raises(DataError, match=r"private folder|cannot be written"):
+            work_folder(None, flips, {})
+
+    def test_what_cannot_be_removed_is_not_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "old").mkdir()
+        monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(DataError, match="cannot be removed"):
+            start_afresh(tmp_path / "old")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
+def test_a_broken_choice_is_reported_and_made_again(content: bytes, tmp_path: Path) -> None:
+    Work(tmp_path).once("a", PlainKeeper(), lambda: {"n": 1})
+    (tmp_path / "a.json").write_bytes(content)
+    lines: list[str] = []
+    again = Work(tmp_path, report=lines.append)
+    assert again.once("a", PlainKeeper(), lambda: {"n": 2}) == {"n": 2}
+    assert len(lines) == 1
+    assert f"{tmp_path / 'a.json'} is broken" in lines[0]
+    assert Work(tmp_path).once("a", PlainKeeper(), dict) == {"n": 2}
+
+
+def test_a_broken_tally_is_reported_and_made_again(tmp_path: Path) -> None:
+    made = tally(full=True)
+    Work(tmp_path).once("t", TallyKeeper(), lambda: made)
+    whole = (tmp_path / "t.safetensors").read_bytes()
+    for content in (b"", whole[: len(whole) // 2], whole[:-1]):
+        (tmp_path / "t.safetensors").write_bytes(content)
+        lines: list[str] = []
+        again = Work(tmp_path, report=lines.append).once("t", TallyKeeper(), lambda: made)
+        assert again is made
+        assert len(lines) == 1

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from melon.data.files import load_stream, side_car
+from melon.data.frames import interactions_from
 from melon.data.prepare import prepare
 from melon.errors import DataError
 
@@ -57,6 +58,12 @@ def test_any_integer_type(dtype: Any, tmp_path: Path) -> None:
         ({"user": [1, None, 2]}, "row 1 has no user"),
         ({"item": [1.5, 2.0, 3.0]}, "column 'item' has type Float64"),
         ({"user": [], "item": [], "ts": []}, "has no interactions"),
+        (
+            {"user": pl.Series([1, 2**63, 2], dtype=pl.UInt64)},
+            "the user in row 1, 9223372036854775808, does not fit 64",
+        ),
+        ({"ts": pl.Series([1, 2, 2**63], dtype=pl.UInt64)}, r"the time in row 2 is no moment \(9223372036854775808\)"),
+        ({"ts": [1.0, 2.0, 1e300]}, r"the time in row 2 is no moment \(1e\+300\)"),
     ],
 )
 def test_bad_streams(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -127,3 +134,14 @@ def test_real_streams(name: str, users: int, items: int, events: int) -> None:
         pytest.skip(f"{path} is not here; point MELON_DATA at the folder with the real streams")
     log = load_stream(path)
     assert (log.n_users, log.n_items, len(log)) == (users, items, events)
+
+
+def test_streams_with_other_ids_have_another_identity(tmp_path: Path) -> None:
+    one, other = load_stream(prepared(tmp_path / "a", "xyz")), load_stream(prepared(tmp_path / "b", "xyw"))
+    assert one.sha256 == other.sha256
+    assert one.identity != other.identity
+    assert one.identity == load_stream(tmp_path / "a" / "s.parquet").identity
+    numbers = interactions_from([(1, "i", 0), (2, "i", 1), (3, "i", 2)])
+    texts = interactions_from([("1", "i", 0), ("2", "i", 1), ("3", "i", 2)])
+    assert numbers.sha256 == texts.sha256
+    assert numbers.identity != texts.identity

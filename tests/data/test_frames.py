@@ -45,6 +45,41 @@ def test_names(make: Any) -> None:
         interactions_from(make(ODD))
 
 
+def dicts(*names: str) -> list[dict[str, Any]]:
+    return [dict(zip(names, event, strict=False)) for event in EVENTS]
+
+
+def test_dicts_are_read_by_their_keys() -> None:
+    assert events_of(interactions_from(dicts("user", "item", "time"))) == IN_TIME
+    assert events_of(interactions_from(dicts("userId", "Item ID", "ts"))) == IN_TIME
+    assert (
+        events_of(interactions_from(iter(dicts("who", "what", "when")), user="who", item="what", time="when"))
+        == IN_TIME
+    )
+    mixed = [{"time": time, "user": user, "note": "x", "item": item} for user, item, time in EVENTS]
+    assert events_of(interactions_from(mixed)) == IN_TIME
+    pairs = [{"item": 1, "user": "a"}, {"user": "b", "item": 2}]
+    assert events_of(interactions_from(pairs)) == [("a", 1, 0), ("b", 2, 1)]
+    assert events_of(interactions_from([{"who": "a", "what": 1}], user="who", item="what")) == [("a", 1, 0)]
+
+
+@pytest.mark.parametrize("make", [lambda ids: [(one, 1, n) for n, one in enumerate(ids)], pl.DataFrame, pd.DataFrame])
+def test_whole_floats_are_integers(make: Any) -> None:
+    ids = [27.0, 3.0, 27.0]
+    source = make(ids) if not hasattr(make, "__mro__") else make({"user": ids, "item": [1] * 3, "time": [0, 1, 2]})
+    log = interactions_from(source)
+    assert log.user_ids.tolist() == [27, 3]
+    assert log.user_ids.dtype == np.int64
+
+
+def test_dates_of_other_countries() -> None:
+    assert interactions_from([(1, 1, "31.12.2024 14:05")]).times.tolist() == [1_735_653_900]
+    assert interactions_from([(1, 1, "31/12/2024"), (1, 1, "01/02/2024")]).times.tolist() == [
+        1_706_745_600,
+        1_735_603_200,
+    ]
+
+
 def test_pairs_have_event_numbers() -> None:
     assert events_of(interactions_from([("a", 1), ("b", 2), ("a", 2)])) == [("a", 1, 0), ("b", 2, 1), ("a", 2, 2)]
 
@@ -120,13 +155,36 @@ def test_agrees_with_a_slow_twin(events: list[tuple[int, str, int]]) -> None:
         ([], "no interaction in what was given"),
         (pl.DataFrame({"user": [], "item": [], "time": []}, schema_overrides={"user": pl.Int64}), "no interaction"),
         ([(1, 2, 3), ("a", 2, 3)], r"user ids must be all .* event 1 has 'a' \(str\) where the first is 1 \(int\)"),
-        ([(1, 2, 3), (1, None, 3)], r"item ids .* event 1 has None"),
+        ([(1, 2, 3), (1, None, 3)], "event 1 has no item"),
         ([(True, 2, 3)], "user ids .* event 0 has True"),
         ([(1.5, 2, 3)], "user ids .* event 0 has 1.5"),
         ([(2**70, 2, 3)], "user id cannot be read.*as texts"),
         ([(1, 2, 3), (1, 2)], "some of the tuples have a time"),
         ([(1, 2, 3, 4)], r"event 0 is \(1, 2, 3, 4\)"),
         (["abc"], "event 0 is 'abc'"),
+        (["ab"], "event 0 is 'ab'"),
+        ([{1, 2}], "event 0 is {1, 2}"),
+        ([{"user": 1, "item": 2, "when": 3}], r"no column looks like the time. Columns there: .*'when'.*time=…"),
+        ([{"user": 1, "item": 2, "time": 3}, {"user": 1, "time": 3}], "event 1 is .*has no 'item' for the item"),
+        ([{"user": 1, "item": 2, "time": 3}, (1, 2, 3)], r"event 1 is \(1, 2, 3\), but the events before it are dicts"),
+        ([(1, 2, 3), {"user": 1, "item": 2, "time": 3}], "event 1 is {'user'"),
+        ([{}], "no column looks like the user. Columns there: none"),
+        ([{"user": None, "item": 2, "time": 3}], "event 0 has no user"),
+        ([(1, 2, 3), (float("nan"), 2, 3)], "event 1 has no user"),
+        ([(1, pd.NA, 3)], "event 0 has no item"),
+        ([(1, pd.NaT, 3)], "event 0 has no item"),
+        ([("a", 2, 3), (None, 2, 3)], "event 1 has no user"),
+        (pd.DataFrame({"user": ["a", None], "item": [1, 1], "time": [1, 2]}), "event 1 has no user"),
+        (pd.DataFrame({"user": ["a", np.nan], "item": [1, 1], "time": [1, 2]}, dtype=object), "event 1 has no user"),
+        (pl.DataFrame({"user": [1.0, float("nan")], "item": [1, 1], "time": [1, 2]}), "event 1 has no user"),
+        ([(1, 2, pd.NaT)], "event 0 has no time"),
+        ([("\ud800", 2, 3)], "user id cannot be read"),
+        ([(1, 2, 1e300)], r"time of event 0 is 1e\+300, which is no moment"),
+        ([(1, 2, "03/04/2024")], "day first .* month first .*Give datetimes"),
+        (
+            pl.DataFrame({"user": [1], "item": [1], "time": [2**63]}, schema_overrides={"time": pl.UInt64}),
+            "time of event 0 is 9223372036854775808, which is no moment",
+        ),
         ([1, 2, 3], "event 0 is 1"),
         ("clicks.csv", "cannot be made from str"),
         ({"user": [1]}, "cannot be made from dict"),
@@ -138,10 +196,11 @@ def test_agrees_with_a_slow_twin(events: list[tuple[int, str, int]]) -> None:
         ([(1, 2, "2019-01-01"), (1, 2, "x")], "time of event 1, 'x'"),
         ([(1, 2, 1 + 2j)], "times must be all"),
         (pl.DataFrame({"user": [1, None], "item": [1, 1], "time": [1, 2]}), "event 1 has no user"),
-        (pl.DataFrame({"user": [1.0], "item": [1], "time": [1]}), "user column has type Float64"),
+        (pl.DataFrame({"user": [1.0, 1.5], "item": [1, 1], "time": [1, 2]}), r"event 1 has the user 1\.5, which is no"),
+        (pl.DataFrame({"user": [2.0**60], "item": [1], "time": [1]}), "event 0 has the user .*no whole number"),
         (pl.DataFrame({"user": [1], "item": [1], "time": [[1]]}), "cannot be a time"),
         (pl.DataFrame({"user": [2**63], "item": [1], "time": [1]}, schema_overrides={"user": pl.UInt64}), "64 bits"),
-        (pd.DataFrame({"user": [1.0, np.nan], "item": [1, 1], "time": [1, 2]}), "user column has type Float64"),
+        (pd.DataFrame({"user": [1.0, np.nan], "item": [1, 1], "time": [1, 2]}), "event 1 has no user"),
         (pd.DataFrame({"user": [1, "a"], "item": [1, 1], "time": [1, 2]}), "event 1 has 'a'"),
     ],
     ids=str,

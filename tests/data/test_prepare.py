@@ -184,7 +184,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     write_log(tmp_path / "raw.csv", [5, 6, 7], [5, 6, 7])
     with monkeypatch.context() as patch:
         patch.setattr(files.json, "dumps", full_disk)
-        with pytest.raises(DataError, match=r"could not be written.*No space left"):
+        with pytest.raises(DataError, match=r"cannot be written.*No space left"):
             prepare(tmp_path / "raw.csv", out=out, min_interactions=1)
     assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == before
 
@@ -231,7 +231,7 @@ def test_places_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is one of the raw files"):
         prepare(out, out=out, min_interactions=1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="could not be written"):
+    with pytest.raises(DataError, match="cannot be written"):
         prepare(out, out=tmp_path / "file" / "t.parquet", min_interactions=1)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from melon.errors import StreamError
-from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm
+from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm, verdicts
 
 
 def test_hits_and_gains_by_hand() -> None:
@@ -20,7 +20,7 @@ def test_equal_methods_do_not_differ() -> None:
     assert found.difference == 0
     assert found.by_user == (0, 0)
     assert found.p_value == 1
-    assert found.not_worse(0.001)
+    assert verdicts({"same": found}, 0.001) == {"same": "level or better"}
     assert not holm({"same": found})["same"]
 
 
@@ -96,3 +96,21 @@ def test_a_mean_over_nothing_or_over_other_seeds_is_refused() -> None:
     for streams in ([], [one, two]):
         with pytest.raises(StreamError, match="over streams"):
             compare_mean(streams)
+
+
+@pytest.mark.parametrize(
+    ("interval", "p_value", "verdict"),
+    [
+        ((0.001, 0.02), 0.001, "better"),
+        ((0.001, 0.02), 0.2, "level or better"),
+        ((-0.01, 0.03), 0.4, "level or better"),
+        ((-0.014, -0.009), 0.001, "within the margin, but behind"),
+        ((-0.04, -0.02), 0.001, "worse"),
+        ((-0.04, 0.01), 0.3, "not decided"),
+    ],
+)
+def test_a_verdict_cannot_be_misread(interval: tuple[float, float], p_value: float, verdict: str) -> None:
+    """An interval that lies wholly below 0 is never called level, however wide the margin is."""
+    found = Comparison(sum(interval) / 2, interval, interval, None, p_value)
+    assert verdicts({"one": found}, 0.015) == {"one": verdict}
+    assert found.turned().by_user == (-interval[1], -interval[0])

@@ -7,8 +7,10 @@ from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.predictors import Frozen, Retrained
 from melon.evaluation.rivals import HALF_LIVES, RIVALS, WEIGHTS, RivalColumns, make_rival
-from melon.fitting.pretrained import RecommenderPlan, deploy, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.baselines import choose_rivals
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import deploy, refit
+from melon.fitting.selection import Selection
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
@@ -74,12 +76,13 @@ def test_batch_by_batch_is_as_if_all_had_been_the_past(log: Interactions, name: 
 
 
 def test_the_best_of_the_grid_is_what_a_stream_through_the_window_gives(log: Interactions, parts: Parts) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, Protocol(batch_size=64, negatives=30))
-    start = refit(RecommenderPlan("bpr", {"dim": 6}, {}, 1), selection.before_window, {"epochs": 1}, 0)
-    found = selection.rivals(start)
+    plan = Plan("bpr", recommender_settings={"dim": 6}, protocol=EvaluationProtocol(batch_size=64, negatives=30))
+    selection = Selection(log.head(parts.validation_stop), parts, plan)
+    start = refit(plan, selection.before_window, {"epochs": 1})
+    found = choose_rivals(selection, start)
     assert found.keys() == RIVALS.keys()
     for name, choice in found.items():
-        frozen = Frozen(deploy(Default(), start, selection.before_window, 0))
+        frozen = Frozen(deploy(Default(), start, selection.before_window))
         rival = make_rival(name, choice.settings, selection.before_window, frozen)
         assert selection.judged(rival) == pytest.approx(choice.score, abs=1e-9)
         assert choice.settings["kind"] in RIVALS[name]

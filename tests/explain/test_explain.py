@@ -13,18 +13,19 @@ import pytest
 import melon
 from melon import cli
 from melon.data.interactions import Interactions
+from melon.data.prepare import prepare
 from melon.data.synthetic import synthetic_stream
 from melon.demo import write_synthetic
-from melon.errors import MissingExtraError, SettingsError
-from melon.explain import explained as explain
-from melon.explain.explained import draw, explained
+from melon.errors import SettingsError
+from melon.explain.matrix import explain_batch
+from melon.explain.picture import draw
 from melon.learning.model import LiveModel
 
 LEARNED = 600
 PAIRINGS = [
     *(
         ("bpr", name, {})
-        for name in ("default", "eals", "als", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
+        for name in ("default", "eals", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
     ),
     *(
         ("ncf", name, {})
@@ -37,7 +38,7 @@ PAIRINGS = [
     ("ncf", "s2meta", {"variant": "B", "state": "persist", "fading": 200.0}),
     ("bpr", "sml", {"optimizer": "adam_lazy", "lr": 0.01, "residual": False}),
     ("ncf", "melon", {"pairwise": True}),
-    ("bpr", "melon", {"aggregation": "sqrt", "fading": 200.0}),
+    ("bpr", "melon", {"reduction": "sqrt", "fading": 200.0}),
 ]
 
 
@@ -74,7 +75,7 @@ def test_every_strategy_can_be_looked_at(
 ) -> None:
     folder = saved(recommender, strategy, settings)
     model, _ = LiveModel.load(folder)
-    found = explained(model, log, at=None, batch=0, batch_size=50)
+    found = explain_batch(model, log, at=None, batch=0, batch_size=50)
     assert found.about["event"] == LEARNED
     assert found.rows.rates.shape == found.rows.gradients.shape
     assert sum(size for _, size in found.rows.groups) == found.rows.rates.shape[1]
@@ -82,13 +83,19 @@ def test_every_strategy_can_be_looked_at(
     facts = found.facts()
     assert ("shared" in facts) == (recommender == "ncf")
     assert all(np.isfinite(part.sigma_ratio) and part.rank >= 1 for part in facts.values())
-    if strategy in ("default", "als", "mwnet", "melon_i"):
+    if strategy in ("default", "mwnet", "melon_i"):
         assert facts["rows"].rank == 1
     if strategy == "melon":
         assert facts["rows"].rank > 1
     if strategy in ("metasgd", "s2meta", "sml", "melon_p") and recommender == "ncf":
         assert facts["shared"].rank == 1
     json.dumps({name: part.as_dict() for name, part in facts.items()}, allow_nan=False)
+
+
+def test_a_solver_has_no_learning_rates_to_look_at(saved: Callable[..., Path], log: Interactions) -> None:
+    model, _ = LiveModel.load(saved("bpr", "als"))
+    with pytest.raises(SettingsError, match="strategy 'als' has no learning-rate matrix"):
+        explain_batch(model, log, at=None, batch=0, batch_size=50)
 
 
 def test_newcomers_stand_behind_the_known(saved: Callable[..., Path]) -> None:
@@ -99,14 +106,14 @@ def test_newcomers_stand_behind_the_known(saved: Callable[..., Path]) -> None:
     assert batch.users.tolist() == [users, model.users.rows([0])[0], users + 1, users]
     assert batch.items.tolist() == [model.items.rows([0])[0], items, model.items.rows([0])[0], items + 1]
     assert (len(model.users), len(model.items)) == (users, items)
-    assert explained(model, strangers, at=0, batch=0, batch_size=4).rows.rates.shape[0] == 4
+    assert explain_batch(model, strangers, at=0, batch=0, batch_size=4).rows.rates.shape[0] == 4
 
 
 def test_it_is_the_batch_that_would_be_learned(saved: Callable[..., Path], log: Interactions) -> None:
     """The same rates as the model shows when its turn comes."""
     folder = saved("bpr", "melon")
     model, _ = LiveModel.load(folder)
-    found = explained(model, log, at=None, batch=0, batch_size=50)
+    found = explain_batch(model, log, at=None, batch=0, batch_size=50)
     other, _ = LiveModel.load(folder)
     seen: list[Any] = []
     plain = other.updater.strategy.propose
@@ -128,7 +135,7 @@ def test_it_is_the_batch_that_would_be_learned(saved: Callable[..., Path], log: 
 class TestWhichBatch:
     def about(self, saved: Callable[..., Path], log: Interactions, **asked: Any) -> Any:
         model, _ = LiveModel.load(saved("bpr", "default"))
-        return explained(model, log, **{"at": None, "batch": 0, "batch_size": 50, **asked}).about
+        return explain_batch(model, log, **{"at": None, "batch": 0, "batch_size": 50, **asked}).about
 
     def test_as_asked(self, saved: Callable[..., Path], log: Interactions) -> None:
         assert self.about(saved, log, at=10)["event"] == 10
@@ -152,7 +159,7 @@ class TestWhichBatch:
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_a_picture_of_each_kind(suffix: str, saved: Callable[..., Path], log: Interactions, tmp_path: Path) -> None:
     model, _ = LiveModel.load(saved("ncf", "melon"))
-    found = explained(model, log, at=None, batch=0, batch_size=20)
+    found = explain_batch(model, log, at=None, batch=0, batch_size=20)
     draw(found, tmp_path / f"one{suffix}")
     assert (tmp_path / f"one{suffix}").stat().st_size > 5_000
     if suffix != ".pdf":
@@ -162,7 +169,7 @@ def test_a_picture_of_each_kind(suffix: str, saved: Callable[..., Path], log: In
 
 def test_rates_that_do_not_vary_can_be_drawn(saved: Callable[..., Path], log: Interactions, tmp_path: Path) -> None:
     model, _ = LiveModel.load(saved("bpr", "default"))
-    draw(explained(model, log, at=0, batch=0, batch_size=1), tmp_path / "one.png")
+    draw(explain_batch(model, log, at=0, batch=0, batch_size=1), tmp_path / "one.png")
     assert (tmp_path / "one.png").exists()
 
 
@@ -229,10 +236,19 @@ class TestCommand:
     def test_without_matplotlib_it_says_what_to_install(
         self, run: Callable[..., Any], stream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def missing() -> None:
-            raise MissingExtraError("drawing", "plots")
-
-        monkeypatch.setattr(explain, "require_plots", missing)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
         code, _, told = run(tmp_path, stream, "--out", tmp_path / "e.png")
         assert code == 1
-        assert "melon-recommender[plots]" in told
+        assert "melon explain needs" in told
+        assert ".[plots]" in told
+
+    @pytest.mark.parametrize("ids", [["a", "b"], [1_000_000, 1_000_001]], ids=["other kind", "none in common"])
+    def test_a_stream_of_other_ids_is_named_as_such(
+        self, ids: list[Any], run: Callable[..., Any], saved: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        rows = [f"{ids[n % 2]},{ids[n % 2]},{n}" for n in range(60)]
+        (tmp_path / "raw.csv").write_text("\n".join(["user,item,ts", *rows]), encoding="utf-8")
+        prepare(tmp_path / "raw.csv", out=tmp_path / "other.parquet")
+        code, _, told = run(saved("bpr", "default"), tmp_path / "other.parquet", "--out", tmp_path / "e.png")
+        assert code == 1
+        assert "model and stream differ" in told

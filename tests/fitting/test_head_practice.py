@@ -6,16 +6,18 @@ import torch
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.fitting.pretrained import PretrainedState, RecommenderPlan, deploy, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, deploy, refit
+from melon.fitting.selection import Selection
 from melon.recommenders.blend.head import TABLES
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.stream.split import Parts, split
 
-PROTOCOL = Protocol(batch_size=64, negatives=30)
-BLEND = RecommenderPlan("blend", {"dim": 6, "slots": 32, "negatives": 1}, {}, 2)
-PLAIN = RecommenderPlan("bpr", {"dim": 6}, {}, 2)
+PROTOCOL = EvaluationProtocol(batch_size=64, negatives=30)
+SETTINGS = {"dim": 6, "slots": 32, "negatives": 1}
+BLEND = Plan("blend", recommender_settings=SETTINGS, epochs=2, protocol=PROTOCOL, budget=1)
+PLAIN = Plan("bpr", recommender_settings={"dim": 6}, epochs=2, protocol=PROTOCOL, budget=1)
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +30,12 @@ def parts(log: Interactions) -> Parts:
     return split(log, (0.8, 0.05, 0.15))
 
 
-def selection_of(log: Interactions, parts: Parts) -> Selection:
-    return Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+def selection_of(log: Interactions, parts: Parts, plan: Plan = BLEND) -> Selection:
+    return Selection(log.head(parts.validation_stop), parts, plan)
 
 
-def before_window(selection: Selection, plan: RecommenderPlan) -> PretrainedState:
-    return refit(plan, selection.before_window, {"epochs": 2}, 0)
+def before_window(selection: Selection, plan: Plan) -> PretrainedState:
+    return refit(plan, selection.before_window, {"epochs": 2}, observed={})
 
 
 def changed(log: Interactions, start: int) -> Interactions:
@@ -76,7 +78,7 @@ def test_what_was_practised_is_deployed_with_counts_of_the_whole_past(log: Inter
     selection = selection_of(log, parts)
     practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop)
     training = log.head(parts.train_stop)
-    updater = deploy(Default(), refit(BLEND, training, {"epochs": 2}, 0), training, 0, practice)
+    updater = deploy(Default(), refit(BLEND, training, {"epochs": 2}), training, practice)
     for name in TABLES:
         assert torch.equal(updater.recommender.tables[name].everything(), practice[f"head/{name}"])
     state = updater.recommender.streaming_state()
@@ -99,13 +101,14 @@ def test_a_state_is_observed_once_and_copies_do_not_share_it(log: Interactions, 
 
 
 def test_on_a_fast_stream_the_head_finds_what_is_new(log: Interactions, parts: Parts) -> None:
-    selection = selection_of(log, parts)
     scores = {}
     for plan in (BLEND, PLAIN):
-        scores[plan.name] = selection.judged(selection.at_window("default", {}, before_window(selection, plan), 0))
+        selection = selection_of(log, parts, plan)
+        updater = selection.at_window("default", {}, before_window(selection, plan))
+        scores[plan.recommender] = selection.judged(updater)
     assert scores["blend"] > scores["bpr"] + 0.1
 
 
 def test_pre_training_is_chosen_as_for_the_rows_alone(log: Interactions, parts: Parts) -> None:
-    chosen = [selection_of(log, parts).pretraining(plan, 1)[0].plain() for plan in (BLEND, PLAIN)]
+    chosen = [selection_of(log, parts, plan).pretraining()[0].plain() for plan in (BLEND, PLAIN)]
     assert chosen[0] == chosen[1]

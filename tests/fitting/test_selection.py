@@ -1,7 +1,8 @@
 """The selection window: its arithmetic, the same budget for all, and nothing of the test part."""
 
 import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,17 +14,20 @@ from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluation.prequential import prequential
 from melon.fitting import pretrained
 from melon.fitting import selection as module
-from melon.fitting.pretrained import PretrainedState, RecommenderPlan, refit
-from melon.fitting.selection import Protocol, Selection
+from melon.fitting.baselines import choose_popularity
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, refit, untrained
+from melon.fitting.selection import Selection
 from melon.learning.pretrain import Pretraining
 from melon.learning.updater import Updater
+from melon.progress import Progress
 from melon.strategies.registry import STRATEGIES
 from melon.stream.split import Parts, split
 from melon.types import Plain
 
 SHARES = (0.7, 0.1, 0.2)
-PROTOCOL = Protocol(batch_size=64, negatives=15)
-PLAN = RecommenderPlan("bpr", {"dim": 6}, {}, 2)
+PROTOCOL = EvaluationProtocol(batch_size=64, negatives=15)
+PLAN = Plan("bpr", recommender_settings={"dim": 6}, epochs=2, protocol=PROTOCOL)
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +40,31 @@ def parts(log: Interactions) -> Parts:
     return split(log, SHARES)
 
 
+class Lines(Progress):
+    """Keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def window(log: Interactions, parts: Parts, progress: Progress | None = None, **more: Any) -> Selection:
+    """The selection window under the small plan, with some of it changed."""
+    return Selection(log.head(parts.validation_stop), parts, replace(PLAN, **more), progress)
+
+
 def bytes_of(state: PretrainedState) -> dict[str, bytes]:
     return {f"{t}/{p}": tensor.numpy().tobytes() for t, some in state.tables.items() for p, tensor in some.items()}
 
 
 def choose(log: Interactions, parts: Parts, budget: int = 3) -> tuple[Plain, dict[str, bytes]]:
     """Everything that can be chosen, and the recommender it was chosen with."""
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    pretraining, start = selection.pretraining(PLAN, budget)
-    chosen = {"pretrain": pretraining.plain(), "popularity": selection.popularity(budget).plain()}
-    chosen |= {name: selection.strategy(name, start, budget, {}, 0).plain() for name in ("default", "eals")}
+    selection = window(log, parts, budget=budget)
+    pretraining, start = selection.pretraining()
+    chosen = {"pretrain": pretraining.plain(), "popularity": choose_popularity(selection).plain()}
+    chosen |= {name: selection.strategy(name, start, {}).plain() for name in ("default", "eals")}
     return chosen, bytes_of(start)
 
 
@@ -70,7 +89,7 @@ def test_the_judged_part_is_the_end_of_the_window_and_validation(
 
     monkeypatch.setattr(module, "prequential", spy)
     monkeypatch.setattr(module, "selection_score", lambda rank: judged.append(len(rank)) or 0.5)
-    Selection(log.head(parts.validation_stop), parts, PROTOCOL).popularity(1)
+    choose_popularity(window(log, parts, budget=1))
     assert (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop) == (560, 644, 700, 800)
     assert streamed == [(560, 644), (644, 700), (700, 800)]
     assert judged == [800 - 644]
@@ -79,7 +98,7 @@ def test_the_judged_part_is_the_end_of_the_window_and_validation(
 def test_a_log_that_holds_test_events_is_refused(log: Interactions, parts: Parts) -> None:
     for wrong in (log, log.head(parts.validation_stop + 1), log.head(parts.train_stop)):
         with pytest.raises(StreamError, match="a choice may see 800 interactions"):
-            Selection(wrong, parts, PROTOCOL)
+            Selection(wrong, parts, PLAN)
 
 
 def test_another_test_part_changes_no_choice_and_no_score(log: Interactions, parts: Parts) -> None:
@@ -105,30 +124,32 @@ def test_choices_repeat_themselves_and_can_be_written_down(log: Interactions, pa
 
 
 def test_every_strategy_and_rival_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    _, start = selection.pretraining(PLAN, 1)
+    _, start = window(log, parts, budget=1).pretraining()
     for budget in (1, 4):
-        trials = {name: selection.strategy(name, start, budget, {}, 0).trials for name in ("default", "eals", "als")}
-        trials["popularity"] = selection.popularity(budget).trials
+        selection = window(log, parts, budget=budget)
+        trials = {name: selection.strategy(name, start, {}).trials for name in ("default", "eals", "als")}
+        trials["popularity"] = choose_popularity(selection).trials
         assert {name: len(some) for name, some in trials.items()} == dict.fromkeys(trials, budget)
 
 
 def test_where_time_is_up_each_choice_has_one_trial_and_it_is_said_once(log: Interactions, parts: Parts) -> None:
-    said: list[str] = []
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, said.append, minutes=1e-9)
-    pretraining, start = selection.pretraining(PLAN, 3)
-    choices = [pretraining, selection.strategy("default", start, 3, {}, 0), selection.popularity(3)]
+    progress = Lines()
+    selection = window(log, parts, progress, minutes=1e-9, budget=3)
+    assert not selection.time_is_up
+    pretraining, start = selection.pretraining()
+    choices = [pretraining, selection.strategy("default", start, {}), choose_popularity(selection)]
     assert [len(choice.trials) for choice in choices] == [1, 1, 1]
-    assert [line for line in said if "are over" in line] == [
-        "1e-09 minutes of choosing are over: what is best by now is taken"
+    assert [line for line in progress.lines if "are over" in line] == [
+        "1e-09 minutes of choosing are over: the best settings so far are taken"
     ]
+    assert selection.time_is_up
 
 
 def test_a_limit_that_is_not_reached_changes_nothing(log: Interactions, parts: Parts) -> None:
     def chosen(minutes: float | None) -> Plain:
-        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, minutes=minutes)
-        pretraining, start = selection.pretraining(PLAN, 2)
-        return {"pretrain": pretraining.plain(), "default": selection.strategy("default", start, 3, {}, 0).plain()}
+        selection = window(log, parts, minutes=minutes, budget=2)
+        pretraining, start = selection.pretraining()
+        return {"pretrain": pretraining.plain(), "default": selection.strategy("default", start, {}).plain()}
 
     assert chosen(600.0) == chosen(None)
 
@@ -136,18 +157,18 @@ def test_a_limit_that_is_not_reached_changes_nothing(log: Interactions, parts: P
 def test_every_trial_starts_from_the_same_recommender(
     log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    _, start = selection.pretraining(PLAN, 1)
+    selection = window(log, parts, budget=3)
+    _, start = selection.pretraining()
     wanted, met = bytes_of(start), []
 
     class Spy(Updater):
         def __init__(self, recommender: Any, *given: Any, **more: Any) -> None:
-            met.append(bytes_of(PretrainedState.of(PLAN, 0, recommender)))
+            met.append(bytes_of(PretrainedState.of(PLAN, recommender)))
             super().__init__(recommender, *given, **more)
             assert self.history.events == parts.window_start
 
     monkeypatch.setattr(pretrained, "Updater", Spy)
-    selection.strategy("default", start, 3, {}, 0)
+    selection.strategy("default", start, {})
     assert [each for each in met if any(each.values())] == [wanted] * 3
     assert bytes_of(start) == wanted
 
@@ -170,8 +191,7 @@ def test_the_recommender_that_is_judged_was_not_trained_on_the_window(
 
     monkeypatch.setattr(module, "Pretraining", SpyTraining)
     monkeypatch.setattr(pretrained, "Updater", SpyUpdater)
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    _, start = selection.pretraining(PLAN, 2)
+    _, start = window(log, parts, budget=2).pretraining()
     assert {len(given) for given in trained} == {parts.window_start}
     before = log.head(parts.window_start)
     assert len(start.tables["item_factors"]["values"]) == before.n_items
@@ -186,52 +206,51 @@ def test_the_recommender_that_is_judged_was_not_trained_on_the_window(
 def test_the_number_of_epochs_is_the_best_of_those_tried(
     log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    plan = replace(PLAN, recommender_settings={"dim": 4}, pretrain_settings={"l2": 0.03}, epochs=6)
+    selection = Selection(log.head(parts.validation_stop), parts, plan)
     scores = iter([0.1, 0.5, 0.4, 0.45, 0.3, 0.9])
     monkeypatch.setattr(selection, "_judge_pretrained", lambda state: next(scores))
-    plan = RecommenderPlan("bpr", {"dim": 4}, {"l2": 0.03}, 6)
-    choice, start = selection.pretraining(plan, 8)
+    choice, start = selection.pretraining()
     assert choice.settings == {"l2": 0.03, "epochs": 2}
     assert choice.score == 0.5
     assert next(scores) == 0.9  # three checks without progress were enough
-    training = Pretraining(plan.build(0), selection.before_window, module.PretrainSettings(l2=0.03), seed=0)
+    training = Pretraining(plan.build(), selection.before_window, module.PretrainSettings(l2=0.03), seed=0)
     list(training.run(2))
-    assert bytes_of(PretrainedState.of(plan, 0, training.recommender)) == bytes_of(start)
+    assert bytes_of(PretrainedState.of(plan, training.recommender)) == bytes_of(start)
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_a_settled_number_of_epochs_is_kept(epochs: int, log: Interactions, parts: Parts) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    choice, start = selection.pretraining(RecommenderPlan("bpr", {"dim": 4}, {"epochs": epochs}), 3)
+    selection = window(log, parts, pretrain_settings={"epochs": epochs}, epochs=None, budget=3)
+    choice, start = selection.pretraining()
     assert {trial.settings["epochs"] for trial in choice.trials} == {epochs}
     assert len(choice.trials) == 3
     assert len(start.tables["item_factors"]["values"]) == selection.before_window.n_items
 
 
 def test_a_trial_that_breaks_never_wins_and_is_written_down(log: Interactions, parts: Parts) -> None:
-    told: list[str] = []
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL, told.append)
-    _, start = selection.pretraining(PLAN, 1)
-    choice = selection.strategy("default", start, 3, {"lr": 1e6}, 0)
+    progress = Lines()
+    selection = window(log, parts, progress, budget=3)
+    _, start = selection.pretraining()
+    choice = selection.strategy("default", start, {"lr": 1e6})
     assert choice.score is None or np.isfinite(choice.score)
     broken = [trial for trial in choice.trials if trial.score is None]
     assert broken
     assert all("not finite" in str(trial.problem) or "a score is" in str(trial.problem) for trial in broken)
-    assert any("smaller learning rate" in line for line in told)
+    assert any("smaller learning rate" in line for line in progress.lines)
     json.dumps(choice.plain(), allow_nan=False)
 
 
 def test_a_pretraining_that_always_breaks_is_an_error(log: Interactions, parts: Parts) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    plan = RecommenderPlan("bpr", {"dim": 4}, {"lr": 1e6}, 20)
+    selection = window(log, parts, pretrain_settings={"lr": 1e6}, epochs=20, budget=3)
     with pytest.raises(LearningError, match=r"no pre-training came through.*smaller step"):
-        selection.pretraining(plan, 3)
+        selection.pretraining()
 
 
 def test_a_pretraining_that_breaks_late_keeps_what_was_good(
     log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
+    selection = window(log, parts, epochs=4, budget=2)
     monkeypatch.setattr(selection, "_judge_pretrained", lambda state: 0.5)
     epoch = Pretraining.epoch
 
@@ -241,7 +260,7 @@ def test_a_pretraining_that_breaks_late_keeps_what_was_good(
         return epoch(self)
 
     monkeypatch.setattr(Pretraining, "epoch", breaks_in_the_third)
-    choice, _ = selection.pretraining(RecommenderPlan("bpr", {"dim": 4}, {}, 4), 2)
+    choice, _ = selection.pretraining()
     assert choice.settings == {"l2": 0.03, "epochs": 1}
     assert [trial.score for trial in choice.trials] == [0.5, 0.5]
 
@@ -250,13 +269,13 @@ def test_a_pretraining_that_breaks_late_keeps_what_was_good(
     ("events", "protocol"),
     [
         (100, PROTOCOL),  # too few events to judge by
-        (1_000, Protocol(negatives=40)),  # too few items
+        (1_000, EvaluationProtocol(negatives=40)),  # too few items
     ],
 )
-def test_too_little_to_choose_on_says_so(events: int, protocol: Protocol, log: Interactions) -> None:
+def test_too_little_to_choose_on_says_so(events: int, protocol: EvaluationProtocol, log: Interactions) -> None:
     short = log.head(events)
     parts = split(short, SHARES)
-    assert not Selection(short.head(parts.validation_stop), parts, protocol).possible
+    assert not Selection(short.head(parts.validation_stop), parts, Plan(protocol=protocol)).possible
 
 
 def test_in_born_mode_items_of_the_future_make_no_pool() -> None:
@@ -264,33 +283,34 @@ def test_in_born_mode_items_of_the_future_make_no_pool() -> None:
     log = Interactions.from_ids(when % 10, np.where(when < 700, when % 12, when), when)
     parts = split(log, SHARES)
     early = log.head(parts.validation_stop)
-    assert Selection(early, parts, Protocol(negatives=20)).possible
-    assert not Selection(early, parts, Protocol(negatives=20, candidates="born")).possible
+    assert Selection(early, parts, Plan(protocol=EvaluationProtocol(negatives=20))).possible
+    born = EvaluationProtocol(negatives=20, candidates="born")
+    assert not Selection(early, parts, Plan(protocol=born)).possible
 
 
 def test_a_refit_is_plain_pretraining_on_all_of_it(log: Interactions, parts: Parts) -> None:
     told: list[str] = []
-    state = refit(PLAN, log.head(parts.train_stop), {"l2": 0.01, "epochs": 3}, 0, told.append)
-    training = Pretraining(PLAN.build(0), log.head(parts.train_stop), module.PretrainSettings(l2=0.01), seed=0)
+    state = refit(PLAN, log.head(parts.train_stop), {"l2": 0.01, "epochs": 3}, told.append)
+    training = Pretraining(PLAN.build(), log.head(parts.train_stop), module.PretrainSettings(l2=0.01), seed=0)
     list(training.run(3))
-    assert bytes_of(state) == bytes_of(PretrainedState.of(PLAN, 0, training.recommender))
+    assert bytes_of(state) == bytes_of(PretrainedState.of(PLAN, training.recommender))
     assert [line.partition(",")[0] for line in told] == [f"epoch {n} of 3" for n in (1, 2, 3)]
 
 
 def test_copies_are_independent(log: Interactions, parts: Parts) -> None:
-    state = refit(PLAN, log.head(300), {"epochs": 1}, 0)
+    state = refit(PLAN, log.head(300), {"epochs": 1})
     wanted = bytes_of(state)
     copy = state.copy()
     table = copy.tables["item_factors"]
     table.add(torch.arange(table.rows), torch.ones(table.rows, 6))
     assert bytes_of(state) == wanted
-    assert bytes_of(PretrainedState.of(PLAN, 0, state.copy())) == wanted
+    assert bytes_of(PretrainedState.of(PLAN, state.copy())) == wanted
 
 
 def test_a_device_that_is_not_there_is_a_settings_error() -> None:
     for device in ("gpu of my dreams", "meta:x", "cuda:99"):
         with pytest.raises(SettingsError, match="device"):
-            RecommenderPlan(device=device).build(0)
+            Plan(device=device).build()
 
 
 def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
@@ -308,9 +328,8 @@ def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
 def test_open_fading_is_tried_at_a_middling_and_at_a_short_half_life_first(
     log: Interactions, parts: Parts, clock: str, unit: float | None
 ) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    state = PretrainedState.of(PLAN, 0, PLAN.build(0))
-    choice = selection.strategy("default", state, 3, {"fading_clock": clock}, 0)
+    selection = window(log, parts, budget=3)
+    choice = selection.strategy("default", untrained(PLAN), {"fading_clock": clock})
     before_test = log.times[: parts.validation_stop]
     unit = unit or float(before_test[-1] - before_test[0]) / len(before_test)
     assert [trial.settings["fading"] / unit for trial in choice.trials] == pytest.approx([10_000, 1_000, 10_000])
@@ -318,34 +337,42 @@ def test_open_fading_is_tried_at_a_middling_and_at_a_short_half_life_first(
 
 
 def test_fading_that_is_settled_is_not_searched(log: Interactions, parts: Parts) -> None:
-    selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-    state = PretrainedState.of(PLAN, 0, PLAN.build(0))
-    choice = selection.strategy("default", state, 4, {"fading": None}, 0)
+    choice = window(log, parts, budget=4).strategy("default", untrained(PLAN), {"fading": None})
     assert {trial.settings["fading"] for trial in choice.trials} == {None}
 
 
 class TestJudgedAfterTrainingAgain:
-    PLAN = RecommenderPlan("ncf", {"dim": 4, "layers": [4]}, {"l2": 0.01, "epochs": 2})
+    SETTINGS: ClassVar[Plain] = {"l2": 0.01, "epochs": 2}
+    PLAN = Plan(
+        "ncf",
+        recommender_settings={"dim": 4, "layers": [4]},
+        pretrain_settings=SETTINGS,
+        protocol=PROTOCOL,
+        budget=1,
+    )
+
+    def selection(self, log: Interactions, parts: Parts) -> Selection:
+        return Selection(log.head(parts.validation_stop), parts, self.PLAN)
 
     def test_only_where_weights_are_shared(self, log: Interactions, parts: Parts) -> None:
-        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-        for plan, wanted in ((PLAN, False), (self.PLAN, True), (RecommenderPlan("blend"), False)):
-            assert selection.judges_again(plan) is wanted, plan.name
+        for plan, wanted in ((PLAN, False), (self.PLAN, True), (Plan("blend"), False)):
+            selection = Selection(log.head(parts.validation_stop), parts, plan)
+            assert selection.judges_again is wanted, plan.recommender
 
     def test_it_is_what_deployment_does_a_little_earlier(self, log: Interactions, parts: Parts) -> None:
         """Practice on the one from before the window; then the judged part, on one that was trained up to there."""
-        selection = Selection(log.head(parts.validation_stop), parts, PROTOCOL)
-        _, start = selection.pretraining(self.PLAN, 1)
-        again = selection.trained_again(self.PLAN, dict(self.PLAN.pretrain))
-        assert bytes_of(again) == bytes_of(refit(self.PLAN, log.head(parts.judged_from), dict(self.PLAN.pretrain), 0))
-        updater = selection.at_window("mwnet", {"passes": 1}, start, 0, again)
+        selection = self.selection(log, parts)
+        _, start = selection.pretraining()
+        again = selection.trained_again(self.SETTINGS)
+        assert bytes_of(again) == bytes_of(refit(self.PLAN, log.head(parts.judged_from), self.SETTINGS))
+        updater = selection.at_window("mwnet", {"passes": 1}, start, again)
         assert updater.history.events == parts.judged_from
         seen = [(point.start, point.stop) for point in selection.through(updater)]
         assert (seen[0][0], seen[-1][1]) == (parts.judged_from, parts.validation_stop)
         strategy = STRATEGIES["mwnet"].load()({"passes": 1}, seed=0)
         practice = selection.train_meta_model(strategy, start, parts.judged_from)
-        by_hand = pretrained.deploy(strategy, again, log.head(parts.judged_from), 0, practice)
-        twin = selection.at_window("mwnet", {"passes": 1}, start, 0, again)
+        by_hand = pretrained.deploy(strategy, again, log.head(parts.judged_from), practice)
+        twin = selection.at_window("mwnet", {"passes": 1}, start, again)
         assert selection.judged(by_hand) == selection.judged(twin)
 
     def test_the_judged_part_does_not_reach_it(self, log: Interactions, parts: Parts) -> None:
@@ -353,8 +380,5 @@ class TestJudgedAfterTrainingAgain:
         items = log.items.copy()
         items[parts.judged_from : parts.validation_stop] = items[parts.judged_from : parts.validation_stop][::-1]
         other = Interactions(log.users, items, log.times, log.user_keys, log.item_keys)
-        states = [
-            Selection(each.head(parts.validation_stop), parts, PROTOCOL).trained_again(self.PLAN, {"epochs": 2})
-            for each in (log, other)
-        ]
+        states = [self.selection(each, parts).trained_again({"epochs": 2}) for each in (log, other)]
         assert bytes_of(states[0]) == bytes_of(states[1])

@@ -1,8 +1,5 @@
-"""The compiled loops of a stream beside numpy: the same integers, and when they come in."""
+"""The compiled loops of a stream beside numpy: the same integers."""
 
-import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
-from melon.kernels import policy as kernels
 from melon.stream.candidates import MODES, Candidates
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import Negatives
 from melon.stream.pairs import PairSet
-
-pytest.importorskip("numba")
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 14)), min_size=1, max_size=200)
 
@@ -117,37 +111,3 @@ def test_the_same_candidates_are_drawn(mode: str, pairs: list[tuple[int, int]], 
     for one, other in zip(*both_ways(drawn), strict=True):
         assert np.array_equal(one[1], other[1])
         assert np.array_equal(one[0][one[1]], other[0][other[1]])
-
-
-def test_a_process_that_asks_little_does_not_load_numba() -> None:
-    code = """
-import sys
-from melon.kernels import policy as kernels
-for _ in range(kernels.PATIENCE - 1):
-    assert kernels.stream_kernel() is None
-print("numba" in sys.modules)
-print(kernels.stream_kernel() is not None, "numba" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == ["False", "True", "True"]
-
-
-def test_torch_forces_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MELON_KERNEL", "torch")
-    assert kernels.stream_kernel() is None
-
-
-def test_a_compiler_that_fails_leaves_numpy(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(name: str) -> None:
-        raise RuntimeError("no locator available")
-
-    monkeypatch.setenv("MELON_KERNEL", "numba")
-    kernels.loaded.cache_clear()
-    try:
-        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="melon"):
-            patch.setattr(kernels.importlib, "import_module", fails)
-            assert [kernels.stream_kernel() for _ in range(2)] == [None, None]
-        assert [record.getMessage().count("no locator available") for record in caplog.records] == [1]
-    finally:
-        kernels.loaded.cache_clear()
-    assert kernels.stream_kernel() is not None

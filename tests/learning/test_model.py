@@ -11,7 +11,7 @@ import torch
 
 import melon
 from melon.data.frames import interactions_from
-from melon.data.idbook import IdBook
+from melon.data.ids import IdBook
 from melon.errors import DataError, LearningError, SettingsError
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
@@ -438,7 +438,7 @@ class TestThroughTheEstimator:
 
     @pytest.mark.parametrize(
         ("options", "message"),
-        [({"minutes": float("inf")}, "minutes = inf"), ({"threads": 10**5}, "threads = 100000 must be from 1 to")],
+        [({"minutes": float("inf")}, "minutes = inf"), ({"threads": 10**5}, "threads = 100000 must be between 1 and")],
     )
     def test_what_could_not_be_saved_or_run_is_refused_at_once(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(SettingsError, match=message):

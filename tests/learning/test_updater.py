@@ -16,7 +16,7 @@ from melon.recommenders.ncf import NCF
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History

@@ -22,7 +22,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd
 from melon.recommenders.heads import Lesson
 from melon.strategies.default import Default
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 from melon.stream.batch import batch_of
 from melon.stream.history import History
 from melon.tables import Table

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from melon.errors import SettingsError
 from melon.recommenders.streaming import neighbours as module
-from melon.recommenders.streaming import slots
-from melon.recommenders.streaming.kernels import slot_kernel
 from melon.recommenders.streaming.neighbours import ItemNeighbours, previous_items
 from melon.recommenders.streaming.slots import EMPTY
 from melon.stream.history import NOBODY, History
@@ -199,15 +197,10 @@ def test_decayed_counts_keep_their_digits_on_a_long_stream(monkeypatch: pytest.M
     assert neighbours.state()["reference"][0] > 10
 
 
-def test_what_will_not_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_are_refused() -> None:
     for wrong in ({"slots": 0}, {"reach": 51}, {"half_life": 0.0}):
         with pytest.raises(SettingsError, match="at least one slot"):
             ItemNeighbours(**wrong)  # type: ignore[arg-type]
-    monkeypatch.setattr("melon.kernels.policy.numba_installed", lambda: False)
-    assert slot_kernel() is slots  # without numba, numpy serves
-    monkeypatch.setenv("MELON_KERNEL", "fast")
-    with pytest.raises(SettingsError, match="MELON_KERNEL='fast' is unknown"):
-        slot_kernel()
 
 
 def bytes_of(neighbours: ItemNeighbours) -> dict[str, bytes]:

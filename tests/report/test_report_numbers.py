@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_scenes import contest_of, ranks_with, write_run
 
-from melon.report.comparing import Comparisons
 from melon.report.document import Table
 from melon.report.numbers import (
+    Comparisons,
     batch_sizes,
     curve,
     estimate,
@@ -18,11 +17,13 @@ from melon.report.numbers import (
     podium,
     slope,
     split_by,
+    t_quantile,
     table_of,
+    trailing_mean,
     trailing_width,
 )
-from melon.report.page import trailing_mean
 from melon.report.results import against_reference
+from report_scenes import contest_of, ranks_with, write_run
 
 
 def test_mean_and_standard_error() -> None:
@@ -132,6 +133,11 @@ def test_the_slope_of_a_straight_line() -> None:
     assert found.low == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(("degrees", "quantile"), [(3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423), (200, 1.9719)])
+def test_few_batches_have_the_wider_interval_of_student(degrees: int, quantile: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(quantile, rel=0.002)
+
+
 def test_the_slope_is_that_of_weighted_least_squares() -> None:
     rng = np.random.default_rng(0)
     gap, weights = rng.normal(size=12), rng.integers(1, 100, size=12)
@@ -143,7 +149,7 @@ def test_the_slope_is_that_of_weighted_least_squares() -> None:
     error = np.sqrt(np.linalg.inv(x.T @ w @ x)[1, 1] * (residuals @ w @ residuals) / 10)
     assert found is not None
     assert found.per_100 == pytest.approx(100 * beta[1])
-    assert found.high - found.per_100 == pytest.approx(196 * error)
+    assert found.high - found.per_100 == pytest.approx(100 * t_quantile(10) * error)
 
 
 def test_few_batches_have_no_slope() -> None:
@@ -185,10 +191,10 @@ class TestComparisons:
         for name, hits in (("melon", 320), ("eals", 80), ("mwnet", 200)):
             write_run(tmp_path, name, ranks_with(hits, n), baselines=tuned)
         found = Comparisons().family(contest_of(tmp_path), ["eals", "mwnet", "melon"])
-        assert {name: each.standing for name, each in found.items()} == {
+        assert {name: each.verdict for name, each in found.items()} == {
             "melon": "better",
             "eals": "worse",
-            "mwnet": "not worse",
+            "mwnet": "level or better",
         }
         assert found["melon"].difference.difference == pytest.approx(0.3)
         assert {each.family for each in found.values()} == {3}
@@ -213,9 +219,9 @@ class TestComparisons:
         rank = [50.0] * 30 + [1.0] * 30
         users = [*range(30), *[99] * 30]
         write_run(tmp_path, "melon", rank, users=users)
-        assert Comparisons().family(contest_of(tmp_path), ["melon"])["melon"].standing == "not worse"
+        assert Comparisons().family(contest_of(tmp_path), ["melon"])["melon"].verdict == "level or better"
         write_run(tmp_path / "many", "melon", rank, users=list(range(n)))
-        assert Comparisons().family(contest_of(tmp_path / "many"), ["melon"])["melon"].standing == "better"
+        assert Comparisons().family(contest_of(tmp_path / "many"), ["melon"])["melon"].verdict == "better"
 
     def test_holm_asks_more_of_a_larger_family(self, tmp_path: Path) -> None:
         n = 300
@@ -232,8 +238,8 @@ class TestComparisons:
         contest = contest_of(tmp_path)
         alone = Comparisons().family(contest, ["melon"])["melon"]
         assert 0.05 / 8 < alone.difference.p_value < 0.05
-        assert alone.standing == "better"
-        assert Comparisons().family(contest, ["melon", *noise])["melon"].standing == "not worse"
+        assert alone.verdict == "better"
+        assert Comparisons().family(contest, ["melon", *noise])["melon"].verdict == "level or better"
 
     def test_where_nothing_but_default_was_run_the_baselines_are_the_family(self, tmp_path: Path) -> None:
         n = 400

@@ -1,5 +1,8 @@
 """The report as HTML and Markdown: well-formed, self-contained, escaped; and the command from bench to page."""
 
+import csv
+import io
+import json
 import re
 import subprocess
 import sys
@@ -8,15 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_scenes import ranks_with, write_run
 
 from commands import Run
 from melon.demo import write_synthetic
-from melon.report.build import report, write_report
+from melon.paper.sections import paper_report
+from melon.report.build import report, report_folders, results_csv, results_tex, write_report
 from melon.report.document import Cell, Table, interval, number, signed
 from melon.report.html import html_page, inline
 from melon.report.markdown import escaped, markdown_page
+from melon.report.numbers import Comparisons
 from melon.report.reading import read_bench
+from report_scenes import ranks_with, write_run
 
 ODD = "odd <b>&|`name` *"
 VOID = {"meta", "br", "use", "path", "image", "rect", "line", "circle"}
@@ -55,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stream in ("yelp", ODD):
         for seed in (0, 1):
             for name, hits in (("melon", 40), ("melon_i", 25), ("melon_p", 20), ("eals", 15), ("sml", 10)):
-                given = {"repeat": repeat, "cold": repeat, "full": {"HR@5": 0.125}, "full_ranking": True}
+                given = {"repeat": repeat, "cold": [True, *repeat[1:]], "full": {"HR@5": 0.125}, "full_ranking": True}
                 write_run(made, name, ranks_with(hits + seed, n), seed=seed, stream=stream, batch=8, **given)
     write_run(made, "sml", ranks_with(20, n), stream="yelp", recommender="ncf")
     (made / f"{ODD}-ncf-0-eals.failed.txt").write_text("<script>alert(1)</script>", encoding="utf-8")
@@ -65,7 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report")
-    write_report(report(read_bench([folder]), "melon report runs"), out)
+    bench = read_bench([folder])
+    write_report(paper_report(report(bench, "melon report runs"), bench, Comparisons()), out)
     return out
 
 
@@ -102,24 +108,81 @@ def test_names_are_escaped(html: str, markdown: str) -> None:
     assert "<b>&|" not in html
     assert "odd &lt;b&gt;&amp;|" in html
     assert "<script>alert" not in html + markdown
-    assert "odd \\<b\\>&\\|" in markdown
+    assert "odd &lt;b&gt;&amp;\\|" in markdown
 
 
 def test_every_question_has_its_section(html: str, markdown: str) -> None:
-    for key in ("short", "results", "time", "cost", "cold", "ablation", "rates", "paper", "choices", "made"):
+    for key in ("short", "claims", "results", "time", "cost", "cold", "ablation", "paper", "choices", "made"):
         assert f'<section id="{key}">' in html
         assert f'<a href="#{key}">' in html
-    for word in ("frozen (no update)", "recent popularity", "Default (tuned)", "SML-NCF (ours)", "without repeats"):
+    for word in ("frozen (no update)", "recent popularity", "default steps (tuned)", "SML", "without repeats"):
         assert word in html
         assert escaped(word) in markdown
     assert "Ranked among the whole catalogue" in html
-    assert "--rates" in html  # no rates were kept, so it says how
+    assert 'id="rates"' not in html  # none were kept, so there is no section
 
 
-def test_the_reference_is_named_before_any_number(html: str) -> None:
-    main = html[html.index("<main>") :]
-    assert main.index("the reference is Default (tuned)") < main.index("<table>")
-    assert main.index("the reference is Default (tuned)") < main.index('class="card')
+def test_a_plain_report_knows_no_paper_and_leaves_out_what_is_empty(folder: Path) -> None:
+    page = html_page(report(read_bench([folder]), "melon report runs"))
+    assert "paper" not in page.lower()
+    for key in ("claims", "ablation", "paper", "rates"):
+        assert f'id="{key}"' not in page
+
+
+def test_the_first_screen_says_who_won_then_the_table_then_the_rules(html: str) -> None:
+    sentence = html.index("MeLON has the highest HR@5 in 2 of 3 contests on 2 streams, +.")
+    table, rules = html.index("<table>"), html.index("The reference is default steps (tuned)")
+    assert sentence < table < rules
+
+
+def test_one_contest_has_one_sentence(tmp_path: Path) -> None:
+    n = 400
+    for name, hits in (("melon", 320), ("eals", 80)):
+        write_run(tmp_path, name, ranks_with(hits, n), baselines={"default": ranks_with(200, n)})
+    lead = report(read_bench([tmp_path]), "melon report").lead
+    assert lead.startswith("MeLON has the highest HR@5 on toy · BPR: .800, +.300 [+.")
+    assert lead.endswith("over default steps (tuned), the next of 6 methods.")
+
+
+def test_a_strategy_that_was_not_tuned_is_marked(tmp_path: Path) -> None:
+    for name, count in (("melon", 8), ("tanhstep", 0)):
+        path = write_run(tmp_path, "melon" if name == "melon" else "eals", trials={"default": 8})
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["strategy"] = record["config"]["asked"]["strategy"] = name
+        record["config"]["chosen"][name] = {"settings": {}, "at_edge": [], "trials": [{}] * count}
+        path.write_text(json.dumps(record), encoding="utf-8")
+    page = html_page(report(read_bench([tmp_path]), "melon report"))
+    assert "tanhstep (not tuned)" in page
+    assert "8 trials for each strategy. Not tuned, because nothing was searched for it: tanhstep" in page
+    assert "same number of trials" not in page
+
+
+def test_a_tampered_record_gets_no_html_in(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    path = write_run(tmp_path, seed=1)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["version"] = record["dataset"]["sha256"] = record["strategy"] = record["recommender"] = evil
+    record["dataset"]["path"] = f"a `{evil}` b"
+    record["protocol"]["candidates"] = record["config"]["asked"]["candidates"] = evil
+    record["config"]["chosen"][evil] = {"settings": {evil: evil}, "at_edge": [evil], "trials": [{}]}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    report_folders([tmp_path], tmp_path / "out")
+    for name in ("report.html", "report.md"):
+        assert "<script" not in (tmp_path / "out" / name).read_text(encoding="utf-8"), name
+
+
+def test_the_main_table_as_csv_and_latex(folder: Path) -> None:
+    bench = read_bench([folder])
+    lines = list(csv.DictReader(io.StringIO(results_csv(bench))))
+    (melon,) = [line for line in lines if (line["stream"], line["method"]) == ("yelp", "melon")]
+    assert (melon["label"], melon["seeds"], melon["events"]) == ("MeLON", "2", "50")
+    assert float(melon["HR@5"]) == pytest.approx(0.81)
+    assert float(melon["HR@5_se"]) == pytest.approx(0.01)
+    tex = results_tex(bench)
+    assert tex.count("\\begin{tabular}") == tex.count("\\end{tabular}") == 1
+    assert "MeLON\\_I" in tex
+    assert "\\textbf{0.810}" in tex
+    assert "$<$b$>$\\&" in tex
 
 
 def test_both_metrics_stand_in_the_comparison(html: str) -> None:
@@ -173,7 +236,8 @@ def test_markdown_shows_the_figures_beside_it(markdown: str, written: Path) -> N
 
 
 def test_the_same_records_are_the_same_report(folder: Path, html: str, markdown: str) -> None:
-    again = report(read_bench([folder]), "melon report runs")
+    bench = read_bench([folder])
+    again = paper_report(report(bench, "melon report runs"), bench, Comparisons())
     assert html_page(again) == html
     assert markdown_page(again) == markdown
 
@@ -212,13 +276,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestCommand:
     def test_from_bench_to_page(self, bench: Path, run: Run) -> None:
         assert {path.name for path in bench.glob("*.rates.safetensors")} == {
-            "flip-bpr-0-als.rates.safetensors",
             "flip-bpr-0-melon.rates.safetensors",
             "flip-ncf-0-melon.rates.safetensors",
         }
         ended = run("report", bench)
         assert ended.code == 0, ended.said
-        assert "report.html" in ended.out
+        assert "5 records in 2 contests; wrote" in ended.out
+        assert {"results.csv", "results.tex"} <= {path.name for path in (bench / "report").iterdir()}
         page = (bench / "report" / "report.html").read_text(encoding="utf-8")
         assert "rates-flip-bpr" in page
         assert "rates-flip-ncf" in page
@@ -250,7 +314,7 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         ended = run("report", tmp_path)
         assert ended.code == 1
-        assert "melon-recommender[plots]" in ended.said
+        assert "melon report needs the extra 'plots'" in ended.said
 
 
 def test_the_fewest_seeds_of_a_contest_are_told(tmp_path: Path) -> None:

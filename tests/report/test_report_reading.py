@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from report_scenes import write_run
 
+from melon.display import label
 from melon.errors import DataError
-from melon.paper.published import ABLATION, DATASETS, ELAPSED_MS, METRICS, RESULTS, paper_dataset, paper_table
-from melon.report.naming import COLOURS, colour, label
 from melon.report.reading import read_bench
+from report_scenes import write_run
 
 
 def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
@@ -106,56 +105,6 @@ class TestTrouble:
             _ = read_bench([tmp_path]).contests[0].events
 
 
-class TestThePapersNumbers:
-    def test_every_table_is_whole(self) -> None:
-        assert {where[0] for where in RESULTS} == {"Adressa", "Amazon", "Yelp"} == set(ABLATION)
-        assert RESULTS.keys() == ELAPSED_MS.keys()
-        for (_, recommender), rows in RESULTS.items():
-            assert len(rows) == (6 if recommender == "ncf" else 7)
-            assert ("sml" in rows) == (recommender == "bpr")
-            for row in rows.values():
-                assert tuple(row) == METRICS
-                hits = [row[f"HR@{cut}"][0] for cut in (5, 10, 20)]
-                assert hits == sorted(hits)
-
-    def test_some_of_them(self) -> None:
-        assert RESULTS["Adressa", "ncf"]["melon"]["HR@5"] == (0.863, 0.004)
-        assert RESULTS["Yelp", "bpr"]["eals"]["NDCG@20"] == (0.562, 0.002)
-        assert RESULTS["Amazon", "bpr"]["s2meta"]["NDCG@20"] == (0.237, 0.216)
-        assert ELAPSED_MS["Yelp", "ncf"]["s2meta"] == 3345
-        assert ABLATION["Yelp"]["melon_p"] == (0.208, 0.0)
-        assert RESULTS["Adressa", "bpr"]["melon"]["HR@5"] == ABLATION["Adressa"]["melon"]
-
-    def test_the_categories_add_up(self) -> None:
-        amazon = [each for name, each in DATASETS.items() if name.startswith("Amazon")]
-        assert sum(each.users for each in amazon) == 91_013
-        assert sum(each.items for each in amazon) == 118_031
-        assert sum(each.interactions for each in amazon) == 3_625_349
-
-    @pytest.mark.parametrize(
-        ("stream", "dataset", "table"),
-        [
-            ("news_globo", "Adressa", "Adressa"),
-            ("amazon_grocery", "Amazon Grocery", "Amazon"),
-            ("yelp_unfiltered", "Yelp", "Yelp"),
-            ("amazon_toys", None, None),
-            ("my stream", None, None),
-        ],
-    )
-    def test_what_stands_in_for_what(self, stream: str, dataset: str | None, table: str | None) -> None:
-        found = paper_dataset(stream)
-        assert (found and found.name, paper_table(stream)) == (dataset, table)
-
-
-def test_names_and_colours() -> None:
-    assert label("sml", "ncf") == "SML-NCF (ours)"
-    assert label("sml", "bpr") == "SML"
-    assert label("my_strategy") == "my_strategy"
-    assert colour("melon (paper)") == COLOURS["melon"]
-    lights = [each.light for each in COLOURS.values()]
-    assert len(set(lights)) == len(lights)  # the page finds a method's colour by it
-
-
 def test_pretraining_that_was_tuned_for_each_stream_is_no_arrangement(tmp_path: Path) -> None:
     for stream, l2 in (("one", 0.1), ("two", 0.3)):
         write_run(tmp_path, stream=stream, pretrain_settings={"l2": l2, "epochs": 3})
@@ -165,3 +114,25 @@ def test_pretraining_that_was_tuned_for_each_stream_is_no_arrangement(tmp_path: 
     others = [apart for stream, apart in found if stream == "two"]
     assert len(others) == 2, "two trainings of one stream are two contests, and are told apart"
     assert all("l2" in apart for apart in others)
+
+
+def test_the_pace_belongs_to_the_stream(tmp_path: Path) -> None:
+    """Recent popularity beats one recommender that is never updated, and not the other: the stream is slow."""
+    recent = [1.0, 1.0, 50.0, 50.0]
+    write_run(tmp_path, baselines={"recent_popularity": recent, "frozen": [1.0, 1.0, 1.0, 50.0]})
+    write_run(tmp_path, recommender="ncf", baselines={"recent_popularity": recent, "frozen": [50.0] * 4})
+    write_run(tmp_path, stream="other", baselines={"recent_popularity": recent, "frozen": [50.0] * 4})
+    bench = read_bench([tmp_path])
+    assert (bench.pace("toy"), bench.pace("other")) == ("slow", "fast")
+
+
+def test_auto_and_strategies_that_were_not_tuned_are_named_so(tmp_path: Path) -> None:
+    write_run(tmp_path, "melon", trials={"melon": 4, "default": 4})
+    write_run(tmp_path, "eals", trials={"eals": 0, "default": 4})
+    write_run(tmp_path, "sml", trials={"sml": 0, "default": 4}, settings={"lr": 0.1})
+    (contest,) = read_bench([tmp_path]).contests
+    names = [contest.label(method) for method in ("default", "melon", "eals", "sml")]
+    assert names == ["default steps (tuned)", "MeLON", "eALS (not tuned)", "SML"]
+    write_run(tmp_path / "auto", "default", recommender="blend", fading="auto")
+    (contest,) = read_bench([tmp_path / "auto"]).contests
+    assert contest.label("default") == "auto"

@@ -31,6 +31,11 @@ STEPS = (3e-6, 1e-6, 3e-7)
 RELATIVE, ABSOLUTE = 1e-5, 1e-9
 
 
+def slow(*values: Any) -> Any:
+    """Values of a parametrised test that only `make test-slow` tries: the rest of a sweep."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def recommender_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Recommender:
     if kind == "bpr":
         return BPR({"dim": 4, **settings}, dtype=dtype, seed=3)
@@ -104,24 +109,32 @@ def finite(updater: Updater) -> bool:
 # Central differences.
 
 
-def chosen(gradient: Tensor) -> list[int]:
-    """At least five scalars of a tensor: those with the largest gradients, and some from all over it."""
+def directions(gradient: Tensor, entries: int) -> list[Tensor]:
+    """Where differences are taken of a tensor: all entries at once, each up or down, and some entries by themselves.
+
+    Those are the ones with the largest gradients, and some from all over the tensor. The first direction alone shows a
+    wrong gradient of any entry; single entries say which one.
+    """
+    generator = torch.Generator().manual_seed(gradient.numel())
+    signs = torch.randint(0, 2, gradient.shape, generator=generator).to(gradient.dtype) * 2 - 1
     flat = gradient.flatten()
     ranked = flat.abs().argsort(descending=True).tolist()
     spread = torch.linspace(0, len(flat) - 1, min(3, len(flat))).long().tolist()
-    return list(dict.fromkeys([*ranked[:2], *spread, *ranked]))[:5]
+    single = list(dict.fromkeys([*ranked[:2], *spread, *ranked]))[:entries]
+    return [signs, *(torch.eye(1, len(flat), at, dtype=gradient.dtype).view(gradient.shape) for at in single)]
 
 
 def difference(
-    strategy: LearnedStrategy, situation: Situation, loss: MetaLoss, value: Tensor, at: int, h: float
+    strategy: LearnedStrategy, situation: Situation, loss: MetaLoss, value: Tensor, direction: Tensor, h: float
 ) -> float:
-    flat, found = value.detach().view(-1), []
-    middle = float(flat[at])
-    for moved in (middle + h, middle - h):
-        flat[at] = moved
-        found.append(float(loss(strategy.look_ahead(situation))))
-    flat[at] = middle
-    return (found[0] - found[1]) / (2 * h)
+    """Along a direction of a tensor, or of its leading rows."""
+    target = value.detach()[: len(direction)]
+    middle, losses = target.clone(), []
+    for moved in (middle + h * direction, middle - h * direction):
+        target.copy_(moved)
+        losses.append(float(loss(strategy.look_ahead(situation))))
+    target.copy_(middle)
+    return (losses[0] - losses[1]) / (2 * h)
 
 
 @torch.no_grad()
@@ -131,8 +144,9 @@ def worst_error(
     meta_loss: MetaLoss,
     leave_out: str = "-",
     tensors: Mapping[str, Tensor] | None = None,
+    entries: int = 0,
 ) -> dict[str, float]:
-    """For each tensor, the largest |difference − gradient| / (|gradient| + absolute / relative).
+    """For each tensor, the largest |difference − gradient| / (|gradient| + absolute / relative) of its directions.
 
     The tensors are the meta-parameters, unless others are given under the names of their gradients.
     """
@@ -142,11 +156,11 @@ def worst_error(
         if name.startswith(leave_out):
             continue
         worst[name] = 0.0
-        for at in chosen(gradients[name]):
-            exact = float(gradients[name].flatten()[at])
+        for direction in directions(gradients[name], entries):
+            exact = float((gradients[name] * direction).sum())
             best = float("inf")
             for h in STEPS:
-                apart = abs(difference(strategy, situation, meta_loss, value, at, h) - exact)
+                apart = abs(difference(strategy, situation, meta_loss, value, direction, h) - exact)
                 best = min(best, apart / (abs(exact) + ABSOLUTE / RELATIVE))
                 if best < RELATIVE:
                     break

@@ -11,9 +11,9 @@ from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.kernels import reference
-from melon.strategies.melon.presets import RATE_PRESETS
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon import reference
+from melon.strategies.melon.strategy import MeLON
+from melon.strategies.presets import MELON_PRESETS
 from melon.stream.batch import Batch
 from melon.stream.history import History
 
@@ -94,7 +94,7 @@ class Golden:
         for name, table in recommender.tables.items():
             table.scatter(torch.arange(table.rows), self.table("recommender_before", name))
         sizes = {"interaction_width": numbers["meta_emb"], "extended_width": numbers["emb"]}
-        strategy = MeLON({**RATE_PRESETS["code"], **sizes})
+        strategy = MeLON({**MELON_PRESETS["code"], **sizes})
         history = History()
         edges = np.array(numbers["edges"])
         history.append(edges[:, 0], edges[:, 1])

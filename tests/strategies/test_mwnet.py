@@ -1,12 +1,12 @@
 """MWNet (METHODS.md 3.3): its six tests, its virtual and its real step, and what any learned strategy must bear."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     look_ahead_of,
@@ -342,10 +342,3 @@ class TestState(State):
 class TestStateWithAdam(State):
     def made(self, **settings: Any) -> MWNet:
         return made(optimizer="adam_lazy", **settings)
-
-
-class TestPretraining(Pretraining):
-    calm: ClassVar = {"lr": 0.05}
-
-    def made(self, **settings: Any) -> MWNet:
-        return made(**settings)

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     finite,
@@ -19,6 +18,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    slow,
     tables_of,
     updater_of,
     worst_error,
@@ -30,14 +30,14 @@ from melon.checks.pairings import finite_after_many_batches, situation_of, state
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
-from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.preprocess import preprocess
+from melon.strategies.presets import S2META_PRESETS
+from melon.strategies.reductions import reduced_gradients
 from melon.strategies.s2meta import cell as cell_module
 from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
-from melon.strategies.s2meta.presets import S2META_PRESETS
 from melon.strategies.s2meta.strategy import S2Meta
 
 #: Few units, so that a test sees every entry.
@@ -53,8 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **CELLS,
     "paper": {**S2META_PRESETS["paper"], **SMALL},
     "metalstm": {**S2META_PRESETS["metalstm"], **SMALL},
-    "row mean": {"aggregation": "row_mean", "shared_aggregation": "sum"},
-    "batch mean": {"aggregation": "batch", "shared_aggregation": "batch"},
+    "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
+    "batch mean": {"reduction": "mean", "shared_reduction": "mean"},
     "shared forgetting": {"shared_forgetting": True, "shared_scale": 1.0},
     "no forgetting": {"forgetting": False},
     "clamped": {"clamp": 0.2},
@@ -158,6 +158,12 @@ class TestMetaGradient:
         found = worst_error(*scene(kind, OPTIONS[option]))
         assert max(found.values()) < RELATIVE, found
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "option"), BOTH)
+    def test_it_is_that_of_central_differences_entry_by_entry(self, kind: str, option: str) -> None:
+        found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
+        assert max(found.values()) < RELATIVE, found
+
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
     @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), ("bpr", "B persist"), ("ncf", "B persist")])
     def test_with_another_loss_or_more_negatives(self, kind: str, cell: str, recommender: dict[str, Any]) -> None:
@@ -202,17 +208,15 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize(("aggregation", "reduction"), [("batch", "mean"), ("sum", "sum")])
-    @pytest.mark.parametrize("forgetting", [True, False])
+    @pytest.mark.parametrize("reduction", ["mean", slow("sum")])
+    @pytest.mark.parametrize("forgetting", [True, slow(False)])
     @EVERY_CELL
-    def test_constant_gates_are_default(
-        self, kind: str, cell: str, aggregation: str, reduction: str, forgetting: bool
-    ) -> None:
+    def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
         """3.5 test 1, 7.8: with f = 1 and i = η it is plain SGD."""
         strategy = made(
             **CELLS[cell],
-            aggregation=aggregation,
-            shared_aggregation=aggregation,
+            reduction=reduction,
+            shared_reduction=reduction,
             shared_scale=1.0,
             forgetting=forgetting,
             shared_forgetting=forgetting,
@@ -262,7 +266,7 @@ class TestStep:
         situation = situation_of(updater, batch)[1]
         proposed = strategy.propose(situation).values
         cut = 0
-        for table, total in aggregated(situation, "sum", "row_mean").items():
+        for table, total in reduced_gradients(situation, "sum", "row_mean").items():
             step = 0.2 * total.clamp(-0.05, 0.05)
             cut += int((total.abs() > 0.05).sum())
             torch.testing.assert_close(situation.values[table] - proposed[table], step, rtol=1e-11, atol=1e-14)
@@ -335,9 +339,9 @@ class TestRates:
             assert torch.equal(block, block[:1].expand_as(block))
             assert block.shape == (16, situation.values[wide.table].numel())
 
-    @pytest.mark.parametrize("aggregation", ["sum", "row_mean", "batch"])
-    def test_two_interactions_of_one_user_show_the_same(self, kind: str, aggregation: str) -> None:
-        _, situation, rates = self.rates(kind, aggregation=aggregation)
+    @pytest.mark.parametrize("reduction", ["sum", "row_mean", "mean"])
+    def test_two_interactions_of_one_user_show_the_same(self, kind: str, reduction: str) -> None:
+        _, situation, rates = self.rates(kind, reduction=reduction)
         users, compared = situation.examples.users, 0
         columns = [at for at, (table, _) in enumerate(rates.slots) if table.startswith("user")]
         for user in torch.unique(users):
@@ -388,7 +392,7 @@ class TestPersistence:
             batch = toy_batch(3 + number, np.array([1]), np.array([number]))
             situation = situation_of(updater, batch)[1]
             theta = situation.values["user_factors"][0]
-            gradient = aggregated(situation, "sum")["user_factors"][0]
+            gradient = reduced_gradients(situation, "sum")["user_factors"][0]
             loss = torch.stack(preprocess(situation.evidence.losses.mean(), 1e-20))
             seen = [*preprocess(gradient, 1e-20)]
             if variant == "A":
@@ -463,7 +467,9 @@ class TestPersistence:
             assert torch.allclose(rate, rate[:1].expand_as(rate), rtol=1e-12) == alike
 
 
-@pytest.mark.parametrize(("recommender", "cell"), [("bpr", "A persist"), ("ncf", "A persist"), ("bpr", "B persist")])
+@pytest.mark.parametrize(
+    ("recommender", "cell"), [("bpr", "A persist"), slow("ncf", "A persist"), slow("bpr", "B persist")]
+)
 def test_other_cells_conform_too(recommender: str, cell: str) -> None:
     long = {finite_after_many_batches.__name__: "checked by a slow test"}
     forgets = {} if "persist" in cell else {"learning_rates_explain_the_update": "beside its step it forgets"}
@@ -502,7 +508,7 @@ class TestSettings:
             ({"width": 0}, "width"),
             ({"clamp": 0.0}, "clamp"),
             ({"most_rate": -1}, "most_rate"),
-            ({"aggregation": "sqrt"}, "aggregation"),
+            ({"reduction": "sqrt"}, "reduction"),
         ],
     )
     def test_what_will_not_do_is_told(self, settings: dict[str, Any], told: str) -> None:
@@ -520,7 +526,7 @@ class TestSettings:
 
 
 class TestOddInput(OddInput):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -529,7 +535,7 @@ class TestOddInput(OddInput):
 
 
 class TestState(State):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -538,19 +544,12 @@ class TestState(State):
 
 
 class TestOwnRecommender(OwnRecommender):
-    @pytest.fixture(autouse=True, params=["A", "A persist", "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
     def made(self, **settings: Any) -> S2Meta:
         return made(**{"shared_forgetting": True, **self.settings, **settings})
-
-
-class TestPretraining(Pretraining):
-    calm = MappingProxyType({"width": 5})
-
-    def made(self, **settings: Any) -> S2Meta:
-        return made(**settings)
 
 
 @pytest.mark.slow

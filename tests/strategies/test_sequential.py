@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from learned_scenes import slow
 from torch import Tensor
 
 from melon.errors import SettingsError
@@ -73,9 +74,9 @@ def one_by_one(recommender: Recommender, settings: dict[str, Any], start: Situat
 
 
 @given(drawn=PAIRS)
-@pytest.mark.parametrize("kind", ["bpr", "ncf"])
+@pytest.mark.parametrize("kind", ["bpr", slow("ncf")])
 @pytest.mark.parametrize(
-    "settings", [{"lr": 0.7}, {"lr": 0.3, "weight_decay": 0.1}, {"lr": 0.05, "optimizer": "adam_lazy"}]
+    "settings", [slow({"lr": 0.7}), {"lr": 0.3, "weight_decay": 0.1}, {"lr": 0.05, "optimizer": "adam_lazy"}]
 )
 def test_waves_equal_one_by_one(kind: str, settings: dict[str, Any], drawn: list[tuple[int, list[int]]]) -> None:
     recommender, strategy = model(kind), Default({**settings, "reduction": "sequential"})

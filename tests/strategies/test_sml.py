@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from learned_battery import EVERY_KIND, OddInput, OwnRecommender, Pretraining, State
+from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
     finite,
@@ -17,6 +16,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    slow,
     tables_of,
     updater_of,
     worst_error,
@@ -28,11 +28,11 @@ from melon.checks.pairings import finite_after_many_batches, situation_of
 from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
-from melon.strategies.aggregates import aggregated
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
 
@@ -49,8 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam_lazy", "lr": 0.02},
     "adam, added": {"optimizer": "adam_lazy", "lr": 0.02, "bounded": False},
     "decay of rows": {"weight_decay": 0.1},
-    "row mean": {"aggregation": "row_mean", "shared_aggregation": "sum"},
-    "batch mean": {"aggregation": "batch", "shared_aggregation": "batch", "lr": 3.0},
+    "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
+    "batch mean": {"reduction": "mean", "shared_reduction": "mean", "lr": 3.0},
     "paper": {**STRATEGIES["sml"].presets["paper"], **SMALL},
     "own pairs of the cold": {"cold": "current"},
 }
@@ -69,7 +69,7 @@ def scene(kind: str, settings: dict[str, Any], **more: Any) -> tuple[SML, Situat
 
 
 def transfer_of(dim: int, **settings: Any) -> tuple[Transfer, Parameters]:
-    parameters = Parameters(3, torch.float64, torch.device("cpu"), "uniform")
+    parameters = Parameters(3, torch.float64, torch.device("cpu"), "xavier")
     return Transfer("table", dim, SMLSettings(**settings), parameters), parameters
 
 
@@ -82,7 +82,7 @@ class TestTransfer:
 
     def test_it_is_as_large_as_published(self) -> None:
         _, parameters = transfer_of(64)
-        assert sum(value.numel() for value in parameters.held.values()) == 197_279
+        assert sum(value.numel() for value in parameters.tensors.values()) == 197_279
 
     def test_it_is_the_published_network(self) -> None:
         """Row by row, with torch's own convolutions and a channel-major flattening."""
@@ -111,7 +111,7 @@ class TestTransfer:
         transfer, parameters = transfer_of(dim, width=width, residual=False)
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
         with torch.no_grad():
-            for value in parameters.held.values():
+            for value in parameters.tensors.values():
                 value.zero_()
             parameters["table.1.weight"][:2, {"before": 0, "after": 1}[which]] = signs
             parameters["table.2.weight"][:2, :2] = torch.outer(signs, signs)
@@ -147,11 +147,11 @@ class TestTransfer:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_row_of_zeros_is_finite_and_so_is_its_slope(self, dtype: torch.dtype) -> None:
         """3.6 test 4."""
-        parameters = Parameters(3, dtype, torch.device("cpu"), "uniform")
+        parameters = Parameters(3, dtype, torch.device("cpu"), "xavier")
         transfer = Transfer("table", 4, SMLSettings(residual=False), parameters)
         merged = transfer(torch.zeros(2, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype))
         assert torch.isfinite(merged).all()
-        slopes = torch.autograd.grad(merged.sum(), list(parameters.held.values()))
+        slopes = torch.autograd.grad(merged.sum(), list(parameters.tensors.values()))
         assert all(torch.isfinite(slope).all() for slope in slopes)
 
 
@@ -164,7 +164,13 @@ class TestMetaGradient:
         found = worst_error(*scene(kind, OPTIONS[option]))
         assert max(found.values()) < RELATIVE, found
 
-    @pytest.mark.parametrize("loss", ["squared", "bce"])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_it_is_that_of_central_differences_entry_by_entry(self, kind: str, option: str) -> None:
+        found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
+        assert max(found.values()) < RELATIVE, found
+
+    @pytest.mark.parametrize("loss", [slow("squared"), "bce"])
     @EVERY_FORM
     def test_with_another_loss(self, kind: str, form: str, loss: str) -> None:
         found = worst_error(*scene(kind, {**FORMS[form], "lr": 0.01}, loss=loss))
@@ -180,7 +186,7 @@ class TestMetaGradient:
             unseen = form != "bounded" and tensor.startswith("item") and tensor.endswith("4.bias")
             assert unseen or gradient.abs().max() > 1e-9, tensor
 
-    @pytest.mark.parametrize("option", ["bounded", "added", "plain", "adam"])
+    @pytest.mark.parametrize("option", ["bounded", "plain", slow("added"), slow("adam")])
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, option: str) -> None:
         require_exact_half_lives(*scene(kind, {**OPTIONS[option], "fading": 30.0, "fading_speed": 5.0}))
 
@@ -204,17 +210,17 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize("bounded", [True, False])
+    @pytest.mark.parametrize("bounded", [True, slow(False)])
     @pytest.mark.parametrize(
         ("ours", "plain"),
         [
             ({"lr": 0.2}, {"lr": 0.2}),
-            ({"lr": 2.0, "aggregation": "batch"}, {"lr": 2.0, "reduction": "mean"}),
-            ({"lr": 0.2, "shared_aggregation": "sum"}, {"lr": 0.2, "shared_reduction": "sum"}),
+            ({"lr": 2.0, "reduction": "mean"}, {"lr": 2.0, "reduction": "mean"}),
+            ({"lr": 0.2, "shared_reduction": "sum"}, {"lr": 0.2, "shared_reduction": "sum"}),
             ({"lr": 0.02, "optimizer": "adam_lazy"}, {"lr": 0.02, "optimizer": "adam_lazy"}),
             ({"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "weight_decay": 0.1}),
         ],
-        ids=["sum", "batch", "shared sum", "adam", "decay"],
+        ids=["sum", "mean", "shared sum", "adam", "decay"],
     )
     def test_it_starts_as_default_with_the_same_optimiser(
         self, kind: str, ours: dict[str, Any], plain: dict[str, Any], bounded: bool
@@ -309,7 +315,7 @@ class TestRates:
         updater, situation, rates = self.rates(kind, **OPTIONS[option])
         proposed, at, compared = updater.strategy.propose(situation).values, 0, 0
         assert torch.isfinite(rates.rows).all()
-        totals = aggregated(situation, "sum")
+        totals = reduced_gradients(situation, "sum")
         for gradient in situation.evidence.row_gradients:
             n, slots, dim = gradient.gradient.shape
             block = rates.rows[:, at : at + slots * dim].reshape(n, slots, dim)
@@ -347,8 +353,8 @@ class TestRates:
         assert there.float().mean() > 0.5
 
 
-@pytest.mark.parametrize("recommender", SMALL_RECOMMENDERS)
-@pytest.mark.parametrize("option", ["added", "plain", "adam"])
+@pytest.mark.parametrize("recommender", ["bpr", slow("ncf"), slow("blend")])
+@pytest.mark.parametrize("option", ["plain", slow("added"), slow("adam")])
 def test_other_settings_conform_too(recommender: str, option: str) -> None:
     exempt = {
         finite_after_many_batches.__name__: "checked by a slow test",
@@ -374,7 +380,7 @@ class TestSettings:
             ({"optimizer": "adam_dense"}, "optimizer"),
             ({"lr": 0}, "lr"),
             ({"width": 0}, "width"),
-            ({"aggregation": "sqrt"}, "aggregation"),
+            ({"reduction": "sqrt"}, "reduction"),
             ({"loss": "bce"}, "loss"),
         ],
     )
@@ -401,7 +407,7 @@ class TestSettings:
 
 
 class Battery:
-    @pytest.fixture(autouse=True, params=["bounded", "plain", "adam"])
+    @pytest.fixture(autouse=True, params=["bounded", slow("plain"), slow("adam")])
     def option(self, request: pytest.FixtureRequest) -> None:
         self.settings = {"meta_lr": 1e-4, **OPTIONS[request.param]}
 
@@ -419,13 +425,6 @@ class TestState(Battery, State):
 
 class TestOwnRecommender(Battery, OwnRecommender):
     pass
-
-
-class TestPretraining(Pretraining):
-    calm = MappingProxyType(SMALL)
-
-    def made(self, **settings: Any) -> SML:
-        return made(**settings)
 
 
 @pytest.mark.slow

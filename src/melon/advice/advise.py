@@ -1,8 +1,7 @@
-"""`melon advise`, end to end: cut off the recent part, run cells on it until the time is over, judge, and tell."""
+"""`melon advise`: run cells on the recent part of a stream until the time is over, and judge them."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -12,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from melon.advice.judging import SIMPLE, Method, judge, judged
+from melon.advice.judging import SIMPLE, Advice, Method, judge, judged
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.executors import executor_for
-from melon.bench.grid import FOUNDATION, Outcome, Task, Watcher, run_grid
+from melon.bench.grid import FOUNDATION, Outcome, Task, run_grid
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
+from melon.progress import Progress
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
-from melon.terminal.advice import Advice, show_advice
 from melon.types import Plain
 
 #: Interactions of the recent part for each minute, and the fewest that say anything.
@@ -38,7 +37,7 @@ NO_TIME = "no time left; more --minutes take more in"
 
 @dataclass(frozen=True)
 class AdvicePlan:
-    """What is tried, in which order, and until when."""
+    """What is tried, in which order, and for how long."""
 
     recommenders: tuple[str, ...]
     strategies: tuple[str, ...]
@@ -47,15 +46,15 @@ class AdvicePlan:
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:
-            raise SettingsError(f"minutes = {self.minutes:g} will not do: it must be more than 0.")
+            raise SettingsError(f"minutes = {self.minutes:g} is too short: it must be more than 0.")
         for name in self.recommenders:
             RECOMMENDERS[name]
         for name in self.strategies:
             STRATEGIES[name]
 
     def phases(self) -> list[list[Task]]:
-        """What is there after each phase: plain fine-tuning of two recommenders, all strategies on the first, plain
-        fine-tuning of every recommender, everything.
+        """Cells up to each phase: plain fine-tuning of two recommenders, all strategies on the first, plain fine-tuning
+        of every recommender, everything.
         """
         wanted = [FOUNDATION, *(name for name in self.strategies if name != FOUNDATION)]
         cells = [
@@ -77,9 +76,9 @@ def advise_stream(
     strategies: str | None,
     config: Plain,
     jobs: int,
-    as_json: bool,
-) -> None:
-    """`melon advise`."""
+    progress: Progress | None = None,
+) -> Advice:
+    """Which strategy fits a stream, as far as `minutes` of trying tell."""
     began = time.monotonic()
     plan = AdvicePlan(
         tuple(recommenders.split(",")) if recommenders else _recommenders(),
@@ -95,8 +94,7 @@ def advise_stream(
     cell = Cell(recent, first.config)  # names, values and sizes are checked before anything is spent
     if not cell.selection.possible:
         raise StreamError(f"the recent part of {stream} is too short to choose settings on; give more --minutes.")
-    with AdviceWatcher(began + 60 * minutes) as watcher:
-        outcomes = _run(plan, recent, jobs, watcher)
+    outcomes = _run(plan, recent, jobs, progress or Progress(), until=began + 60 * minutes)
     if first.key not in outcomes:
         raise SettingsError(
             f"{minutes:g} minutes were not enough for plain fine-tuning on {len(recent):,} interactions; give more "
@@ -108,10 +106,13 @@ def advise_stream(
         raise StreamError(
             "no event could be ranked: there are too few items beside what users took; lower --negatives."
         )
-    show_advice(_advice(stream, log, recent, plan, outcomes), as_json=as_json)
+    return _advice(stream, log, recent, plan, outcomes)
 
 
-def _run(plan: AdvicePlan, recent: Interactions, jobs: int, watcher: AdviceWatcher) -> dict[str, Outcome]:
+def _run(plan: AdvicePlan, recent: Interactions, jobs: int, progress: Progress, *, until: float) -> dict[str, Outcome]:
+    def time_is_up() -> bool:
+        return time.monotonic() >= until
+
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="melon-advice-") as folder:
         path = Path(folder) / f"{_NAME}.parquet"
@@ -121,52 +122,20 @@ def _run(plan: AdvicePlan, recent: Interactions, jobs: int, watcher: AdviceWatch
         executor = executor_for({_NAME: path}, Path(folder) / "work", jobs=jobs, ray=None, threads=threads)
         try:
             for tasks in plan.phases():
-                for outcome in run_grid(tasks, dict(outcomes), executor, lambda _: None, watcher):
+                for outcome in run_grid(tasks, dict(outcomes), executor, lambda _: None, progress, time_is_up):
                     outcomes[outcome.task.key] = outcome
         finally:
             executor.stop()
     return outcomes
 
 
-class AdviceWatcher(Watcher):
-    """A line for each cell, and the clock."""
-
-    def __init__(self, until: float) -> None:
-        self._until = until
-
-    def __enter__(self) -> AdviceWatcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
-
-    def enough(self) -> bool:
-        return time.monotonic() >= self._until
-
-    def started(self, task: Task) -> None:
-        self._say(f"{_label(task)} …")
-
-    def ended(self, outcome: Outcome) -> None:
-        name, left = _label(outcome.task), max(self._until - time.monotonic(), 0)
-        if outcome.record is not None:
-            found = f"HR@5 {outcome.record['metrics'].get('HR@5', 0.0):.3f} in {outcome.seconds:.0f} s"
-        else:
-            found = outcome.not_applicable or f"failed: {(outcome.problem or '').strip().splitlines()[-1]}"
-        self._say(f"{name}: {found}  ({left:.0f} s left)")
-
-    @staticmethod
-    def _say(text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-
-
 def _recommenders() -> tuple[str, ...]:
-    known = RECOMMENDERS.names()
-    return (*(name for name in _RECOMMENDERS if name in known), *(name for name in known if name not in _RECOMMENDERS))
+    names = RECOMMENDERS.names()
+    return (*(name for name in _RECOMMENDERS if name in names), *(name for name in names if name not in _RECOMMENDERS))
 
 
 def _once(tasks: Iterable[Task]) -> list[Task]:
-    """Without those that came before."""
+    """Each task once."""
     return list({task.key: task for task in tasks}.values())
 
 
@@ -180,20 +149,20 @@ def _advice(
     cells = plan.phases()[-1]
     done = [outcomes[task.key] for task in cells if task.key in outcomes and outcomes[task.key].record is not None]
     ranks = done[0].ranks
-    kept = judged(np.asarray(ranks["repeat"], dtype=bool))
-    strategies = [Method(_label(o.task), o.ranks["rank"][kept], _cost(o)) for o in done]
-    simple = [Method(name, ranks[f"rank_{name}"][kept], 0.0) for name in SIMPLE]
+    events = judged(np.asarray(ranks["repeat"], dtype=bool))
+    strategies = [Method(_label(o.task), o.ranks["rank"][events], _cost(o)) for o in done]
+    simple = [Method(name, ranks[f"rank_{name}"][events], 0.0) for name in SIMPLE]
     rivals = [name for name in _record(done[0])["baselines"] if name not in (*SIMPLE, FOUNDATION)]
-    beside = [Method(name, ranks[f"rank_{name}"][kept], 0.0) for name in rivals]
+    beside = [Method(name, ranks[f"rank_{name}"][events], 0.0) for name in rivals]
     left_out = {_label(task): _why(outcomes.get(task.key)) for task in cells if _missing(outcomes.get(task.key))}
     return Advice(
         stream=stream,
         interactions=len(log),
         recent=len(recent),
         span=(int(recent.times[0]), int(recent.times[-1])),
-        judged=int(kept.sum()),
-        without_repeats=not bool(kept.all()),
-        verdict=judge(strategies, simple, ranks["user"][kept], ranks["item"][kept]),
+        judged=int(events.sum()),
+        without_repeats=not bool(events.all()),
+        verdict=judge(strategies, simple, ranks["user"][events], ranks["item"][events]),
         methods=(*simple, *beside, *strategies),
         beside=tuple(each.name for each in beside),
         chosen={_label(o.task): _settings(o) for o in done},
@@ -213,8 +182,8 @@ def _cost(outcome: Outcome) -> float:
 
 
 def _settings(outcome: Outcome) -> Plain:
-    found: Plain = _record(outcome)["config"]["chosen"][outcome.task.config.strategy]["settings"]
-    return found
+    settings: Plain = _record(outcome)["config"]["chosen"][outcome.task.config.strategy]["settings"]
+    return settings
 
 
 def _missing(outcome: Outcome | None) -> bool:

@@ -1,22 +1,30 @@
-"""What one evaluation is told: stream, recommender, strategy, protocol and budget."""
+"""The configuration of one evaluation: recommender, strategy, protocol and budget."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+
+import numpy as np
 
 from melon.errors import SettingsError, unknown_name
+from melon.fitting import values
+from melon.fitting.auto import AUTO, RECOMMENDER, STRATEGY
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import MODES, NEGATIVES
-from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT
+from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, parse_split
 from melon.types import Plain
 
+if TYPE_CHECKING:
+    from melon.fitting.plan import Plan
+
 PretrainMode = Literal["shared", "own"]
-DEFAULT_BUDGET = 8
 SECTIONS = ("strategy", "recommender", "pretrain")
-_TRACELESS = ("retrain_every", "minutes")
+#: Fields that a record leaves out where they are not set, so that records with and without them stand together.
+_LEFT_OUT = ("retrain_every", "minutes", "auto")
 _TABLES = ("settings", "recommender_settings", "pretrain_settings")
 #: How a TOML file says that a setting has no value; JSON has a word for it.
 NO_VALUE = "null"
@@ -32,7 +40,7 @@ class CellConfig:
     pretrain: PretrainMode = "shared"
     seed: int = 0
     epochs: int | None = None
-    budget: int = DEFAULT_BUDGET
+    budget: int = values.BUDGET
     minutes: float | None = None
     split: tuple[float, float, float] = DEFAULT_SPLIT
     batch_size: int = BATCH_SIZE
@@ -44,6 +52,8 @@ class CellConfig:
     fading: str | float = "off"
     threads: int = 1
     device: str = "cpu"
+    #: Whether `auto` filled in both names.
+    auto: bool | None = None
     settings: Plain = field(default_factory=dict)
     recommender_settings: Plain = field(default_factory=dict)
     pretrain_settings: Plain = field(default_factory=dict)
@@ -51,38 +61,58 @@ class CellConfig:
     def __post_init__(self) -> None:
         RECOMMENDERS[self.recommender]
         STRATEGIES[self.strategy].preset(self.preset)
-        for name, least in (("batch_size", 1), ("negatives", 1), ("budget", 1), ("threads", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise SettingsError(f"{name} = {getattr(self, name)} will not do: it must be at least {least}.")
-        if self.epochs is not None and self.epochs < 1:
-            raise SettingsError(f"epochs = {self.epochs} will not do: it must be at least 1.")
-        if self.retrain_every is not None and self.retrain_every < 1:
-            raise SettingsError(f"retrain_every = {self.retrain_every} will not do: it must be at least 1.")
-        if self.minutes is not None and not self.minutes > 0:
-            raise SettingsError(f"minutes = {self.minutes:g} will not do: it must be more than 0.")
+        values.check_values(
+            budget=self.budget,
+            epochs=self.epochs,
+            minutes=self.minutes,
+            threads=self.threads,
+            fading=self.fading,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+        for name in ("negatives", "epochs", "retrain_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{name} = {value} must be at least 1.")
         if self.pretrain not in get_args(PretrainMode):
             raise unknown_name("way to pre-train", self.pretrain, get_args(PretrainMode))
-        if isinstance(self.fading, str) and self.fading not in ("off", "auto"):
-            raise SettingsError(f"fading = {self.fading!r} will not do: give off, auto, or a half-life such as 5000.")
         if self.candidates not in MODES:
             raise unknown_name("candidate set", self.candidates, MODES)
 
     @property
+    def plan(self) -> Plan:
+        """How the cell's model is made."""
+        from melon.fitting.plan import EvaluationProtocol, Plan
+
+        return Plan(
+            self.recommender,
+            self.strategy,
+            settings={**STRATEGIES[self.strategy].preset(self.preset), **self.settings},
+            recommender_settings=self.recommender_settings,
+            pretrain_settings=self.pretrain_settings,
+            fading=self.fading,
+            budget=self.budget,
+            epochs=self.epochs,
+            minutes=self.minutes,
+            protocol=EvaluationProtocol(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties),
+            device=self.device,
+            threads=self.threads,
+        )
+
+    @property
+    def label(self) -> str | None:
+        """`auto` where nothing was named: how the result is called in tables."""
+        return AUTO if self.auto and (self.recommender, self.strategy) == (RECOMMENDER, STRATEGY) else None
+
+    @property
     def fixed(self) -> Plain:
         """Strategy settings that are not searched."""
-        return {**self.fixed_fading(self.strategy), **STRATEGIES[self.strategy].preset(self.preset), **self.settings}
-
-    def fixed_fading(self, strategy: str) -> Plain:
-        """What is settled about fading for a strategy: nothing where it is to be chosen, or unknown to it."""
-        if self.fading == "auto" or "fading" not in STRATEGIES[strategy].load().settings_type.model_fields:
-            return {}
-        return {"fading": None if self.fading == "off" else self.fading}
+        return self.plan.fixed()
 
     def plain(self) -> Plain:
         """JSON-ready, for records."""
-        told = {**self.__dict__, "split": list(self.split)}
-        # What was not asked for leaves no trace, so that records with and without it stand together.
-        return {name: value for name, value in told.items() if value is not None or name not in _TRACELESS}
+        content = {**self.__dict__, "split": list(self.split)}
+        return {name: value for name, value in content.items() if value is not None or name not in _LEFT_OUT}
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
@@ -122,30 +152,41 @@ def read_config(path: Path) -> Plain:
 
     try:
         text = path.read_text(encoding="utf-8")
-        found: Plain = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content: Plain = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as problem:
         raise SettingsError(f"the config file {path} cannot be read: {problem.strerror}.") from None
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise SettingsError(
             f"the config file {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {problem}."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SettingsError(f"the config file {path} must hold a table of settings.")
-    known = {each.name for each in fields(CellConfig)}
-    for key in found:
-        if key not in known:
-            raise unknown_name(f"key in {path}", key, known)
-        found[key] = _typed(key, found[key], path)
+    names = {field.name for field in fields(CellConfig)}
+    for key in list(content):
+        if key not in names:
+            raise unknown_name(f"key in {path}", key, names)
+        content[key] = _typed(key, content[key], f"{path}: ")
         if key in _TABLES:
-            found[key] = {name: None if value == NO_VALUE else value for name, value in found[key].items()}
-    return found
+            content[key] = {name: None if value == NO_VALUE else value for name, value in content[key].items()}
+    return content
 
 
-def _typed(key: str, value: Any, path: Path) -> Any:
-    """A value from a file as its field wants it."""
+def config_from(given: Mapping[str, Any]) -> CellConfig:
+    """A configuration from the values of a Python program; numpy's numbers become Python's."""
+    return CellConfig(**{name: _typed(name, value, "") for name, value in given.items()})
+
+
+def _typed(key: str, value: Any, place: str) -> Any:
+    """A value as its field wants it; `place` is where it comes from, for the error."""
     from pydantic import TypeAdapter, ValidationError
 
+    if key in _TABLES:
+        value = values.settings_table(f"{place}{key}", value) or {}
+    elif key == "split" and isinstance(value, str):
+        value = parse_split(value)
+    elif isinstance(value, np.generic):
+        value = value.item()
     try:
         return TypeAdapter(get_type_hints(CellConfig)[key]).validate_python(value)
     except ValidationError as error:
-        raise SettingsError(f"{path}: {key} = {value!r} will not do: {error.errors()[0]['msg']}.") from None
+        raise SettingsError(f"{place}{key} = {value!r} cannot be used: {error.errors()[0]['msg']}.") from None

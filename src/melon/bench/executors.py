@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic
 
+from melon.atomic import replacing
 from melon.bench.jobs import Ended, Job, work_of
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
@@ -29,7 +30,7 @@ _ANSWERS = 10.0  # seconds in which a cluster must answer
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What a process is told before it loads torch, so that processes side by side do not fight for cores."""
+    """Environment variables of a process before it loads torch, so that processes do not compete for cores."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
 
 
@@ -83,7 +84,7 @@ class LocalExecutor(Generic[Ended]):
         process = self._context.Process(
             target=_serve, args=(theirs, dict(self._streams), self._folder), daemon=True, name="melon job"
         )
-        with _told(environment(self._threads)):
+        with _environment(environment(self._threads)):
             process.start()
         theirs.close()
         self._pool.append(_Worker(process, ours))
@@ -91,8 +92,8 @@ class LocalExecutor(Generic[Ended]):
 
 
 def _serve(pipe: Connection, streams: Mapping[str, Path], folder: Path) -> None:
-    """The life of a worker: a job in, an outcome out, until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the process that started us
+    """A worker's loop: a job in, an outcome out, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     load = cache(load_stream)
     while True:
@@ -112,7 +113,7 @@ def _safely(job: Job[Ended], log: Callable[[], Interactions], folder: Path) -> E
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed has nobody to tell its result."""
+    """End a worker whose parent was killed: nobody is left to take its result."""
     parent = mp.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -120,7 +121,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _told(variables: Mapping[str, str]) -> Iterator[None]:
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for processes that are started inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -211,15 +212,13 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        unfinished = folder / f"{name}.part"
-        unfinished.write_bytes(content)
-        os.replace(unfinished, folder / name)
+        with replacing(folder / name) as unfinished:
+            unfinished.write_bytes(content)
 
 
 def _require_cluster(address: str) -> None:
-    """Tell at once that nobody listens at an address, where Ray would try for minutes."""
+    """Raise at once if nothing listens at an address; Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdigit():
         return  # `auto`, or a form that Ray itself looks at
@@ -242,7 +241,7 @@ def executor_for(
 ) -> LocalExecutor[Any] | RayExecutor[Any]:
     """What `--jobs` and `--ray` ask for; the folder keeps the work that jobs share."""
     if jobs < 1:
-        raise SettingsError(f"jobs = {jobs} will not do: it must be at least 1.")
+        raise SettingsError(f"jobs = {jobs} is too few: it must be at least 1.")
     if ray is not None:
         return RayExecutor(streams, folder, address=ray, threads=threads)
     return LocalExecutor(streams, folder, jobs=jobs, threads=threads)

@@ -1,4 +1,4 @@
-"""A grid of cells: which there are, what each waits for, and what becomes of them.
+"""A grid of cells: which there are, what each waits for, and their outcomes.
 
 The cells of one stream, recommender and seed share their pre-training, the tuned Default and the baselines. These are
 what the cell of `default` makes, so it runs first and the others start from its work.
@@ -19,7 +19,8 @@ from melon.bench.jobs import Executor, drive
 from melon.bench.work import Work
 from melon.data.interactions import Interactions
 from melon.errors import MelonError, SettingsError
-from melon.explain.explained import Explained
+from melon.explain.matrix import BatchRates
+from melon.progress import Progress
 from melon.types import Plain
 
 FOUNDATION = "default"
@@ -45,16 +46,16 @@ class Task:
 
     @property
     def lays_foundation(self) -> bool:
-        """Whether the others of its group wait for it."""
+        """Whether it makes what the other cells of its group start from."""
         return self.config.strategy == FOUNDATION
 
     @property
     def keeps_work(self) -> bool:
-        """A cell that was stopped goes on from its choices and from what it has streamed."""
+        """A stopped cell resumes from its choices and from what it has streamed."""
         return True
 
     def run(self, log: Interactions, work: Work) -> Outcome:
-        """Run the cell where the caller is; a problem becomes an outcome and sinks nothing else."""
+        """Run the cell in this process; a problem becomes an outcome."""
         began = time.perf_counter()
         try:
             cell = Cell(log, self.config, work=work, rates=self.rates)
@@ -69,13 +70,13 @@ class Task:
         return Outcome(self, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
 
     def lost(self, problem: str) -> Outcome:
-        """What is told of a cell whose worker came to grief."""
+        """The outcome of a cell whose worker died."""
         return Outcome(self, problem=problem)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: a result, a reason why there can be none, or a problem."""
+    """How a cell ended: a result, a reason why there can be none, or a problem."""
 
     task: Task
     seconds: float = 0.0
@@ -83,27 +84,7 @@ class Outcome:
     ranks: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     not_applicable: str | None = None
     problem: str | None = None
-    rates: Explained | None = None
-
-
-class Watcher:
-    """Told how a grid comes along; this one keeps quiet."""
-
-    def begin(self, tasks: Sequence[Task], done: Mapping[str, Outcome]) -> None:
-        """The whole grid, and what was there already."""
-
-    def started(self, task: Task) -> None:
-        """A cell runs."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """A cell has ended."""
-
-    def waiting(self) -> None:
-        """Time passes."""
-
-    def enough(self) -> bool:
-        """Whether to end here, with what has ended; a grid goes on to its end."""
-        return False
+    rates: BatchRates | None = None
 
 
 def tasks_of(
@@ -141,10 +122,14 @@ def run_grid(
     done: Mapping[str, Outcome],
     executor: Executor[Outcome],
     keep: Callable[[Outcome], None],
-    watcher: Watcher,
+    progress: Progress,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Run what is not done yet; outcomes come as cells end, each kept before it is told."""
-    watcher.begin(tasks, done)
+    """Run what is not done yet; outcomes come as cells end, each kept before it is reported.
+
+    Where there is `enough`, cells that still run are given up.
+    """
+    progress.jobs(tasks, done, executor.workers)
     laid = {task.group for task in tasks if task.lays_foundation and _stands(done.get(task.key))}
     open_tasks = [task for task in tasks if task.key not in done]
     ready = [task for task in open_tasks if task.lays_foundation or task.group in laid]
@@ -153,12 +138,12 @@ def run_grid(
     def supply() -> Task | None:
         if not ready:
             return None
-        watcher.started(ready[0])
+        progress.started(ready[0])
         return ready.pop(0)
 
-    for ended in drive(executor, supply, watcher.waiting, watcher.enough):
+    for ended in drive(executor, supply, progress.waiting, enough):
         keep(ended)
-        watcher.ended(ended)
+        progress.ended(ended)
         yield ended
         if not ended.task.lays_foundation:
             continue
@@ -170,7 +155,7 @@ def run_grid(
         for task in of_group:
             fallen = Outcome(task, problem=f"its pre-training failed: {ended.problem or ended.not_applicable}")
             keep(fallen)
-            watcher.ended(fallen)
+            progress.ended(fallen)
             yield fallen
 
 

@@ -1,4 +1,4 @@
-"""Jobs on streams, and the loop that keeps workers busy with them; where workers are is the executor's business."""
+"""Jobs on streams, and the loop that keeps an executor's workers busy with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from melon.data.interactions import Interactions
 
 Ended = TypeVar("Ended")
 Ended_co = TypeVar("Ended_co", covariant=True)
-_PATIENCE = 1.0  # seconds between two looks at the clock
+_PATIENCE = 1.0  # seconds between two calls of `waiting`
 
 
 class Job(Protocol[Ended_co]):
@@ -41,10 +41,10 @@ class Job(Protocol[Ended_co]):
         """Whether what it has done so far is kept, so that it can go on after its worker died."""
 
     def run(self, log: Interactions, work: Work) -> Ended_co:
-        """Do it, where the caller is; a problem that was foreseen becomes an outcome."""
+        """Run in this process; an expected problem becomes an outcome."""
 
     def lost(self, problem: str) -> Ended_co:
-        """The outcome where its worker came to grief."""
+        """The outcome where its worker died."""
 
 
 class Executor(Protocol[Ended]):
@@ -56,7 +56,7 @@ class Executor(Protocol[Ended]):
         """Start a job, or queue it."""
 
     def outcome(self, patience: float) -> Ended | None:
-        """The outcome of the next job that has ended, or nothing after so many seconds."""
+        """The outcome of the next job that has ended, or None after `patience` seconds."""
 
     def stop(self) -> None:
         """End what is running."""
@@ -70,7 +70,7 @@ def drive(
 ) -> Iterator[Ended]:
     """A job for every worker as long as there is one; outcomes come as jobs end.
 
-    `waiting` is told of passing time. Where that is `enough`, what is still running is given up.
+    `waiting` is called about once a second. Where there is `enough`, what is still running is given up.
     """
     running = 0
     while not enough():

@@ -1,4 +1,4 @@
-"""The learning rates of one batch of a stream: looked at just before it is learned, and kept in a file."""
+"""The learning rates of one batch of a stream: read just before it is learned, and kept in a file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 from melon.atomic import replacing
 from melon.errors import DataError
 from melon.evaluation.prequential import Point
-from melon.explain.explained import Explained, look
-from melon.explain.matrix import RateCells
+from melon.explain.matrix import BatchRates, RateCells, batch_rates
 from melon.learning.updater import Updater
 from melon.stream.batch import Batch
 from melon.types import Ints, Scores
@@ -26,12 +25,12 @@ RATES_SUFFIX = ".rates.safetensors"
 class Watched:
     """An updater that shows its learning rates for the batch that starts at an event, after it has scored it.
 
-    What is scored and learned is the same as without anybody looking.
+    What is scored and learned is the same as without it.
     """
 
     def __init__(self, updater: Updater, start: int) -> None:
         self._updater, self._start, self._spent = updater, start, 0.0
-        self.found: Explained | None = None
+        self.found: BatchRates | None = None
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         return self._updater.score(users, items, time)
@@ -41,9 +40,9 @@ class Watched:
 
     def learn(self, batch: Batch) -> float:
         self._spent = 0.0
-        if int(batch.events[0]) == self._start:
+        if int(batch.events[0]) == self._start and self._updater.strategy.explains_rates:
             began = time.perf_counter()
-            self.found = look(self._updater, batch, self._start, "the last full batch of the test part")
+            self.found = batch_rates(self._updater, batch, self._start, "the last full batch of the test part")
             self._spent = (time.perf_counter() - began) * 1e3
         return self._updater.learn(batch)
 
@@ -52,7 +51,7 @@ class Watched:
         return self._updater.moved
 
     def timed(self, point: Point) -> Point:
-        """The point of the batch that was learned last, without the time that looking took."""
+        """The point of the batch that was learned last, without the time that reading its rates took."""
         return replace(point, update_ms=point.update_ms - self._spent)
 
 
@@ -61,16 +60,16 @@ class RatesKeeper:
 
     suffix = RATES_SUFFIX
 
-    def write(self, made: Explained, path: Path) -> None:
-        arrays, header = {}, {"about": json.dumps(dict(made.about))}
-        for name, cells in made.parts().items():
+    def write(self, rates: BatchRates, path: Path) -> None:
+        arrays, header = {}, {"about": json.dumps(dict(rates.about))}
+        for name, cells in rates.parts().items():
             for what in ("rates", "gradients", "losses"):
                 arrays[f"{name}/{what}"] = np.ascontiguousarray(getattr(cells, what), dtype=np.float32)
             header[name] = json.dumps({"groups": cells.groups, "precision": cells.precision})
         with replacing(path) as unfinished:
             save_file(arrays, unfinished, metadata=header)
 
-    def read(self, path: Path) -> Explained:
+    def read(self, path: Path) -> BatchRates:
         try:
             with safe_open(path, framework="numpy") as file:
                 header = file.metadata()
@@ -78,11 +77,11 @@ class RatesKeeper:
             parts = {}
             for name in ("rows", "shared"):
                 if name in header:
-                    told = json.loads(header[name])
-                    groups = tuple((str(group), int(size)) for group, size in told["groups"])
+                    about = json.loads(header[name])
+                    groups = tuple((str(group), int(size)) for group, size in about["groups"])
                     cells = {what: arrays[f"{name}/{what}"] for what in ("rates", "gradients", "losses")}
-                    precision = max(float(told["precision"]), float(np.finfo(np.float32).eps))
+                    precision = max(float(about["precision"]), float(np.finfo(np.float32).eps))
                     parts[name] = RateCells(**cells, groups=groups, precision=precision)
-            return Explained(json.loads(header["about"]), parts["rows"], parts.get("shared"))
+            return BatchRates(json.loads(header["about"]), parts["rows"], parts.get("shared"))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
             raise DataError(f"{path} is no file of learning rates: {problem}.") from problem

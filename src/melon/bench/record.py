@@ -1,25 +1,32 @@
-"""The record of one cell (DESIGN.md): what was asked and chosen, what came of it, and the rank of every event."""
+"""The record of one cell (DESIGN.md): what was asked and chosen, metrics, the rank of every event; and its files."""
 
 from __future__ import annotations
 
+import json
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 import melon
+from melon import display
+from melon.atomic import replacing, write_text
 from melon.bench.config import CellConfig
-from melon.bench.summaries import batch_record, step_size, summary, timing
 from melon.data.interactions import Interactions
-from melon.evaluation.prequential import Tally
+from melon.errors import DataError
+from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import metrics
 from melon.evaluation.rivals import RIVALS
+from melon.fitting.auto import settle_auto
 from melon.stream.split import Parts
-from melon.types import Plain
+from melon.types import Flags, Floats, Plain
 
 Columns = dict[str, np.ndarray[Any, Any]]
+WARM_UP_BATCHES = 10
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Recorded:
     choices: Plain
     tallies: Mapping[str, Tally]
     pretrain_s: float
+    notes: Sequence[str] = ()
 
     @property
     def _ours(self) -> Tally:
@@ -65,6 +73,7 @@ class Recorded:
                 "interactions": len(log),
                 "split": list(config.split),
             },
+            **({"label": config.label} if config.label else {}),
             "recommender": config.recommender,
             "strategy": config.strategy,
             "preset": config.preset,
@@ -74,6 +83,7 @@ class Recorded:
             "epochs": self.choices["pretrain"]["settings"].get("epochs"),
             "version": melon.__version__,
             "config": {"asked": config.plain(), "chosen": self.choices},
+            **({"notes": list(self.notes)} if self.notes else {}),
             "protocol": {
                 "candidates": config.candidates,
                 "negatives": config.negatives,
@@ -118,3 +128,123 @@ class Recorded:
         if self._ours.full_rank is not None:
             columns["full_rank"] = self._ours.full_rank
         return columns
+
+
+def summary(tally: Tally, repeats: Flags, *, full: bool, keyed: bool = False) -> Plain:
+    """Metrics with and without repeats, and over the whole catalogue; `keyed` gives the record's own layout."""
+    without = metrics(tally.rank[~repeats])
+    everything: Floats | None = tally.full_rank
+    ranked = metrics(everything) if full and everything is not None else None
+    if keyed:
+        return {"metrics": metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
+    return {**metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
+
+
+def step_size(ours: Tally, default: Tally) -> Plain:
+    """How far a batch moved the rows it touched (mean ‖Δ‖), and how that compares with the tuned Default."""
+    moved, plain = (
+        float(np.mean([p.moved for p in tally.points])) if tally.points else 0.0 for tally in (ours, default)
+    )
+    return {"moved": moved, "default": plain, "relative": moved / plain if plain else None}
+
+
+def timing(milliseconds: list[float]) -> Plain:
+    """Median, mean and 95th percentile, after the first batches have warmed the machine up."""
+    taken = milliseconds[WARM_UP_BATCHES:] if len(milliseconds) > 2 * WARM_UP_BATCHES else milliseconds
+    if not taken:
+        return {}
+    return {
+        "median": float(np.median(taken)),
+        "mean": float(np.mean(taken)),
+        "p95": float(np.percentile(taken, 95)),
+        "batches": len(taken),
+    }
+
+
+def batch_record(number: int, point: Point) -> Plain:
+    """One line of the curve."""
+    found = metrics(point.ranks.rank)
+    n = point.stop - point.start
+    mean_loss = point.loss / max(len(point.ranks), 1)
+    return {
+        "t": number,
+        "n": n,
+        "HR@5": found.get("HR@5"),
+        "NDCG@10": found.get("NDCG@10"),
+        "loss": mean_loss,
+        "update_ms": point.update_ms,
+    }
+
+
+def write_result(record: Plain, ranks: Mapping[str, np.ndarray[Any, Any]], path: Path) -> Plain:
+    """Write `NAME.json` and `NAME.ranks.parquet`, each whole or not at all; returns the record as written."""
+    beside = path.with_suffix(".ranks.parquet")
+    written = {**record, "ranks": beside.name}
+    with replacing(beside) as unfinished:
+        pl.DataFrame(dict(ranks)).write_parquet(unfinished, compression="zstd")
+    write_text(path, json.dumps(written, indent=1, allow_nan=False) + "\n")
+    return written
+
+
+def read_json(path: Path) -> Plain:
+    """A JSON object from a file of a bench; an error names the file and says what to do."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror}.") from None
+    except (ValueError, RecursionError) as problem:
+        raise DataError(
+            f"{path} is not valid JSON ({problem}): it may have been cut short. Remove it, and run the bench again."
+        ) from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is no file of a melon bench: it holds no JSON object. Remove it from the folder.")
+    return content
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method of a result: its line in a table, and its HR@5 batch by batch."""
+
+    method: str
+    label: str
+    metrics: Mapping[str, float]
+    curve: Sequence[float | None]
+
+
+def method_name(record: Mapping[str, Any]) -> str:
+    """A record's strategy, with its preset or way of pre-training where that is not the usual one."""
+    strategy, preset = str(record["strategy"]), record.get("preset", "default")
+    if strategy == "default" and record.get("pretrain") == "own":
+        strategy = "default, own pre-training"
+    return strategy if preset == "default" else f"{strategy} ({preset})"
+
+
+def is_auto(request: Mapping[str, Any]) -> bool:
+    """Whether a record's request is `auto`: what runs when no recommender and no strategy is named."""
+    usual = {**settle_auto({}), "preset": "default", "pretrain": "shared"}
+    return all(request.get(name) == value for name, value in usual.items() if name not in ("minutes", "auto"))
+
+
+def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[Line]:
+    """Every method of one or several results on the same stream once, baselines of the first record first.
+
+    `which` is `metrics`, `without_repeats` or `full_ranking`.
+    """
+    first = records[0]
+    lines: dict[str, Line] = {}
+    for name, summary_of in first["baselines"].items():
+        values = summary_of if which == "metrics" else (summary_of.get(which) or {})
+        method = display.AUTO if name == "default" and is_auto(first["config"]["asked"]) else name
+        lines[method] = Line(method, display.label(method), values, first["baseline_batches"].get(name, ()))
+    for record in records:
+        method, same = method_name(record), record["recommender"] == first["recommender"]
+        if same and method == "default":
+            continue  # a baseline of the first record
+        text = display.label(method)
+        if not same and is_auto(record["config"]["asked"]):
+            method = text = display.AUTO
+        elif not same:
+            other = display.recommender_label(record["recommender"])
+            method, text = f"{method} ({other})", f"{text.removesuffix(' (tuned)')} on {other}"
+        lines[method] = Line(method, text, record[which] or {}, [batch["HR@5"] for batch in record["batches"]])
+    return list(lines.values())

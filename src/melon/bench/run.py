@@ -1,4 +1,4 @@
-"""`melon bench`: a grid of cells in a folder that can be gone on with, and a live table of how it stands."""
+"""`melon bench`: a grid of cells in a folder that a later run continues."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from melon.atomic import require_writable, write_text
 from melon.bench.config import CellConfig
 from melon.bench.executors import executor_for
-from melon.bench.files import write_result
 from melon.bench.grid import Outcome, Task, run_grid, tasks_of
 from melon.bench.rate_capture import RATES_SUFFIX, RatesKeeper
+from melon.bench.record import read_json, write_result
 from melon.bench.tuned import Tuned, read_tuned
 from melon.data.files import load_stream
-from melon.errors import SettingsError, StoppedError, unknown_name
+from melon.errors import DataError, SettingsError, StoppedError, unknown_name
+from melon.progress import Progress
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
-from melon.terminal.bench_view import BenchWatcher, became, standing
 from melon.types import Plain
 
 #: What may differ between two runs in one folder: more streams, strategies and seeds join what is there.
@@ -30,7 +28,7 @@ _GROWS = ("recommender", "strategy", "seed", "settings", "preset", "split")
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What was asked for: the grid, and what every cell is told."""
+    """What was asked for: the grid, and the options of its cells."""
 
     streams: Mapping[str, Path]
     recommenders: Sequence[str]
@@ -43,7 +41,7 @@ class BenchPlan:
     rates: bool = False
 
     def tasks(self) -> list[Task]:
-        """Every cell, with the settings of the config files that speak of it."""
+        """Every cell, with the settings of the config files that are about it."""
         splits = {name: self.splits.get(name, self.base.split) for name in self.streams}
         tasks = tasks_of(splits, self.recommenders, self.strategies, self.seeds, self.base)
         return [replace(task, config=self._tuned(task), rates=self.rates) for task in tasks]
@@ -52,10 +50,23 @@ class BenchPlan:
         given = (*self.given, "split") if task.stream in self.splits else self.given
         return self.tuned.apply(task.stream, task.config, given)
 
-    def told(self) -> Plain:
+    def options(self) -> Plain:
         """What has to be the same for records to stand in one table."""
-        plain = self.base.plain()
-        return {name: value for name, value in plain.items() if name not in _GROWS}
+        return {name: value for name, value in self.base.plain().items() if name not in _GROWS}
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """A bench at its end: every cell with its outcome, and the folder of the records."""
+
+    out: Path
+    tasks: Sequence[Task]
+    outcomes: Mapping[str, Outcome]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """Cells that failed; the same command tries them again."""
+        return [outcome for outcome in self.outcomes.values() if outcome.problem is not None]
 
 
 class BenchFolder:
@@ -66,21 +77,30 @@ class BenchFolder:
         self._about = out / "bench.json"
 
     def claim(self, plan: BenchPlan) -> None:
-        """Make the folder this bench's own, or go on in it where the same was asked before."""
+        """Make the folder this bench's own, or check that it holds a bench with the same options."""
         require_writable(self._about)
-        hashes = {name: load_stream(path).sha256 for name, path in plan.streams.items()}
-        known: Plain = json.loads(self._about.read_text(encoding="utf-8")) if self._about.exists() else {}
-        for name, value in plan.told().items():
-            if known and known["options"].get(name) != value:
+        hashes = {name: load_stream(path).identity for name, path in plan.streams.items()}
+        before = self._before()
+        for name, value in plan.options().items():
+            if before["options"] and before["options"].get(name) != value:
                 raise SettingsError(
-                    f"{self.out} holds a bench with {name} = {known['options'].get(name)!r}, and this one has "
+                    f"{self.out} holds a bench with {name} = {before['options'].get(name)!r}, and this one has "
                     f"{value!r}: they cannot stand in one table. Choose another --out."
                 )
         for name, sha in hashes.items():
-            if known.get("streams", {}).get(name, sha) != sha:
+            if before["streams"].get(name, sha) != sha:
                 raise SettingsError(f"{self.out} holds a bench of another stream named {name!r}. Choose another --out.")
-        about = {"options": plan.told(), "streams": {**known.get("streams", {}), **hashes}}
+        about = {"options": plan.options(), "streams": {**before["streams"], **hashes}}
         write_text(self._about, json.dumps(about, indent=1) + "\n")
+
+    def _before(self) -> Plain:
+        """Options and streams of the bench that the folder holds; both empty in a new folder."""
+        if not self._about.exists():
+            return {"options": {}, "streams": {}}
+        about = read_json(self._about)
+        if not all(isinstance(about.get(name), dict) for name in ("options", "streams")):
+            raise DataError(f"{self._about} is no description of a bench: remove it, or choose another --out.")
+        return about
 
     def path(self, task: Task) -> Path:
         """The record of a cell."""
@@ -91,28 +111,37 @@ class BenchFolder:
         return self.out / f"{task.key}{RATES_SUFFIX}"
 
     def done(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
-        """Cells that have a record already, as far as it is about the same settings, and all that is asked for."""
-        found = {}
-        for task in tasks:
-            path = self.path(task)
-            if not path.exists():
-                continue
-            record: Plain = json.loads(path.read_text(encoding="utf-8"))
-            if "not_applicable" in record:
-                found[task.key] = Outcome(task, not_applicable=record["not_applicable"])
-            elif record["config"]["asked"] == json.loads(json.dumps(task.config.plain())):
-                # The foundation has one rate for everything: there is nothing to see.
-                if task.rates and not task.lays_foundation and not self.rates(task).exists():
-                    continue
-                found[task.key] = Outcome(task, record["seconds"], record)
-            else:
-                raise SettingsError(
-                    f"{path} was made with other settings than are asked for now; choose another --out, or remove it."
-                )
-        return found
+        """Cells that have a record of the same settings, with everything that is asked for."""
+        outcomes = {task.key: self._outcome(task) for task in tasks if self.path(task).exists()}
+        return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
+
+    def _outcome(self, task: Task) -> Outcome | None:
+        path = self.path(task)
+        record = read_json(path)
+        if "not_applicable" in record:
+            return Outcome(task, not_applicable=record["not_applicable"])
+        try:
+            request, seconds = record["config"]["asked"], float(record["seconds"])
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{path} is no whole record. Remove it, and run the bench again.") from None
+        if request != json.loads(json.dumps(task.config.plain())):
+            raise SettingsError(
+                f"{path} was made with other settings than are asked for now; choose another --out, or remove it."
+            )
+        if self._expects_rates(task) and not self.rates(task).exists():
+            return None
+        return Outcome(task, seconds, record)
+
+    @staticmethod
+    def _expects_rates(task: Task) -> bool:
+        """Not of the foundation, which has one rate for everything, nor of a strategy without learning rates."""
+        from melon.strategies.base import Strategy
+
+        strategy = STRATEGIES[task.config.strategy].load()
+        return task.rates and not task.lays_foundation and strategy.learning_rates is not Strategy.learning_rates
 
     def keep(self, outcome: Outcome) -> None:
-        """Write what became of a cell; a failed one is told beside the records and tried again next time."""
+        """Write a cell's outcome; why one failed stands beside the records, and the cell is tried again next time."""
         path, failed = self.path(outcome.task), self.path(outcome.task).with_suffix(".failed.txt")
         if not outcome.task.lays_foundation:  # a failed cell starts afresh: it may be asked for with other settings
             shutil.rmtree(self.work / outcome.task.key, ignore_errors=True)
@@ -136,42 +165,38 @@ def bench_streams(
     recommenders: str,
     strategies: str,
     seeds: int,
-    splits: Sequence[str],
-    configs: Sequence[Path],
-    jobs: int,
-    ray: str | None,
-    rates: bool,
     out: Path,
-) -> int:
-    """`melon bench`; the exit code says whether every cell came through."""
-    plan = replace(_plan(streams, asked, recommenders, strategies, seeds, splits, configs), rates=rates)
+    splits: Sequence[str] = (),
+    configs: Sequence[Path] = (),
+    jobs: int = 1,
+    ray: str | None = None,
+    rates: bool = False,
+    progress: Progress | None = None,
+) -> BenchResult:
+    """Run every cell that has no record in `out` yet."""
+    plan = replace(bench_plan(streams, asked, recommenders, strategies, seeds, splits, configs), rates=rates)
     folder = BenchFolder(out)
     folder.claim(plan)
     tasks = plan.tasks()
     done = folder.done(tasks)
-    executor = (
-        executor_for(plan.streams, folder.work, jobs=jobs, ray=ray, threads=plan.base.threads)
-        if len(done) < len(tasks)
-        else None
-    )
+    shown = progress or Progress()
+    if len(done) == len(tasks):
+        shown.jobs(tasks, done, 1)
+        return BenchResult(out, tasks, done)
+    executor = executor_for(plan.streams, folder.work, jobs=jobs, ray=ray, threads=plan.base.threads)
     try:
-        with BenchWatcher(executor.workers if executor else 1) as watcher:
-            outcomes = list(run_grid(tasks, done, executor, folder.keep, watcher)) if executor else []
-            if executor is None:
-                watcher.begin(tasks, done)
+        with shown:
+            outcomes = {outcome.task.key: outcome for outcome in run_grid(tasks, done, executor, folder.keep, shown)}
     except KeyboardInterrupt:
         raise StoppedError(
             f"stopped; what was finished is kept in {out}. Run the same command again to go on."
         ) from None
     finally:
-        if executor is not None:
-            executor.stop()
-    failed = [outcome for outcome in outcomes if outcome.problem is not None]
-    _show(tasks, done | {outcome.task.key: outcome for outcome in outcomes}, out, failed)
-    return 1 if failed else 0
+        executor.stop()
+    return BenchResult(out, tasks, done | outcomes)
 
 
-def _plan(
+def bench_plan(
     streams: Sequence[Path],
     asked: Plain,
     recommenders: str,
@@ -180,15 +205,16 @@ def _plan(
     splits: Sequence[str],
     configs: Sequence[Path],
 ) -> BenchPlan:
+    """The grid that the options of `melon bench` describe."""
     named = {path.name.removesuffix(".parquet"): path for path in streams}
     if len(named) < len(streams):
         raise SettingsError("two streams have the same file name; records are named after it, so rename one.")
     if seeds < 1:
-        raise SettingsError(f"seeds = {seeds} will not do: it must be at least 1.")
+        raise SettingsError(f"seeds = {seeds} is too few: it must be at least 1.")
     if asked.get("settings"):
         settings = ", ".join(asked["settings"])
         raise SettingsError(
-            f"--set {settings} would speak of one strategy where there are many; put it into a file with `strategy` "
+            f"--set {settings} is about one strategy, and a bench runs many; put it into a file with `strategy` "
             "and `settings`, and give that with --config."
         )
     general, tuned = read_tuned(configs, named)
@@ -197,18 +223,18 @@ def _plan(
             "minutes would give the cells of a bench different numbers of trials; limit these with --budget."
         )
     common, per_stream = _splits(splits, named)
-    told: Plain = {**general, **asked}
+    options: Plain = {**general, **asked}
     if common is not None:
-        told["split"] = common
-    wanted = ALL_STRATEGIES if strategies == "all" else tuple(strategies.split(","))
-    for name in wanted:
+        options["split"] = common
+    names = ALL_STRATEGIES if strategies == "all" else tuple(strategies.split(","))
+    for name in names:
         STRATEGIES[name]
-    told.pop("strategy", None)
-    told.pop("recommender", None)
+    options.pop("strategy", None)
+    options.pop("recommender", None)
     chosen = tuple(recommenders.split(","))
-    base = CellConfig(**{**told, "recommender": chosen[0]})
-    given = [name for name, value in told.items() if value != {}]  # an empty table of settings says nothing
-    return BenchPlan(named, chosen, wanted, seeds, base, per_stream, tuned, given)
+    base = CellConfig(**{**options, "recommender": chosen[0]})
+    given = [name for name, value in options.items() if value != {}]  # an empty table of settings says nothing
+    return BenchPlan(named, chosen, names, seeds, base, per_stream, tuned, given)
 
 
 def _splits(
@@ -225,20 +251,3 @@ def _splits(
         else:
             raise unknown_name("stream in --split", name, streams)
     return common, per_stream
-
-
-def _show(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], out: Path, failed: Sequence[Outcome]) -> None:
-    console = Console(soft_wrap=True)
-    table = standing(tasks, outcomes)
-    table.title = "HR@5, mean over seeds"
-    console.print(table)
-    for outcome in failed:
-        console.print(f"{outcome.task.key} {became(outcome)}", markup=False, highlight=False)
-    if failed:
-        where = f"{out}/*.failed.txt"
-        console.print(
-            f"{len(failed)} of {len(tasks)} cells failed ({where} say why); run the same command to try them again.",
-            markup=False,
-            highlight=False,
-        )
-    console.print(f"records in {out}: melon report {out}", markup=False, highlight=False)

@@ -1,11 +1,14 @@
-"""Work that is done once: shared by cells of one stream, and kept on disk so that a stopped run can go on."""
+"""Work that is done once: shared by cells of one stream, and kept on disk so that a stopped run can be resumed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,22 +23,27 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
-from melon.fitting.pretrained import Practice, PretrainedState
+from melon.fitting.fit import Memo
+from melon.fitting.plan import Plan
+from melon.fitting.pretrained import Observed, Practice, PretrainedState, Report, silent
+from melon.types import Plain
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Arrays = dict[str, np.ndarray[Any, Any]]
+#: What reading a file raises that is empty, cut short or not the kind it should be.
+_BROKEN = (ValueError, KeyError, TypeError, IndexError, SafetensorError)
 
 
-class Keeper(Protocol[Made]):
-    """How one kind of result goes to disk and comes back."""
+class Keeper(Protocol[Result]):
+    """How one kind of result is written to a file and read back."""
 
     suffix: str
 
-    def write(self, made: Made, path: Path) -> None:
-        """To disk, in one step."""
+    def write(self, result: Result, path: Path) -> None:
+        """Write the file in one step."""
 
-    def read(self, path: Path) -> Made:
-        """And back."""
+    def read(self, path: Path) -> Result:
+        """Read it back."""
 
 
 class PlainKeeper:
@@ -43,12 +51,14 @@ class PlainKeeper:
 
     suffix = ".json"
 
-    def write(self, made: dict[str, Any], path: Path) -> None:
-        write_text(path, json.dumps(made))
+    def write(self, result: Plain, path: Path) -> None:
+        write_text(path, json.dumps(result))
 
-    def read(self, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+    def read(self, path: Path) -> Plain:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError(f"{path} holds no JSON object")
+        return content
 
 
 class StateKeeper:
@@ -59,9 +69,9 @@ class StateKeeper:
     def __init__(self, rebuild: Callable[[Mapping[str, dict[str, Tensor]]], PretrainedState]) -> None:
         self._rebuild = rebuild
 
-    def write(self, made: PretrainedState, path: Path) -> None:
+    def write(self, result: PretrainedState, path: Path) -> None:
         _save(
-            {f"{table}/{part}": t.cpu().numpy() for table, state in made.tables.items() for part, t in state.items()},
+            {f"{table}/{part}": t.cpu().numpy() for table, state in result.tables.items() for part, t in state.items()},
             path,
         )
 
@@ -74,12 +84,12 @@ class StateKeeper:
 
 
 class PracticeKeeper:
-    """What a strategy takes along from the selection window: safetensors."""
+    """What a strategy has practised on the selection window: safetensors."""
 
     suffix = ".safetensors"
 
-    def write(self, made: Practice, path: Path) -> None:
-        _save({name: tensor.detach().cpu().numpy() for name, tensor in made.items()}, path)
+    def write(self, result: Practice, path: Path) -> None:
+        _save({name: tensor.detach().cpu().numpy() for name, tensor in result.items()}, path)
 
     def read(self, path: Path) -> Practice:
         return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
@@ -90,17 +100,17 @@ class TallyKeeper:
 
     suffix = ".safetensors"
 
-    def write(self, made: Tally, path: Path) -> None:
-        points = made.points
+    def write(self, result: Tally, path: Path) -> None:
+        points = result.points
         arrays: Arrays = {
             "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
             "costs": np.array([(p.loss, p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 4),
             "usable": np.concatenate([p.usable for p in points]),
-            "rank": made.rank,
-            "ties": made.ties.astype(np.int64),
+            "rank": result.rank,
+            "ties": result.ties.astype(np.int64),
         }
-        if made.full_rank is not None:
-            arrays["full_rank"] = made.full_rank
+        if result.full_rank is not None:
+            arrays["full_rank"] = result.full_rank
             arrays["full_ties"] = np.concatenate([p.full_ranks.ties for p in points if p.full_ranks])
         _save(arrays, path)
 
@@ -110,48 +120,55 @@ class TallyKeeper:
         for (start, stop, size), (loss, score_ms, update_ms, moved) in zip(
             arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True
         ):
-            here = slice(ranks, ranks + size)
-            full = Ranks(arrays["full_rank"][here], arrays["full_ties"][here]) if "full_rank" in arrays else None
+            of_batch = slice(ranks, ranks + size)
+            full = None
+            if "full_rank" in arrays:
+                full = Ranks(arrays["full_rank"][of_batch], arrays["full_ties"][of_batch])
             usable = arrays["usable"][events : events + stop - start]
-            own = Ranks(arrays["rank"][here], arrays["ties"][here])
+            own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
             tally.add(Point(start, stop, usable, own, full, loss, score_ms, update_ms, moved))
             events, ranks = events + stop - start, ranks + size
         return tally
 
 
 class Work:
-    """Remembers what was made under each name; with a folder, also across processes.
+    """Remembers results by name; with a folder, also across processes.
 
-    What a `base` folder holds is taken from there; nothing is written to it.
+    Results in a `base` folder are read too, and nothing is written there. A file that cannot be read back is reported
+    and its result made again.
     """
 
-    def __init__(self, folder: Path | None = None, base: Path | None = None) -> None:
-        self._made: dict[str, Any] = {}
-        self._folder, self._base = folder, base
+    def __init__(self, folder: Path | None = None, base: Path | None = None, report: Report = silent) -> None:
+        self._results: dict[str, Any] = {}
+        self._folder, self._base, self._report = folder, base, report
         if folder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as problem:
                 raise cannot_write(folder, problem) from problem
 
-    def once(self, name: str, keeper: Keeper[Made], make: Callable[[], Made]) -> Made:
-        """What `make` gives, made the first time only."""
+    def once(self, name: str, keeper: Keeper[Result], make: Callable[[], Result]) -> Result:
+        """The result of `make`, made the first time only."""
         if self.known(name, keeper) is None:
-            self._made[name] = made = make()
+            self._results[name] = result = make()
             if self._folder is not None:
-                keeper.write(made, self._folder / (name.replace("/", "-") + keeper.suffix))
-        found: Made = self._made[name]
-        return found
+                keeper.write(result, self._folder / _file_name(name, keeper))
+        remembered: Result = self._results[name]
+        return remembered
 
-    def known(self, name: str, keeper: Keeper[Made]) -> Made | None:
-        """What was made under a name before, if anything was."""
-        if name not in self._made:
-            file = name.replace("/", "-") + keeper.suffix
-            for there in (self._folder, self._base):
-                if there is not None and (there / file).exists():
-                    self._made[name] = keeper.read(there / file)
+    def known(self, name: str, keeper: Keeper[Result]) -> Result | None:
+        """The result under a name, if there is one."""
+        if name not in self._results:
+            for folder in (self._folder, self._base):
+                path = folder / _file_name(name, keeper) if folder is not None else None
+                if path is not None and path.exists():
+                    try:
+                        self._results[name] = keeper.read(path)
+                    except _BROKEN as problem:
+                        self._report(f"{path} is broken ({type(problem).__name__}); this part is made again")
+                        continue
                     break
-        return self._made.get(name)
+        return self._results.get(name)
 
     def forget(self) -> None:
         """Remove the folder; the work is complete."""
@@ -159,15 +176,62 @@ class Work:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def work_folder(beside: Path | None, log: Interactions, asked: Mapping[str, Any]) -> Path:
-    """Where the work of one command is kept: beside its result, or in the folder for temporary files."""
+class CellMemo(Memo):
+    """The steps of a fitting, remembered as work."""
+
+    def __init__(self, work: Work, plan: Plan) -> None:
+        super().__init__()
+        observed: Observed = {}
+        self._work = work
+        self._states = StateKeeper(partial(PretrainedState, plan, observed=observed))
+
+    def choice(self, name: str, make: Callable[[], Plain]) -> Plain:
+        return self._work.once(name, PlainKeeper(), make)
+
+    def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
+        return self._work.once(name, self._states, make)
+
+    def practice(self, name: str, make: Callable[[], Practice]) -> Practice:
+        return self._work.once(name, PracticeKeeper(), make)
+
+
+def work_folder(beside: Path | None, log: Interactions, config: Mapping[str, Any]) -> Path:
+    """Where the work of one command is kept: beside its result, or in a folder of the user's own for temporary files.
+
+    The name depends on the events, the ids and the whole configuration.
+    """
+    text = f"{log.identity} {json.dumps(config, sort_keys=True, default=str)}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return beside.with_suffix(f".{key}.progress") if beside is not None else _own_folder() / f"{key}.progress"
+
+
+def start_afresh(folder: Path) -> None:
+    """Remove a folder of earlier work, which must not be used; an error where it cannot be removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        raise DataError(f"{folder} holds earlier work and cannot be removed; remove it, or choose another --json.")
+
+
+def _own_folder() -> Path:
+    """A folder for temporary files that nobody else can write to."""
     import tempfile
 
-    told = json.dumps(asked, sort_keys=True, default=str)
-    key = hashlib.sha256(f"{log.sha256} {told}".encode()).hexdigest()[:16]
-    if beside is not None:
-        return beside.with_suffix(f".{key}.progress")
-    return Path(tempfile.gettempdir()) / f"melon-{key}.progress"
+    folder = Path(tempfile.gettempdir()) / f"melon-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as problem:
+        raise cannot_write(folder, problem) from problem
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DataError(
+            f"{folder} is not a private folder of yours, so no work is kept there; remove it, set TMPDIR to another "
+            "folder, or give --json."
+        )
+    return folder
+
+
+def _file_name(name: str, keeper: Keeper[Any]) -> str:
+    return name.replace("/", "-") + keeper.suffix
 
 
 def _save(arrays: Arrays, path: Path) -> None:

@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from melon.cli.compare import advise, bench, tune
 from melon.cli.data import data
-from melon.cli.experiments import advise, bench, demo, report, reproduce, tune
+from melon.cli.examples import epilog
+from melon.cli.help import Commands
 from melon.cli.models import evaluate, explain, pretrain
+from melon.cli.report import demo, report, reproduce
+from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
-app = typer.Typer(
+app = Commands(
     name="melon",
     help="A recommender that keeps up with its users: predict each batch, learn from it, serve the next one better.",
     no_args_is_help=True,
@@ -20,8 +24,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
-for _command in (advise, evaluate, bench, tune, report, reproduce, pretrain, explain, demo):
-    app.command()(_command)
+for _command in (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo):
+    app.command(epilog=epilog(_command.__name__))(_command)
+for _registered in data.registered_commands:
+    _registered.epilog = epilog(f"data {_registered.name}")
 
 _STOPPED = 130  # what a shell says of a command that Ctrl-C ended
 

@@ -1,4 +1,4 @@
-"""`melon data`: raw interactions become streams, and streams are looked at."""
+"""`melon data`: prepare raw interactions as streams, and look at streams."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
+from melon.cli.help import Commands
 from melon.cli.options import Stream
 from melon.data.raw.formats import FORMATS
+from melon.data.raw.layout import MISSING
 
-data = typer.Typer(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
+data = Commands(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
+
+_FILE, _TIMES, _FILTER = "What the file is like (guessed and said when left out)", "Times", "What is kept"
 
 
 @data.command("prepare")
@@ -18,19 +22,75 @@ def data_prepare(
     raw: Annotated[list[Path], typer.Argument(help="Raw files, gzip and zip included.")],
     out: Annotated[Path, typer.Option(help="The stream to write (Parquet, with side-cars for the original ids).")],
     format: Annotated[  # noqa: A002
-        str | None, typer.Option(help=f"The raw format: {', '.join(FORMATS)}. Guessed and said when left out.")
+        str | None, typer.Option(help=f"The raw format: {', '.join(FORMATS)}.", rich_help_panel=_FILE)
     ] = None,
-    user: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
-    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
-    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="User column: its name, or its number.", rich_help_panel=_FILE)
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option(help="Item column: its name, or its number.", rich_help_panel=_FILE)
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Time column: its name, or its number.", rich_help_panel=_FILE)
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(help="What stands between fields: ',' ';' '|' tab or another character.", rich_help_panel=_FILE),
+    ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line names the columns; without, give columns by number: --user 1.",
+            rich_help_panel=_FILE,
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of the text: utf-8, cp1252, latin-1, utf-16, …", rich_help_panel=_FILE)
+    ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT,TEXT",
+            help=f"Texts without quotes that mean 'no id'. An empty field always does; --missing '' leaves only that. "
+            f"(default: {','.join(MISSING)})",
+            rich_help_panel=_FILE,
+        ),
+    ] = None,
     time_unit: Annotated[
-        str | None, typer.Option(help="s, ms, us or ns where times are numbers; else guessed.")
+        str | None, typer.Option(help="s, ms, us or ns, where times are numbers.", rich_help_panel=_TIMES)
     ] = None,
-    min_interactions: Annotated[int, typer.Option(help="Drop users and items with fewer.")] = 20,
-    k_core: Annotated[bool, typer.Option("--k-core", help="Repeat that until nothing more is dropped.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
+    time_format: Annotated[
+        str | None,
+        typer.Option(
+            help="How dates are written: '%d.%m.%Y %H:%M', '%m/%d/%Y', …; or excel for its day numbers.",
+            rich_help_panel=_TIMES,
+        ),
+    ] = None,
+    min_interactions: Annotated[
+        int, typer.Option(help="Drop users and items with fewer.", rich_help_panel=_FILTER)
+    ] = 20,
+    k_core: Annotated[
+        bool, typer.Option("--k-core", help="Repeat that until nothing more is dropped.", rich_help_panel=_FILTER)
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first bad row.", rich_help_panel=_FILTER)
+    ] = False,
 ) -> None:
-    """Turn raw interactions into a time-ordered stream."""
+    """Turn raw interactions into a time-ordered stream.
+
+    What is not said is guessed, and the output says how. What can be read in two ways is refused, and the message names
+    the option that decides.
+
+    \b
+    Examples, each with --out stream.parquet:
+    melon data prepare a.csv.gz --user reader --item article --time clicked
+    melon data prepare b.csv --separator ';' --encoding cp1252
+    melon data prepare c.csv --time-format '%d.%m.%Y %H:%M'
+    melon data prepare d.txt --no-header --user 1 --item 2 --time 4
+    melon data prepare e.csv --time-format excel
+    melon data prepare f.csv --missing ''      (a user may be called NA)
+    """
     from melon.data.prepare import prepare
     from melon.terminal.tables import show_preparation
 
@@ -42,6 +102,11 @@ def data_prepare(
         item=item,
         time=time,
         time_unit=time_unit,
+        time_format=time_format,
+        separator=separator,
+        header=header,
+        encoding=encoding,
+        missing=None if missing is None else [text for text in missing.split(",") if text],
         min_interactions=min_interactions,
         k_core=k_core,
         strict=strict,
@@ -54,7 +119,7 @@ def data_info(
     stream: Stream,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what is in a stream: size, span, how fast items and users come and go."""
+    """Describe a stream: size, span, how fast items and users come and go."""
     from melon.data.files import load_stream
     from melon.data.info import describe
     from melon.terminal.tables import show_info
@@ -66,7 +131,7 @@ def data_info(
 def data_synthetic(
     kind: Annotated[str, typer.Argument(help="flip, news or drift: streams with a known answer.")],
     out: Annotated[Path, typer.Option(help="The stream to write.")],
-    events: Annotated[int | None, typer.Option(help="Interactions.")] = None,
+    events: Annotated[int | None, typer.Option(help="Number of interactions.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same stream.")] = 0,
 ) -> None:
     """Make a synthetic stream, to try things on."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,7 +33,7 @@ from melon.cli.options import (
     Split,
     Stream,
     Threads,
-    asked_for,
+    requested,
 )
 
 
@@ -67,10 +68,28 @@ def evaluate(
     Settings that are not given are chosen on the selection window: late training data and the validation part. The
     test part is not read until then.
     """
-    asked = asked_for(locals())
-    from melon.bench.evaluate import evaluate_stream
+    request = requested(locals())
+    from melon.atomic import require_writable, write_text
+    from melon.console import say
+    from melon.evaluator import evaluate as run
+    from melon.extras import require_plots
+    from melon.fitting.auto import why_auto
+    from melon.report.result import result_page
+    from melon.terminal.tables import show_result
 
-    evaluate_stream(stream, asked, json=json, html=html, resume=resume)
+    if html is not None:
+        require_plots("--html")
+        require_writable(html)
+    result = run(stream, **request, json=json, resume=resume)
+    record = result.record
+    if html is not None:
+        write_text(html, result_page([record]))
+    show_result(record)
+    choice = record["config"]["chosen"][record["strategy"]]
+    written = [f"wrote {path}" for path in (json, html) if path is not None]
+    for line in (why_auto(request, choice["settings"], len(choice["trials"])), *written):
+        if line is not None:
+            say(line)
 
 
 def pretrain(
@@ -94,10 +113,39 @@ def pretrain(
 
     The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
     """
-    asked = asked_for(locals())
-    from melon.bench.evaluate import pretrain_stream
+    request = requested(locals())
+    from melon.atomic import require_writable
+    from melon.bench.config import config_from
+    from melon.console import say
+    from melon.data.files import load_stream
+    from melon.errors import StoppedError
+    from melon.estimator import Melon
+    from melon.fitting.auto import settle_auto, why_auto
+    from melon.strategies.registry import STRATEGIES
 
-    pretrain_stream(stream, asked, out)
+    checked = config_from(settle_auto(request))  # also what concerns an evaluation only
+    fixed = STRATEGIES[checked.strategy].preset(checked.preset)
+    arguments = {name: value for name, value in request.items() if name in _ARGUMENTS}
+    model = Melon(**arguments | {"settings": {**fixed, **checked.settings}})
+    require_writable(out / "model")
+    log = load_stream(stream)
+    try:
+        model.fit(log)
+    except KeyboardInterrupt:
+        raise StoppedError(_how_to_repeat(model.choices, checked.strategy, out)) from None
+    model.save(out)
+    for name, settings in model.choices.items():
+        say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
+    why = why_auto(request, {})
+    if why is not None:
+        say(why)
+    say(f'wrote {out}: use it with melon recommend {out} --user …, or in Python with melon.load("{out}")')
+
+
+#: Arguments that `Melon` has under the same name.
+_ARGUMENTS = frozenset(
+    ("recommender", "strategy", "seed", "epochs", "batch_size", "fading", "recommender_settings", "pretrain_settings")
+) | {"budget", "minutes", "threads", "device"}
 
 
 def explain(
@@ -108,7 +156,7 @@ def explain(
         int | None,
         typer.Option(help="The event at which the batch starts. (default: the first that is new to the model)"),
     ] = None,
-    batch: Annotated[int, typer.Option(help="So many batches further on.")] = 0,
+    batch: Annotated[int, typer.Option(help="Start this many batches later.")] = 0,
     batch_size: Annotated[
         int | None, typer.Option(help="Interactions in the batch. (default: as the model learns)")
     ] = None,
@@ -118,6 +166,19 @@ def explain(
 
     The batch is looked at as if it were learned now; nothing is learned and the model stays as it is.
     """
-    from melon.explain.explained import explain_model
+    from melon.explain.picture import explain_model
+    from melon.terminal.tables import show_rates
 
-    explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size, as_json=json)
+    rates = explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size)
+    show_rates(rates, out, as_json=json)
+
+
+def _how_to_repeat(choices: Mapping[str, Mapping[str, Any]], strategy: str, out: Path) -> str:
+    """The message of a stopped pre-training: choices that were made need not be made again."""
+    message = f"stopped before anything was written to {out}. Run the same command again to start over"
+    if not choices:
+        return message + "."
+    decided = {f"pretrain.{name}": value for name, value in choices["pre-training"].items() if name in ("l2", "epochs")}
+    decided |= choices[strategy]
+    flags = " ".join(f"--set {name}={'null' if value is None else value}" for name, value in decided.items())
+    return f"{message}, or repeat it with the settings that were chosen: {flags} --budget 1"

@@ -7,25 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.recommenders.registry import RECOMMENDERS
-from melon.strategies.registry import STRATEGIES
-
 MODEL, PROTOCOL, CHOICE, OUTPUT, MACHINE = "Model", "Protocol", "Choosing settings", "Output", "Machine"
 
 Stream = Annotated[Path, typer.Argument(help="A prepared stream (melon data prepare makes one).")]
 Recommender = Annotated[
     str | None,
-    typer.Option(help=f"What scores: {', '.join(RECOMMENDERS.names())}. (default: bpr)", rich_help_panel=MODEL),
+    typer.Option(help="What scores: {recommenders}. (default: {recommender})", rich_help_panel=MODEL),
 ]
 Strategy = Annotated[
     str | None,
-    typer.Option(help=f"What updates it: {', '.join(STRATEGIES.names())}. (default: default)", rich_help_panel=MODEL),
+    typer.Option(help="What updates it: {strategies}. (default: {strategy})", rich_help_panel=MODEL),
 ]
 AutoRecommender = Annotated[
     str | None,
     typer.Option(
         "--recommender",
-        help=f"What scores: auto, {', '.join(RECOMMENDERS.names())}. (default: auto, which is blend)",
+        help="What scores: auto, {recommenders}. (default: auto, which is blend)",
         rich_help_panel=MODEL,
     ),
 ]
@@ -33,21 +30,21 @@ AutoStrategy = Annotated[
     str | None,
     typer.Option(
         "--strategy",
-        help=f"What updates it: auto, {', '.join(STRATEGIES.names())}. (default: auto, which is default with fading)",
+        help="What updates it: auto, {strategies}. (default: auto, which is default with --fading auto)",
         rich_help_panel=MODEL,
     ),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="Settings that are fixed together: default, or the paper's. (default: default)", rich_help_panel=MODEL
+        help="Settings that are fixed together: default, or the paper's. (default: {preset})", rich_help_panel=MODEL
     ),
 ]
 PretrainMode = Annotated[
     str | None,
     typer.Option(
         "--pretrain",
-        help="shared: one pre-trained recommender for all strategies; own: each trains its own. (default: shared)",
+        help="shared: one pre-trained recommender for all strategies; own: each trains its own. (default: {pretrain})",
         rich_help_panel=MODEL,
     ),
 ]
@@ -67,21 +64,19 @@ Config = Annotated[
 Split = Annotated[
     str | None,
     typer.Option(
-        help="Shares of training, validation and test, in time order. (default: 0.95,0.005,0.045)",
+        help="Shares of training, validation and test, in time order. (default: {split})",
         rich_help_panel=PROTOCOL,
     ),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Interactions per mini-batch. (default: 256)", rich_help_panel=PROTOCOL)
+    int | None, typer.Option(help="Interactions per mini-batch. (default: {batch_size})", rich_help_panel=PROTOCOL)
 ]
 CandidateMode = Annotated[
     str | None,
-    typer.Option(
-        help="Where negatives come from: catalogue, full-log or born. (default: catalogue)", rich_help_panel=PROTOCOL
-    ),
+    typer.Option(help="Where negatives come from: {modes}. (default: {candidates})", rich_help_panel=PROTOCOL),
 ]
 Negatives = Annotated[
-    int | None, typer.Option(help="Negatives beside each positive. (default: 99)", rich_help_panel=PROTOCOL)
+    int | None, typer.Option(help="Negatives beside each positive. (default: {negatives})", rich_help_panel=PROTOCOL)
 ]
 AlignTies = Annotated[
     bool | None,
@@ -94,18 +89,20 @@ FullRanking = Annotated[
 RetrainEvery = Annotated[
     int | None,
     typer.Option(
-        help="Beside the baselines, a model trained from scratch every so many interactions: what freshness costs.",
+        help="Beside the baselines, evaluate a model that is trained from scratch every N interactions.",
+        metavar="N",
         rich_help_panel=PROTOCOL,
     ),
 ]
 Fading = Annotated[
     str | None,
     typer.Option(
-        help="Let idle items fade: off, auto (chosen or learned), or a half-life in interactions. (default: off)",
+        help="Let idle items fade: off, auto (the half-life is searched or learned), or a half-life in interactions. "
+        "(default: auto with --strategy auto, else {fading})",
         rich_help_panel=MODEL,
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Root of all randomness. (default: 0)", rich_help_panel=PROTOCOL)]
+Seed = Annotated[int | None, typer.Option(help="Root of all randomness. (default: {seed})", rich_help_panel=PROTOCOL)]
 Epochs = Annotated[
     int | None,
     typer.Option(help="At most this many pre-training passes; fewer where fewer do better.", rich_help_panel=CHOICE),
@@ -113,23 +110,24 @@ Epochs = Annotated[
 Budget = Annotated[
     int | None,
     typer.Option(
-        help="Trials on the selection window, the same for every strategy. (default: 8)", rich_help_panel=CHOICE
+        help="Trials on the selection window, the same for every strategy; 0 takes the defaults. (default: {budget})",
+        rich_help_panel=CHOICE,
     ),
 ]
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Choose for at most so long, then take the best so far. (default: 30 with --strategy auto, else no limit)",
+        help="Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
         rich_help_panel=CHOICE,
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="Torch threads. (default: 1)", rich_help_panel=MACHINE)]
+Threads = Annotated[int | None, typer.Option(help="Torch threads. (default: {threads})", rich_help_panel=MACHINE)]
 Ray = Annotated[
     str | None,
     typer.Option(metavar="auto | ADDRESS", help="Run on a Ray cluster instead.", rich_help_panel=MACHINE),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where the tables live: cpu, cuda, … (default: cpu)", rich_help_panel=MACHINE)
+    str | None, typer.Option(help="Where the tables live: cpu, cuda, … (default: {device})", rich_help_panel=MACHINE)
 ]
 Json = Annotated[
     Path | None,
@@ -144,24 +142,28 @@ Resume = Annotated[
 ]
 
 
-def asked_for(given: dict[str, Any]) -> dict[str, Any]:
-    """Options as cell settings: the config file first, then whatever the command line says."""
+def requested(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command as fields of an evaluation: the config file first, then the command line."""
     from dataclasses import fields
 
     from melon.bench.config import CellConfig, parse_assignments, parse_fading, read_config
+    from melon.fitting.auto import AUTO
     from melon.stream.split import parse_split
 
     sections = parse_assignments(given["assignments"] or [])
-    asked: dict[str, Any] = read_config(given["config"]) if given["config"] else {}
-    asked |= {each.name: given[each.name] for each in fields(CellConfig) if given.get(each.name) is not None}
+    request: dict[str, Any] = read_config(given["config"]) if given["config"] else {}
+    names = {"recommender", "strategy"}
+    if request.pop("auto", False) and not any(given.get(name) for name in names):
+        request |= dict.fromkeys(names, AUTO)
+    request |= {field.name: given[field.name] for field in fields(CellConfig) if given.get(field.name) is not None}
     if given.get("fading") is not None:
-        asked["fading"] = parse_fading(given["fading"])
+        request["fading"] = parse_fading(given["fading"])
     if given.get("split") is not None:
-        asked["split"] = parse_split(given["split"])
+        request["split"] = parse_split(given["split"])
     for section, field in (
         ("strategy", "settings"),
         ("recommender", "recommender_settings"),
         ("pretrain", "pretrain_settings"),
     ):
-        asked[field] = {**asked.get(field, {}), **sections[section]}
-    return asked
+        request[field] = {**request.get(field, {}), **sections[section]}
+    return request

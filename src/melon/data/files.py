@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import uuid
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from melon.data.ids import Ids, as_array, rows_and_ids
+from melon.atomic import replacing
+from melon.data.columns import Columns, find_columns, first_line
+from melon.data.ids import Ids, as_array, first_beyond_64_bits, rows_by_first_appearance
 from melon.data.interactions import Interactions
-from melon.data.raw.columns import Columns, find_columns, first_line
 from melon.errors import DataError
 from melon.types import Ints
 
@@ -23,61 +22,29 @@ STAMP = "melon.stream"  # the same in a stream and in its side-cars, so that str
 NAMES = {"user": ("user",), "item": ("item",), "time": ("ts", "time", "timestamp")}
 
 
-@dataclass(frozen=True)
-class PreparedStream:
-    """Events in time order with dense rows by first appearance, and the original id of each row."""
-
-    users: Ints
-    items: Ints
-    times: Ints
-    user_ids: pl.Series
-    item_ids: pl.Series
-
-    @property
-    def stamp(self) -> str:
-        """A fingerprint of the events and the ids."""
-        digest = hashlib.sha256()
-        for column in (self.users, self.items, self.times):
-            digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
-        for ids in (self.user_ids, self.item_ids):
-            digest.update(ids.hash(seed=0).to_numpy().tobytes())
-        return digest.hexdigest()
-
-
 def side_car(stream: Path, part: str) -> Path:
     """Where a stream's side-car is: `users.parquet`, `items.parquet` or `json`."""
     return stream.with_name(f"{stream.name.removesuffix('.parquet')}.{part}")
 
 
-def write_stream(target: Path, stream: PreparedStream, summary: dict[str, Any]) -> None:
-    """Write the stream and its side-cars; each file appears whole or not at all, the stream itself last."""
-    stamp = stream.stamp
-    events = pl.DataFrame(
-        {
-            "user": pl.Series(stream.users, dtype=pl.Int32),
-            "item": pl.Series(stream.items, dtype=pl.Int32),
-            "ts": pl.Series(stream.times, dtype=pl.Int64),
-        }
-    )
-    frames = {
-        side_car(target, "users.parquet"): _id_frame(stream.user_ids),
-        side_car(target, "items.parquet"): _id_frame(stream.item_ids),
-    }
-    unfinished: dict[Path, Path] = {}
+def write_stream(target: Path, log: Interactions, summary: dict[str, Any]) -> None:
+    """Write a log as a stream with its side-cars; each file appears whole or not at all, the stream itself last."""
+    stamp = {STAMP: log.identity}
+    events = {"user": pl.Int32, "item": pl.Int32, "ts": pl.Int64}
+    columns = zip(events.items(), (log.users, log.items, log.times), strict=True)
+    stream = pl.DataFrame([pl.Series(name, values, dtype=dtype) for (name, dtype), values in columns])
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for path, frame in frames.items():
-            frame.write_parquet(_beside(path, unfinished), compression="zstd", metadata={STAMP: stamp})
-        text = json.dumps(summary | {"stamp": stamp}, indent=2, ensure_ascii=False)
-        _beside(side_car(target, "json"), unfinished).write_text(text + "\n", encoding="utf-8")
-        events.write_parquet(_beside(target, unfinished), compression="zstd", metadata={STAMP: stamp})
-        for path, temporary in unfinished.items():
-            os.replace(temporary, path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{target} could not be written: {first_line(error)}") from error
-    finally:
-        for temporary in unfinished.values():
-            temporary.unlink(missing_ok=True)
+        # Files are replaced in the opposite order, after all of them have been written.
+        with ExitStack() as files:
+            parts = [target, *(side_car(target, part) for part in ("json", "items.parquet", "users.parquet"))]
+            stream_file, json_file, items_file, users_file = (files.enter_context(replacing(part)) for part in parts)
+            _id_frame(log.user_ids).write_parquet(users_file, compression="zstd", metadata=stamp)
+            _id_frame(log.item_ids).write_parquet(items_file, compression="zstd", metadata=stamp)
+            text = json.dumps(summary | {"stamp": log.identity}, indent=2, ensure_ascii=False)
+            json_file.write_text(text + "\n", encoding="utf-8")
+            stream.write_parquet(stream_file, compression="zstd", metadata=stamp)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{target} cannot be written: {first_line(error)}") from error
 
 
 def load_stream(path: str | os.PathLike[str]) -> Interactions:
@@ -90,8 +57,8 @@ def load_stream(path: str | os.PathLike[str]) -> Interactions:
     for role, name in (("user", columns.user), ("item", columns.item)):
         _check_ids(frame[name], role, name, source)
     times = _checked_times(frame[columns.time], columns.time, source)
-    user_rows, user_ids = rows_and_ids(frame[columns.user])
-    item_rows, item_ids = rows_and_ids(frame[columns.item])
+    user_rows, user_ids = rows_by_first_appearance(frame[columns.user])
+    item_rows, item_ids = rows_by_first_appearance(frame[columns.item])
     return Interactions(
         users=user_rows,
         items=item_rows,
@@ -125,10 +92,10 @@ def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
     try:
         return find_columns(frame.columns, str(source), usual=NAMES)
     except DataError as error:
-        there = ", ".join(map(repr, frame.columns))
+        columns = ", ".join(map(repr, frame.columns))
         raise DataError(
             f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', "
-            f"'timestamp') and has {there}. Prepare it first: melon data prepare {source} --user … --item … --time … "
+            f"'timestamp') and has {columns}. Prepare it first: melon data prepare {source} --user … --item … --time … "
             "--out …"
         ) from error
 
@@ -142,6 +109,11 @@ def _check_ids(column: pl.Series, role: str, name: str, source: Path) -> None:
     if column.null_count():
         row = int(column.is_null().arg_max() or 0)
         raise DataError(f"{source}: row {row} has no {role}; prepare the file again with melon data prepare.")
+    if column.dtype.is_integer() and (large := first_beyond_64_bits(column)) is not None:
+        raise DataError(
+            f"{source}: the {role} in row {large}, {column[large]}, does not fit 64 bits; "
+            "prepare the file again with melon data prepare, which makes texts of such ids."
+        )
 
 
 def _checked_times(column: pl.Series, name: str, source: Path) -> Ints:
@@ -153,6 +125,8 @@ def _checked_times(column: pl.Series, name: str, source: Path) -> Ints:
         raise DataError(f"{source}: the time in row {bad.arg_max()} is missing or NaN; {again}")
     if column.dtype.is_float() and not bool((column == column.floor()).all()):
         raise DataError(f"{source}: column {name!r} has fractions, not whole seconds; {again}")
+    if (wild := first_beyond_64_bits(column)) is not None:
+        raise DataError(f"{source}: the time in row {wild} is no moment ({column[wild]}); {again}")
     times = column.cast(pl.Int64).to_numpy()
     if times.min() < 0:
         row = int(np.argmax(times < 0))
@@ -173,15 +147,15 @@ def _original(source: Path, part: str, rows: Ids) -> Ids:
         return rows
     frame = _read_parquet(path)
     stranger = f"{path} does not belong to {source}"
-    again = "prepare the stream again, or remove the side-car to go on with row numbers as ids."
+    again = "prepare the stream again, or remove the side-car to have row numbers as ids."
     if set(frame.columns) != {"row", "id"}:
         raise DataError(f"{stranger}: it has the columns {', '.join(frame.columns)}, not row and id; {again}")
     if _stamp(path) != _stamp(source):
         raise DataError(f"{stranger}: it was written with another stream; {again}")
-    known = frame["row"].to_numpy()
-    fits = rows.dtype.kind in "iu" and len(known) == len(rows) and bool((known == np.arange(len(rows))).all())
-    if not fits or not bool((np.sort(rows) == known).all()):
-        raise DataError(f"{stranger}: it has {len(known)} ids, the stream {len(rows)} {part}; {again}")
+    numbers = frame["row"].to_numpy()
+    fits = rows.dtype.kind in "iu" and len(numbers) == len(rows) and bool((numbers == np.arange(len(rows))).all())
+    if not fits or not bool((np.sort(rows) == numbers).all()):
+        raise DataError(f"{stranger}: it has {len(numbers)} ids, the stream {len(rows)} {part}; {again}")
     return as_array(frame["id"])[rows.astype(np.int64)]
 
 
@@ -189,11 +163,10 @@ def _stamp(path: Path) -> str | None:
     return pl.read_parquet_metadata(path).get(STAMP)
 
 
-def _id_frame(ids: pl.Series) -> pl.DataFrame:
-    return pl.DataFrame({"row": pl.int_range(len(ids), dtype=pl.Int32, eager=True), "id": ids})
-
-
-def _beside(path: Path, unfinished: dict[Path, Path]) -> Path:
-    # In the same folder, because only there is a rename atomic.
-    unfinished[path] = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    return unfinished[path]
+def _id_frame(ids: Ids) -> pl.DataFrame:
+    values = (
+        pl.Series("id", ids.tolist(), dtype=pl.Int64)
+        if ids.dtype.kind in "iu"
+        else pl.Series("id", list(map(str, ids)))
+    )
+    return pl.DataFrame({"row": pl.int_range(len(ids), dtype=pl.Int32, eager=True), "id": values})

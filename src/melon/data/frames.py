@@ -1,28 +1,41 @@
-"""Interactions from what a Python program has at hand: polars, pandas, Arrow, or a list of tuples.
+"""Interactions from what a Python program has at hand: polars, pandas, Arrow, a list of tuples or of dicts.
 
 Ids are integers, texts or UUIDs, one kind per column. Inside `Interactions` they are an int64 array, or an object array
-of `str` or of `uuid.UUID`, so that `user_ids[row]` gives back an id equal to the one that came in.
+of `str` or of `uuid.UUID`, so that `user_ids[row]` gives back an id equal to the one that came in. A float that holds a
+whole number is that integer.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from melon.data.ids import Ids, codes_of, rows_and_ids, rows_from_codes
+from melon.data.columns import USUAL_NAMES, find_columns, first_line, plain_name
+from melon.data.ids import (
+    MOST_EXACT_FLOAT,
+    Ids,
+    codes_of,
+    first_beyond_64_bits,
+    rows_by_first_appearance,
+    rows_from_codes,
+    whole_float,
+)
 from melon.data.interactions import Interactions
 from melon.data.raw import times as notations
-from melon.data.raw.columns import find_columns, first_line
 from melon.errors import DataError
-from melon.types import Ints
+from melon.types import Floats, Ints
 
 Column = pl.Series | list[Any]
 
-ACCEPTED = "a polars or pandas DataFrame, an Arrow table, or (user, item, time) tuples"
+#: Types of None, pandas.NA and pandas.NaT, by name: pandas need not be there.
+_ABSENT_TYPES = {"NoneType", "NAType", "NaTType"}
+_FLOATS = (float, np.floating)
+
+ACCEPTED = "a polars or pandas DataFrame, an Arrow table, (user, item, time) tuples, or dicts with these keys"
 
 
 def interactions_from(
@@ -30,9 +43,9 @@ def interactions_from(
 ) -> Interactions:
     """Interactions in stable time order, from any of the accepted shapes.
 
-    Columns have the given or the usual names (user, user_id, userId …). Integer times are taken as they are; datetimes,
-    dates, ISO texts and decimal seconds become whole seconds, after sorting at their own resolution. Pairs
-    (user, item) are taken in their order, and their times are event numbers.
+    Columns (or keys of dicts) have the given or the usual names (user, user_id, userId …). Integer times are taken as
+    they are; datetimes, dates, ISO texts and decimal seconds become whole seconds, after sorting at their own
+    resolution. Pairs (user, item) are taken in their order, and their times are event numbers.
     """
     if isinstance(source, Interactions):
         return source
@@ -61,30 +74,31 @@ def interactions_from(
     )
 
 
-def _columns_of(source: Any, asked: dict[str, str | None]) -> tuple[Column, Column, Column | None]:
+def _columns_of(source: Any, wanted: dict[str, str | None]) -> tuple[Column, Column, Column | None]:
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if isinstance(source, pl.DataFrame):
-        names = _names(source.columns, asked)
+        names = _names(source.columns, wanted)
         return source[names[0]], source[names[1]], source[names[2]]
     library = type(source).__module__.partition(".")[0]
     if library == "pandas" and hasattr(source, "columns"):
         by_name = {str(name): name for name in source.columns}
-        names = _names([str(name) for name in source.columns], asked)
+        names = _names([str(name) for name in source.columns], wanted)
         columns = [_from_pandas(source[by_name[name]]) for name in names]
         return columns[0], columns[1], columns[2]
     if library == "pyarrow" and hasattr(source, "column_names"):
-        names = _names(source.column_names, asked)
+        names = _names(source.column_names, wanted)
         columns = [_from_arrow(source.column(name)) for name in names]
         return columns[0], columns[1], columns[2]
-    if isinstance(source, Iterable) and not isinstance(source, str | bytes | dict):
-        return _from_tuples(source)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
+        rows = list(source)
+        return _from_dicts(rows, wanted) if rows and isinstance(rows[0], Mapping) else _from_tuples(rows)
     raise DataError(f"interactions cannot be made from {type(source).__name__}; give {ACCEPTED}.")
 
 
-def _names(available: Sequence[str], asked: dict[str, str | None]) -> tuple[str, str, str]:
-    found = find_columns(available, "interactions", asked, option="{role}=…")
-    return found.user, found.item, found.time
+def _names(available: Sequence[str], wanted: dict[str, str | None]) -> tuple[str, str, str]:
+    columns = find_columns(available, "interactions", wanted, option="{role}=…")
+    return columns.user, columns.item, columns.time
 
 
 def _from_pandas(column: Any) -> Column:
@@ -104,11 +118,13 @@ def _from_arrow(column: Any) -> Column:
     return series
 
 
-def _from_tuples(source: Iterable[Any]) -> tuple[Column, Column, Column | None]:
-    rows = list(source)
+def _from_tuples(rows: list[Any]) -> tuple[Column, Column, Column | None]:
     for number, row in enumerate(rows):
-        if isinstance(row, str | bytes) or not hasattr(row, "__len__") or len(row) not in (2, 3):
-            raise DataError(f"event {number} is {row!r}, but interactions are {ACCEPTED} or (user, item) pairs.")
+        if not isinstance(row, tuple | list | np.ndarray) or len(row) not in (2, 3):
+            raise DataError(
+                f"event {number} is {_shown(row)}, but interactions are {ACCEPTED}; (user, item) pairs are taken in "
+                "their order."
+            )
     if not rows:
         return [], [], None
     if len({len(row) for row in rows}) > 1:
@@ -117,33 +133,81 @@ def _from_tuples(source: Iterable[Any]) -> tuple[Column, Column, Column | None]:
     return columns[0], columns[1], columns[2] if len(columns) == 3 else None
 
 
+def _from_dicts(rows: list[Any], wanted: dict[str, str | None]) -> tuple[Column, Column, Column | None]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(f"event {number} is {_shown(row)}, but the events before it are dicts; give dicts only.")
+    keys = list(dict.fromkeys(str(key) for row in rows for key in row))
+    # Two keys without a time are the user and the item of a pair.
+    pairs = len(keys) == 2 and not wanted["time"] and not any(plain_name(key) in USUAL_NAMES["time"] for key in keys)
+    user, item, time = _names([*keys, "time"] if pairs else keys, wanted)
+    return _values(rows, user, "user"), _values(rows, item, "item"), None if pairs else _values(rows, time, "time")
+
+
+def _values(rows: list[Any], key: str, role: str) -> list[Any]:
+    for number, row in enumerate(rows):
+        if key not in row:
+            raise DataError(
+                f"event {number} is {_shown(row)} and has no {key!r} for the {role}; every event needs one."
+            )
+    return [row[key] for row in rows]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:120] + "…"
+
+
 def _numbered(column: Column, role: str) -> tuple[Ints, Ids]:
     if isinstance(column, pl.Series) and column.dtype == pl.Object:
         column = column.to_list()
     if isinstance(column, list):
         column = _one_kind(column, role)
     if isinstance(column, list):
-        # UUIDs: numbered by their texts, handed out as they came.
-        rows, positions = rows_from_codes(*codes_of(pl.Series([each.hex for each in column])))
-        kept = np.empty(len(positions), dtype=object)
-        kept[:] = [column[position] for position in positions.tolist()]
-        return rows, kept
-    if column.null_count():
-        raise DataError(f"event {column.is_null().arg_max()} has no {role}; every interaction needs one.")
+        # UUIDs: numbered by their texts, returned as they came.
+        rows, positions = rows_from_codes(*codes_of(pl.Series([one.hex for one in column])))
+        ids = np.empty(len(positions), dtype=object)
+        ids[:] = [column[position] for position in positions.tolist()]
+        return rows, ids
+    absent = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
+    if absent.any():
+        raise _absent(int(absent.arg_max() or 0), role)
     if column.dtype in (pl.Categorical, pl.Enum):
         column = column.cast(pl.String)
+    if column.dtype.is_float():
+        column = _whole_numbers(column, role)
     if not (column.dtype.is_integer() or column.dtype == pl.String):
         raise DataError(
             f"the {role} column has type {column.dtype}; ids are integers, texts or UUIDs, one kind per column."
         )
     try:
-        return rows_and_ids(column)
+        return rows_by_first_appearance(column)
     except pl.exceptions.InvalidOperationError as error:
         raise DataError(f"a {role} id does not fit 64 bits ({column.max()!r}); give such ids as texts.") from error
 
 
+def _absent(row: int, role: str) -> DataError:
+    return DataError(f"event {row} has no {role}; every interaction needs one.")
+
+
+def _whole_numbers(column: pl.Series, role: str) -> pl.Series:
+    odd = (column != column.floor()) | (column.abs() > MOST_EXACT_FLOAT)
+    if odd.any():
+        row = int(odd.arg_max() or 0)
+        raise DataError(
+            f"event {row} has the {role} {column[row]!r}, which is no whole number; ids are integers, texts or UUIDs."
+        )
+    return column.cast(pl.Int64)
+
+
 def _one_kind(values: list[Any], role: str) -> Column:
-    kinds = {_kind(each) for each in {type(value): value for value in values}.values()}
+    types = set(map(type, values))
+    if any(one.__name__ in _ABSENT_TYPES or issubclass(one, _FLOATS) for one in types):
+        for row, value in enumerate(values):
+            if type(value).__name__ in _ABSENT_TYPES or (isinstance(value, _FLOATS) and np.isnan(value)):
+                raise _absent(row, role)
+        values = [whole_float(float(value)) if isinstance(value, _FLOATS) else value for value in values]
+    kinds = {_kind(one) for one in {type(value): value for value in values}.values()}
     if None in kinds or len(kinds) > 1:
         expected = _kind(values[0])
         odd = next((n for n, value in enumerate(values) if _kind(value) is None or _kind(value) != expected), 0)
@@ -174,6 +238,9 @@ def _kind(value: Any) -> str | None:
 def _time_series(times: Column) -> pl.Series:
     if isinstance(times, pl.Series):
         return times
+    for row, value in enumerate(times):
+        if type(value).__name__ in _ABSENT_TYPES:
+            raise _no_time(row)
     try:
         # Dates of numpy are understood in an array, and not one by one.
         dates = isinstance(times[0], np.datetime64)
@@ -187,10 +254,14 @@ def _time_series(times: Column) -> pl.Series:
     return series
 
 
-def _moments(times: pl.Series) -> tuple[Ints | np.ndarray[Any, np.dtype[np.float64]], Ints]:
+def _no_time(row: int) -> DataError:
+    return DataError(f"event {row} has no time; give every interaction one, or none.")
+
+
+def _moments(times: pl.Series) -> tuple[Ints | Floats, Ints]:
     """What to sort by, and whole seconds (integers: as they are)."""
     if times.null_count():
-        raise DataError(f"event {times.is_null().arg_max()} has no time; give every interaction one, or none.")
+        raise _no_time(int(times.is_null().arg_max() or 0))
     per_second = 1
     if times.dtype == pl.String:
         times, per_second = _read_texts(times)
@@ -198,10 +269,12 @@ def _moments(times: pl.Series) -> tuple[Ints | np.ndarray[Any, np.dtype[np.float
         expr, notation = notations.ticks_of_typed(times.name, times.dtype, "interactions")
         times = times.to_frame().select(expr).to_series()
         per_second = notations.UNITS["us"] if notation == "date" else 1
-    key = times.to_numpy()
-    if key.dtype.kind == "f" and not np.isfinite(key).all():
-        row = int(np.argmin(np.isfinite(key)))
-        raise DataError(f"the time of event {row} is {key[row]}; give a finite one.")
+    if times.dtype.is_float() and not times.is_finite().all():
+        row = int((~times.is_finite()).arg_max() or 0)
+        raise DataError(f"the time of event {row} is {times[row]}; give a finite one.")
+    if (wild := first_beyond_64_bits(times)) is not None:
+        raise DataError(f"the time of event {wild} is {times[wild]}, which is no moment; give seconds since 1970.")
+    key = times.cast(pl.Int64).to_numpy() if times.dtype.is_integer() else times.to_numpy()
     if key.min() < 0:
         row = int(np.argmax(key < 0))
         raise DataError(f"the time of event {row} is negative ({key[row]}); times begin at 0 (1970 for dates).")
@@ -211,7 +284,8 @@ def _moments(times: pl.Series) -> tuple[Ints | np.ndarray[Any, np.dtype[np.float
 def _read_texts(texts: pl.Series) -> tuple[pl.Series, int]:
     notation = notations.notation_of(texts)
     if notation == "date":
-        ticks, per_second = notations.any_date_ticks(texts), notations.UNITS["us"]
+        formats = notations.date_formats(texts.to_frame("time").lazy(), texts, "interactions")
+        ticks, per_second = notations.any_date_ticks(texts, formats), notations.UNITS["us"]
     else:
         kind = pl.Int64 if notation == "integer" else pl.Float64
         ticks, per_second = texts.str.strip_chars().cast(kind, strict=False), 1

@@ -56,7 +56,7 @@ def describe(log: Interactions) -> StreamInfo:
         raise DataError("there is no interaction to describe.")
     events = len(log)
     start = min(int(events * (1 - TAIL)), events - 1)
-    born, known = int(log.items_born[start]), int(log.users[:start].max()) + 1 if start else 0
+    born, seen_users = int(log.items_born[start]), int(log.users[:start].max()) + 1 if start else 0
     first, last = first_positions(log.items, log.n_items), _last_positions(log.items, log.n_items)
     tail_users, tail_items = log.users[start:], log.items[start:]
     tail_people = np.unique(tail_users)
@@ -72,8 +72,8 @@ def describe(log: Interactions) -> StreamInfo:
         events_per_item=_quantiles(np.bincount(log.items)),
         tail_interactions=events - start,
         tail_new_items=float((tail_items >= born).mean()),
-        tail_cold_users=float((tail_people >= known).mean()),
-        tail_cold_interactions=float((tail_users >= known).mean()),
+        tail_cold_users=float((tail_people >= seen_users).mean()),
+        tail_cold_interactions=float((tail_users >= seen_users).mean()),
         repeats=float(log.repeats.mean()),
         tail_repeats=float(log.repeats[start:].mean()),
         equal_times=float((np.diff(log.times) == 0).mean()) if events > 1 else 0.0,
@@ -87,5 +87,5 @@ def _last_positions(rows: Ints, size: int) -> Ints:
 
 
 def _quantiles(values: npt.NDArray[np.integer]) -> Quantiles:
-    found = np.quantile(values, QUANTILES)
-    return {f"{100 * share:g}%": float(value) for share, value in zip(QUANTILES, found, strict=True)}
+    points = np.quantile(values, QUANTILES)
+    return {f"{100 * share:g}%": float(value) for share, value in zip(QUANTILES, points, strict=True)}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from melon.data.ids import Ids, id_bytes, id_keys, rows_by_first_appearance
 from melon.errors import DataError
 from melon.types import Flags, Ints
 
@@ -23,14 +23,14 @@ class Interactions:
     users: Ints
     items: Ints
     times: Ints
-    user_ids: npt.NDArray[np.generic]
-    item_ids: npt.NDArray[np.generic]
+    user_ids: Ids
+    item_ids: Ids
 
     @classmethod
     def from_ids(
         cls,
-        users: npt.NDArray[np.generic],
-        items: npt.NDArray[np.generic],
+        users: Ids,
+        items: Ids,
         times: Ints,
     ) -> Interactions:
         """Number the ids by first appearance; events must come in time order."""
@@ -87,10 +87,21 @@ class Interactions:
 
     @cached_property
     def sha256(self) -> str:
-        """A fingerprint of the events themselves, whatever file they came in."""
+        """Fingerprint of the events as row numbers and times, whatever file they came in; ids are no part of it."""
         digest = hashlib.sha256()
         for column in (self.users, self.items, self.times):
             digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def identity(self) -> str:
+        """Fingerprint of the events and of the ids behind the rows, on which the initial values of rows depend.
+
+        Saved work and the side-cars of a stream are recognised by it.
+        """
+        digest = hashlib.sha256(self.sha256.encode())
+        for ids in (self.user_ids, self.item_ids):
+            digest.update(hashlib.sha256(id_bytes(ids)).digest())
         return digest.hexdigest()
 
     def head(self, stop: int) -> Interactions:
@@ -101,25 +112,8 @@ class Interactions:
         return Interactions(users, items, self.times[:stop], self.user_ids[:n_users], self.item_ids[:n_items])
 
     def tail(self, start: int) -> Interactions:
-        """The events from `start` on, as if nothing had gone before them: rows are numbered anew."""
+        """The events from `start` on, as if nothing had preceded them: rows are numbered anew."""
         users, user_rows = rows_by_first_appearance(self.users[start:])
         items, item_rows = rows_by_first_appearance(self.items[start:])
         ids = self.user_ids[user_rows.astype(np.int64)], self.item_ids[item_rows.astype(np.int64)]
         return Interactions(users, items, self.times[start:], *ids)
-
-
-def rows_by_first_appearance(ids: npt.NDArray[np.generic]) -> tuple[Ints, npt.NDArray[np.generic]]:
-    """Row number of each id, numbered in the order they first appear, and the ids in that order."""
-    distinct, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    row_of = np.empty(len(order), dtype=np.int64)
-    row_of[order] = np.arange(len(order))
-    return row_of[inverse.reshape(-1)], distinct[order]
-
-
-def id_keys(ids: npt.NDArray[np.generic]) -> Ints:
-    """Integers stand for themselves; anything else is hashed through its text, the same on every machine."""
-    if ids.dtype.kind in "iu":
-        return ids.astype(np.int64)
-    digests = (hashlib.blake2b(str(one).encode(), digest_size=8).digest() for one in ids.tolist())
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)

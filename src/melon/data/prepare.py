@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from melon.data.files import PreparedStream, write_stream
-from melon.data.ids import as_integers_if_all_are, codes_of, rows_from_codes
-from melon.data.raw.blocks import BadRows
-from melon.data.raw.readers import RawEvents, read_raw
+from melon.data.files import write_stream
+from melon.data.ids import Codes, Ids, as_array, codes_of, integers_if_all_are, rows_from_codes
+from melon.data.interactions import Interactions
+from melon.data.raw.layout import ReadOptions
+from melon.data.raw.open import BadRows
+from melon.data.raw.read import RawEvents, read_raw
+from melon.data.raw.times import UNPARSABLE
 from melon.data.raw.unpack import fingerprints
 from melon.errors import DataError, SettingsError
 from melon.types import Ints
-
-Codes = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class PreparationReport:
     @property
     def bad_rows(self) -> int:
         """Rows that are no interactions, whatever the reason."""
-        return sum(each.count for each in self.bad)
+        return sum(bad.count for bad in self.bad)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in plain values, as the JSON side-car keeps it; how long it took is no part of the result."""
-        kept = asdict(self) | {"bad_rows": self.bad_rows}
-        del kept["seconds"]
-        return kept
+        """All of it in plain values, as the JSON side-car holds it; how long it took is no part of the result."""
+        values = asdict(self) | {"bad_rows": self.bad_rows}
+        del values["seconds"]
+        return values
 
 
 def prepare(
@@ -70,6 +70,11 @@ def prepare(
     item: str | None = None,
     time: str | None = None,
     time_unit: str | None = None,
+    time_format: str | None = None,
+    separator: str | None = None,
+    header: bool | None = None,
+    encoding: str | None = None,
+    missing: Sequence[str] | None = None,
     min_interactions: int = 20,
     k_core: bool = False,
     strict: bool = False,
@@ -78,23 +83,35 @@ def prepare(
 
     Users and items with fewer than `min_interactions` are dropped: by counts taken once on the input, or with `k_core`
     again and again until nothing more goes. Events are in time order at the resolution of the source, and equal times
-    keep the order of the files. A failure leaves whatever was at `out` before.
+    keep the order of the files. A failure leaves whatever was at `out` before. Whatever is None about the files is
+    guessed, and the report's notes say so; `missing` are the texts that mean "no id" beside the empty one.
     """
     began = clock.perf_counter()
-    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    paths, target = [Path(each) for each in given], Path(out)
+    files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    paths, target = [Path(file) for file in files], Path(out)
     _check(paths, target, min_interactions)
-    events = read_raw(paths, form=format, user=user, item=item, time=time, time_unit=time_unit, strict=strict)
+    options = ReadOptions(
+        format=format,
+        columns={"user": user, "item": item, "time": time},
+        separator=separator,
+        header=header,
+        encoding=encoding,
+        time_unit=time_unit,
+        time_format=time_format,
+        missing=None if missing is None else tuple(missing),
+        strict=strict,
+    )
+    events = read_raw(paths, options)
     if not len(events.ticks):
         raise DataError(_nothing_read(events, paths))
     # Hashing the sources needs no lock of Python's, so it runs beside the sorting.
     with ThreadPoolExecutor(1) as aside:
         hashes = aside.submit(fingerprints, paths)
         stream, rounds = _stream_of(events, min_interactions, k_core)
-        known = zip(paths, hashes.result(), strict=True)
+        digests = zip(paths, hashes.result(), strict=True)
     report = PreparationReport(
         out=target.name,
-        sources=tuple({"name": path.name, "bytes": path.stat().st_size, "sha256": sha} for path, sha in known),
+        sources=tuple({"name": path.name, "bytes": path.stat().st_size, "sha256": sha} for path, sha in digests),
         format=events.format,
         time_unit=events.clock.unit,
         min_interactions=min_interactions,
@@ -116,50 +133,50 @@ def prepare(
     return replace(report, seconds=clock.perf_counter() - began)
 
 
-def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[PreparedStream, int]:
+def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[Interactions, int]:
     users, n_users = codes_of(events.users)
     items, n_items = codes_of(events.items)
-    kept, rounds = frequent(users, items, minimum, k_core=k_core)
-    if not len(kept):
+    positions, rounds = frequent(users, items, minimum, k_core=k_core)
+    if not len(positions):
         more = " (repeated until stable)" if k_core else ""
         raise DataError(
             f"nothing is left of {len(users)} interactions when users and items with fewer than {minimum} are "
             f"dropped{more}; lower --min-interactions (1 keeps everything)."
         )
     # Stable: events at the same time stay in the order of the file, which is all that is known about them.
-    kept = kept[np.argsort(events.ticks[kept], kind="stable")]
-    users, items = users[kept], items[kept]
+    positions = positions[np.argsort(events.ticks[positions], kind="stable")]
+    users, items = users[positions], items[positions]
     user_rows, first_of_user = rows_from_codes(users, n_users)
     item_rows, first_of_item = rows_from_codes(items, n_items)
-    return PreparedStream(
+    return Interactions(
         users=user_rows,
         items=item_rows,
-        times=events.ticks[kept] // events.clock.per_second,
-        user_ids=_ids(events.users, kept[first_of_user], events.text_users),
-        item_ids=_ids(events.items, kept[first_of_item], events.text_items),
+        times=events.ticks[positions] // events.clock.per_second,
+        user_ids=_ids(events.users, positions[first_of_user], events.text_users),
+        item_ids=_ids(events.items, positions[first_of_item], events.text_items),
     ), rounds
 
 
 def frequent(users: Codes, items: Codes, minimum: int, *, k_core: bool) -> tuple[Ints, int]:
     """Positions of the events whose user and item have `minimum` events or more, and how many rounds that took."""
-    kept = np.arange(len(users), dtype=np.int64)
+    positions = np.arange(len(users), dtype=np.int64)
     rounds = 0
-    while len(kept):
-        own_users, own_items = users[kept], items[kept]
+    while len(positions):
+        own_users, own_items = users[positions], items[positions]
         enough = np.bincount(own_users)[own_users] >= minimum
         enough &= np.bincount(own_items)[own_items] >= minimum
         rounds += 1
         if enough.all():
             break
-        kept = kept[enough]
+        positions = positions[enough]
         if not k_core:
             break
-    return kept, rounds
+    return positions, rounds
 
 
-def _ids(column: pl.Series, positions: Ints, texts: bool) -> pl.Series:
+def _ids(column: pl.Series, positions: Ints, texts: bool) -> Ids:
     ids = column.gather(positions)
-    return ids.cast(pl.String) if texts else as_integers_if_all_are(ids)
+    return as_array(ids.cast(pl.String) if texts else integers_if_all_are(ids))
 
 
 def _check(paths: Sequence[Path], target: Path, min_interactions: int) -> None:
@@ -176,9 +193,12 @@ def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:
     names = ", ".join(map(str, paths))
     if not events.bad:
         return f"there is no interaction in {names}: no line after the header."
-    why = "; ".join(f"{each.count} × {each.reason}" for each in events.bad)
-    first = next((str(row) for each in events.bad for row in each.examples), "")
-    return f"there is no good row in {names} ({why}). The first bad one: {first}. Check --format and the columns."
+    reasons = "; ".join(f"{bad.count} × {bad.reason}" for bad in events.bad)
+    first = next((str(row) for bad in events.bad for row in bad.examples), "")
+    way_out = "Check --format and the columns."
+    if events.bad[0].reason == UNPARSABLE:
+        way_out = "Say how times are written with --time-format (such as '%d.%m.%Y %H:%M'), or check --time."
+    return f"there is no good row in {names} ({reasons}). The first bad one: {first}. {way_out}"
 
 
 def _version() -> str:

@@ -205,8 +205,8 @@ class Synthetic:
 
 
 SYNTHETIC: dict[str, Synthetic] = {
-    each.name: each
-    for each in (
+    kind.name: kind
+    for kind in (
         Synthetic(
             "flip",
             "tastes flip to the opposite group of items half-way",

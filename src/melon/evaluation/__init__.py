@@ -1,1 +1,30 @@
 """Measuring: ranks, metrics, the prequential loop, comparisons, simple rivals."""
+
+from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm
+from melon.evaluation.predictors import Frozen, Popularity, Predictor
+from melon.evaluation.prequential import Point, Tally, prequential
+from melon.evaluation.ranking import Ranks, metrics, rank_among_all, rank_first, selection_score
+from melon.evaluation.rivals import RIVALS, make_rival
+
+__all__ = [
+    "RIVALS",
+    "Comparison",
+    "Frozen",
+    "Point",
+    "Popularity",
+    "Predictor",
+    "Ranks",
+    "Sides",
+    "Tally",
+    "compare",
+    "compare_mean",
+    "gains",
+    "hits",
+    "holm",
+    "make_rival",
+    "metrics",
+    "prequential",
+    "rank_among_all",
+    "rank_first",
+    "selection_score",
+]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from melon.types import Floats, Ints
 
 RESAMPLES = 2_000
 LEVEL = 0.95
+#: What a comparison may claim, from the best to the worst; "not decided" is none of them.
+Verdict = Literal["better", "level or better", "within the margin, but behind", "worse", "not decided"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,10 @@ class Comparison:
     seed_error: float | None
     p_value: float
 
-    def not_worse(self, margin: float) -> bool:
-        """Whether a loss of more than `margin` is ruled out."""
-        return self.by_user[0] > -margin
+    def turned(self) -> Comparison:
+        """Theirs minus ours."""
+        (low, high), (item_low, item_high) = self.by_user, self.by_item
+        return replace(self, difference=-self.difference, by_user=(-high, -low), by_item=(-item_high, -item_low))
 
 
 def hits(rank: Floats, cut: int = 5) -> Floats:
@@ -98,6 +102,26 @@ def holm(comparisons: Mapping[str, Comparison], level: float = 1 - LEVEL) -> dic
             break
         better[name] = comparisons[name].by_user[0] > 0
     return better
+
+
+def verdicts(comparisons: Mapping[str, Comparison], margin: float) -> dict[str, Verdict]:
+    """The verdict on each comparison of a declared family.
+
+    "better" and "worse" hold after Holm's correction. Where a loss of more than `margin` is ruled out, the interval
+    decides: "level or better" reaches 0, "within the margin, but behind" lies wholly below it.
+    """
+    better = holm(comparisons)
+    worse = holm({name: each.turned() for name, each in comparisons.items()})
+    found: dict[str, Verdict] = {}
+    for name, each in comparisons.items():
+        low, high = each.by_user
+        if better[name]:
+            found[name] = "better"
+        elif low > -margin:
+            found[name] = "level or better" if high >= 0 else "within the margin, but behind"
+        else:
+            found[name] = "worse" if worse[name] else "not decided"
+    return found
 
 
 def _resampled(values: Floats, groups: Ints, rng: np.random.Generator) -> npt.NDArray[np.float64]:

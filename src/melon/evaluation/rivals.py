@@ -8,16 +8,12 @@ half-life and weight are chosen on the selection window from a grid that is sear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from melon.data.interactions import Interactions
 from melon.evaluation.predictors import Frozen, Predictor
-from melon.evaluation.ranking import rank_first, selection_score
-from melon.fitting.search import Choice, Trial, edges
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours
 from melon.stream.batch import Batch
@@ -35,12 +31,10 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
 }
 #: Where nothing can be chosen.
 UNCHOSEN = {"half_life": 3_000, "weight": 1.0}
-#: How many of a grid's trials a record keeps, the best ones.
-_KEPT = 20
 _AT_ONCE = 4_096
 _LAST, _SHRINK, _GAIN = 20, 5.0, 20.0
 
-Columns = dict[str, Floats]
+RivalScores = dict[str, Floats]
 
 
 class RivalColumns:
@@ -64,22 +58,22 @@ class RivalColumns:
         self._rings.append(users, items)
         self._counts.observe(items)
 
-    def read(self, users: Ints, items: Ints, time: int) -> tuple[Columns, Floats]:
+    def read(self, users: Ints, items: Ints, time: int) -> tuple[RivalScores, Floats]:
         """The columns of candidates n × c, and log popularity at each half-life (n × c × half-lives)."""
         counts = self._counts.read(items)
-        found: Columns = {}
+        columns: RivalScores = {}
         if self._frozen is not None:
-            found["frozen"] = self._frozen.score(users, items, time).astype(np.float64)
+            columns["frozen"] = self._frozen.score(users, items, time).astype(np.float64)
         lasts = self._rings.recent(users, _LAST).partners
         if self._transitions is not None:
             sums = self._transitions.add_up(lasts[:, :1], np.ones((len(users), 1)), items)
-            found["transitions"], found["transitions_recent"] = np.log1p(10 * sums[0]), np.log1p(10 * sums[2])
+            columns["transitions"], columns["transitions_recent"] = np.log1p(10 * sums[0]), np.log1p(10 * sums[2])
         if self._neighbours is not None:
             own = 1 / np.sqrt(self._counts.read(np.maximum(lasts, 0))[..., -1] + _SHRINK)
             sums = self._neighbours.add_up(lasts, own, items) / np.sqrt(counts[..., -1] + _SHRINK)
             names = ("neighbours", "neighbours_by_lag", "neighbours_recent")
-            found |= {name: np.log1p(_GAIN * each) for name, each in zip(names, sums, strict=True)}
-        return {kind: found[kind] for kind in self.kinds}, np.log1p(counts[..., :-1])
+            columns |= {name: np.log1p(_GAIN * score) for name, score in zip(names, sums, strict=True)}
+        return {kind: columns[kind] for kind in self.kinds}, np.log1p(counts[..., :-1])
 
 
 class Rival:
@@ -103,50 +97,8 @@ class Rival:
         self._columns.observe(batch.users, batch.items)
 
 
-@dataclass
-class RivalTrials:
-    """A predictor that keeps the columns of the batch it was asked about last, so that a whole grid can be tried."""
-
-    columns: RivalColumns
-    moved = 0.0
-
-    def __post_init__(self) -> None:
-        self._now: tuple[Columns, Floats] = {}, np.empty(0)
-        self._kept: list[tuple[Columns, Floats]] = []
-
-    def score(self, users: Ints, items: Ints, time: int) -> Scores:
-        self._now = self.columns.read(users, items, time)
-        return self._now[1][..., 0]
-
-    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
-        return self.score(users, np.broadcast_to(np.arange(n_items), (len(users), n_items)), time)
-
-    def learn(self, batch: Batch) -> None:
-        self.columns.observe(batch.users, batch.items)
-
-    def keep(self, usable: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        """The batch that was scored last is judged."""
-        columns, popular = self._now
-        self._kept.append(({kind: column[usable] for kind, column in columns.items()}, popular[usable]))
-
-    def best(self, kinds: Sequence[str]) -> Choice:
-        """The best point of the grid for a rival that can be made of these columns."""
-        popular = np.concatenate([each for _, each in self._kept])
-        trials = []
-        for kind in kinds:
-            column = np.concatenate([each[kind] for each, _ in self._kept])
-            for (at, half_life), weight in product(enumerate(HALF_LIVES), WEIGHTS):
-                rank = rank_first(column + weight * popular[..., at], "the selection window").rank
-                point = {"kind": kind, "half_life": half_life, "weight": weight}
-                trials.append(Trial(point, selection_score(rank)))
-        trials.sort(key=lambda trial: -(trial.score or 0.0))
-        axes = {"kind": tuple(kinds), "half_life": HALF_LIVES, "weight": WEIGHTS}
-        chosen = trials[0]
-        return Choice(chosen.settings, chosen.score, tuple(trials[:_KEPT]), edges(axes, chosen.settings))
-
-
 def make_rival(name: str, settings: Mapping[str, Any], past: Interactions, frozen: Frozen | None) -> Predictor:
-    """A rival with the settings that were chosen for it, which has a log behind it."""
-    told = {"kind": RIVALS[name][0], **UNCHOSEN, **settings}
-    columns = RivalColumns(past, (told["kind"],), frozen if told["kind"] == "frozen" else None)
-    return Rival(columns, told["kind"], told["half_life"], told["weight"])
+    """A rival with the settings that were chosen for it, behind a log."""
+    settings = {"kind": RIVALS[name][0], **UNCHOSEN, **settings}
+    columns = RivalColumns(past, (settings["kind"],), frozen if settings["kind"] == "frozen" else None)
+    return Rival(columns, settings["kind"], settings["half_life"], settings["weight"])

@@ -1,8 +1,8 @@
-"""What a learning-rate matrix says (METHODS.md 1.3, 5.6): its rank, what it follows, how one-directional it is."""
+"""The learning-rate matrix of a batch in numbers (METHODS.md 1.3, 5.6): rank, what it follows, its two directions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,11 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from melon.data.ids import IdBook
+from melon.data.interactions import Interactions
+from melon.errors import DataError, SettingsError
+from melon.learning.model import LiveModel
+from melon.learning.updater import Updater
 from melon.recommenders.evidence import Evidence, FactorGradient, Gradient
 from melon.strategies.base import LearningRates
+from melon.stream.batch import Batch
 from melon.types import Floats
 
-#: So many weights of each shared table stand for all of them, evenly spaced: the same ones for every batch.
+#: This many weights of each shared table stand for all of them, evenly spaced: the same ones for every batch.
 SHARED_WEIGHTS = 64
 
 
@@ -68,6 +74,52 @@ class RateFacts:
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class BatchRates:
+    """One batch and its learning-rate matrices: of users' and items' rows, and of shared weights if there are any."""
+
+    about: Mapping[str, Any]
+    rows: RateCells
+    shared: RateCells | None
+
+    def parts(self) -> dict[str, RateCells]:
+        """The matrices by name."""
+        parts = {"rows": self.rows, "shared": self.shared}
+        return {name: cells for name, cells in parts.items() if cells is not None}
+
+    def facts(self) -> dict[str, RateFacts]:
+        """The numbers of each matrix."""
+        return {name: describe_rates(cells) for name, cells in self.parts().items()}
+
+
+def explain_batch(model: LiveModel, log: Interactions, *, at: int | None, batch: int, batch_size: int) -> BatchRates:
+    """The batch that starts at event `at` of a log, or `batch` batches after it, as if it were learned now."""
+    _require_same_ids(model, log)
+    start, note = _start(model, log, at, batch_size)
+    start += batch * batch_size
+    if batch_size < 1 or batch < 0 or not 0 <= start < len(log):
+        raise SettingsError(
+            f"there is no batch of {batch_size} interactions from event {start} on in a stream of {len(log):,}; "
+            "choose another --at, --batch or --batch-size."
+        )
+    return batch_rates(model.updater, model.foresee(log, start, min(start + batch_size, len(log))), start, note)
+
+
+def batch_rates(updater: Updater, batch: Batch, start: int, note: str) -> BatchRates:
+    """The learning rates of a batch that starts at an event of its stream, as if it were learned now."""
+    situation = updater.situation(batch)
+    rates = updater.strategy.learning_rates(situation)
+    about = {
+        "recommender": updater.recommender.name,
+        "strategy": updater.strategy.name,
+        "learned": updater.history.events,
+        "event": start,
+        "interactions": len(batch),
+        "note": note,
+    }
+    return BatchRates(about, row_cells(rates, situation.evidence), shared_cells(rates, situation.evidence))
 
 
 def row_cells(rates: LearningRates, evidence: Evidence) -> RateCells:
@@ -204,3 +256,30 @@ def _entries(gradient: Gradient, columns: int) -> Tensor:
 def _array(tensor: Tensor) -> Floats:
     array: Floats = tensor.detach().cpu().to(torch.float64).numpy()
     return array
+
+
+def _start(model: LiveModel, log: Interactions, at: int | None, batch_size: int) -> tuple[int, str]:
+    if at is not None:
+        return at, "as asked"
+    later = int(np.searchsorted(log.times, model.last_time, side="right"))
+    if later < len(log):
+        return later, "the first events after those that the model has learned"
+    return max(len(log) - batch_size, 0), "the model has learned all of this stream: these are its last events"
+
+
+def _require_same_ids(model: LiveModel, log: Interactions) -> None:
+    """Raise where a model cannot have learned from this stream: other kinds of ids, or no id in common."""
+
+    def known(book: IdBook, ids: Any) -> bool:
+        try:
+            return bool((book.rows(ids) >= 0).any())
+        except DataError as problem:
+            raise DataError(
+                f"model and stream differ: {problem} Give the stream that the model learned from."
+            ) from None
+
+    if not (known(model.users, log.user_ids) | known(model.items, log.item_ids)):
+        raise DataError(
+            f"model and stream differ: the model knows none of the stream's {log.n_users:,} users and {log.n_items:,} "
+            "items. Give the stream that the model learned from."
+        )

@@ -26,9 +26,12 @@ def settle_auto(asked: Mapping[str, Any]) -> dict[str, Any]:
     Where the strategy is, idle items may fade, and there is a limit on how long to choose, unless that is settled.
     """
     settled = dict(asked)
-    if settled.get("recommender", AUTO) == AUTO:
+    names = settled.get("recommender", AUTO), settled.get("strategy", AUTO)
+    if names == (AUTO, AUTO):
+        settled["auto"] = True
+    if names[0] == AUTO:
         settled["recommender"] = RECOMMENDER
-    if settled.get("strategy", AUTO) == AUTO:
+    if names[1] == AUTO:
         settled["strategy"] = STRATEGY
         settled.setdefault("fading", "auto")
         settled.setdefault("minutes", MINUTES)

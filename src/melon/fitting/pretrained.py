@@ -1,20 +1,26 @@
-"""Pre-trained recommenders: how one is made, kept as a state that gives fresh copies, and deployed behind a log."""
+"""Pre-trained recommenders: how one is trained, copied, and deployed behind a log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from melon.data.interactions import Interactions
-from melon.learning.pretrain import Pretraining, PretrainSettings, live_through, most_epochs, stamp_last_touches
+from melon.fitting.plan import Plan
+from melon.learning.pretrain import (
+    Pretraining,
+    PretrainSettings,
+    live_through,
+    most_epochs,
+    pretrain_by_strategy,
+    stamp_last_touches,
+)
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.heads import HeadedRecommender
-from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.base import Strategy
 from melon.stream.history import History
 from melon.types import Plain
@@ -30,50 +36,34 @@ def silent(_: str) -> None:
     """Report nothing."""
 
 
-@dataclass(frozen=True)
-class RecommenderPlan:
-    """Which recommender is pre-trained, and how, as far as that is settled."""
-
-    name: str = "bpr"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    pretrain: Mapping[str, Any] = field(default_factory=dict)
-    epochs_cap: int | None = None
-    device: str = "cpu"
-
-    def build(self, seed: int) -> Recommender:
-        """A recommender with no rows yet."""
-        made: Recommender = RECOMMENDERS[self.name].load()(self.settings, seed=seed, device=self.device)
-        return made
-
-
 class PretrainedState:
-    """A trained recommender that can be had again and again, each time as a fresh copy."""
+    """The tables of a trained recommender, from which fresh copies are made.
 
-    def __init__(
-        self,
-        plan: RecommenderPlan,
-        seed: int,
-        tables: Mapping[str, dict[str, Tensor]],
-        observed: Observed | None = None,
-    ) -> None:
-        self._plan, self._seed, self.tables = plan, seed, tables
-        self._observed: Observed = {} if observed is None else observed
+    States of one stream may share the streaming state in `observed`, so that a log is observed once; without it every
+    copy observes the log itself and nothing more is kept in memory.
+    """
+
+    def __init__(self, plan: Plan, tables: Mapping[str, dict[str, Tensor]], observed: Observed | None = None) -> None:
+        self._plan, self.tables, self._observed = plan, tables, observed
 
     @classmethod
-    def of(
-        cls, plan: RecommenderPlan, seed: int, recommender: Recommender, observed: Observed | None = None
-    ) -> PretrainedState:
-        """What a recommender has learned by now. States of one stream may share what is `observed` on it."""
-        return cls(plan, seed, {name: table.state() for name, table in recommender.tables.items()}, observed)
+    def of(cls, plan: Plan, recommender: Recommender, observed: Observed | None = None) -> PretrainedState:
+        """The state of a recommender as it is now."""
+        return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
+
+    @property
+    def seed(self) -> int:
+        """The root of everything random in the recommender."""
+        return self._plan.seed
 
     @property
     def headed(self) -> bool:
-        """Whether the recommender has a head, which practises on the window."""
+        """Whether the recommender has a head, which practises on the selection window."""
         return isinstance(self.fresh(), HeadedRecommender)
 
     def fresh(self) -> Recommender:
         """The same recommender before it learned anything."""
-        return self._plan.build(self._seed)
+        return self._plan.build()
 
     def copy(self) -> Recommender:
         """A recommender with the trained rows."""
@@ -85,41 +75,49 @@ class PretrainedState:
     def after(self, log: Interactions) -> tuple[Recommender, History]:
         """A recommender with the trained rows that has observed a log, and the history of it.
 
-        Streaming state is gathered once: all copies are about one stream, and a log is known by its length.
+        Shared streaming state is kept for one log, by its length: all copies are about one stream.
         """
         recommender, history = self.copy(), History()
-        key = f"{self._plan.name} {sorted(self._plan.settings.items())} {len(log)}"
-        if key not in self._observed:
-            live_through(recommender, history, log)
-            self._observed.clear()  # one is enough, and may be large
-            self._observed[key] = recommender.streaming_state()
-        else:
+        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())} {len(log)}"
+        if self._observed is not None and key in self._observed:
             history.append(log.users, log.items)
             recommender.restore_streaming_state(self._observed[key])
+            return recommender, history
+        live_through(recommender, history, log)
+        if self._observed is not None:
+            self._observed.clear()  # one is enough, and may be large
+            self._observed[key] = recommender.streaming_state()
         return recommender, history
 
 
-def deploy(
-    strategy: Strategy, start: PretrainedState, log: Interactions, seed: int, practice: Practice | None = None
-) -> Updater:
-    """An updater that has the log behind it: on the pre-trained recommender, or on one the strategy trains itself."""
+def deploy(strategy: Strategy, start: PretrainedState, log: Interactions, practice: Practice | None = None) -> Updater:
+    """An updater behind the log: on the pre-trained recommender, or on one that the strategy trains itself."""
     recommender, history = start.after(log)
-    updater = Updater(start.fresh(), strategy, history, seed=seed)
-    if not strategy.pretrain(updater.recommender, log):
-        updater = Updater(recommender, strategy, history, seed=seed)
+    updater = Updater(start.fresh(), strategy, history, seed=start.seed)
+    if not pretrain_by_strategy(strategy, updater.recommender, log):
+        updater = Updater(recommender, strategy, history, seed=start.seed)
     updater.take_over(practice or {})
     stamp_last_touches(updater.recommender, log, updater.fading_clock)
     return updater
 
 
 def refit(
-    plan: RecommenderPlan, log: Interactions, settings: Plain, seed: int, report: Report = silent
+    plan: Plan,
+    log: Interactions,
+    settings: Plain,
+    report: Report = silent,
+    observed: Observed | None = None,
 ) -> PretrainedState:
-    """The chosen pre-training on the whole training part."""
-    recommender = plan.build(seed)
+    """The plan's recommender, pre-trained on a whole log with the chosen settings."""
+    recommender = plan.build()
     chosen = PretrainSettings.parse(settings, "pre-training")
-    training = Pretraining(recommender, log, chosen, seed=seed)
+    training = Pretraining(recommender, log, chosen, seed=plan.seed)
     epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
     for loss in training.run(epochs):
         report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-    return PretrainedState.of(plan, seed, recommender)
+    return PretrainedState.of(plan, recommender, observed)
+
+
+def untrained(plan: Plan) -> PretrainedState:
+    """The plan's recommender with no rows, for a strategy that trains its tables itself."""
+    return PretrainedState.of(plan, plan.build())

@@ -9,41 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, StreamError
-from melon.evaluation.predictors import Frozen, Popularity, Predictor, RowsAlone
+from melon.evaluation.predictors import Predictor, RowsAlone
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import selection_score
-from melon.evaluation.rivals import RIVALS, RivalColumns, RivalTrials
-from melon.fitting.pretrained import (
-    Observed,
-    Practice,
-    PretrainedState,
-    RecommenderPlan,
-    Report,
-    deploy,
-    refit,
-    silent,
-)
+from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
+from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Trial, search
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
+from melon.progress import Progress
 from melon.registry import Space
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import batch_of
-from melon.stream.candidates import NEGATIVES, Candidates
-from melon.stream.split import BATCH_SIZE, Parts, batches
+from melon.stream.candidates import Candidates
+from melon.stream.split import Parts, batches
 from melon.types import Plain
 
-POPULARITY_SPACE = Space(
-    {"half_life": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)}, ({"half_life": 3_000},)
-)
 #: Fewer judged events than this say nothing; defaults are used instead.
 FEWEST_JUDGED = 50
 #: Pre-training is judged this often on its way to the last epoch, and stopped after this many checks without progress.
@@ -53,126 +40,114 @@ _PRETRAIN_TRIALS = 3
 _JUDGE_STEPS = (0.1, 0.3)
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How a stream is replayed: the same for everything that is compared."""
-
-    seed: int = 0
-    batch_size: int = BATCH_SIZE
-    candidates: str = "catalogue"
-    negatives: int = NEGATIVES
-    align_ties: bool = False
-
-
 class Selection:
     """Chooses on the window of one log, which must end before the test part begins.
 
-    With `minutes`, choices that are still open after so long are made from what has been tried, or from one trial each.
+    Once the plan's minutes have passed, choices that are still open are made from the trials so far, or from one trial
+    each; `time_is_up` says so.
     """
 
-    def __init__(
-        self,
-        log: Interactions,
-        parts: Parts,
-        protocol: Protocol,
-        report: Report = silent,
-        minutes: float | None = None,
-    ) -> None:
+    def __init__(self, log: Interactions, parts: Parts, plan: Plan, progress: Progress | None = None) -> None:
         if len(log) != parts.validation_stop:
             raise StreamError(
                 f"a choice may see {parts.validation_stop} interactions, the log up to the test part, not {len(log)}."
             )
-        self.log, self.parts, self.protocol = log, parts, protocol
-        self._report = report
+        self.log, self.parts, self.plan, self.protocol = log, parts, plan, plan.protocol
+        self.progress = progress or Progress()
         self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
         judged = parts.validation_stop - parts.judged_from
-        pool = int(log.items_born[parts.judged_from]) if protocol.candidates == "born" else log.n_items
-        self.possible = judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > protocol.negatives
+        pool = int(log.items_born[parts.judged_from]) if self.protocol.candidates == "born" else log.n_items
+        self.possible = (
+            judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > self.protocol.negatives >= 1
+        )
         self._candidates: Candidates | None = None
         self._observed: Observed = {}
-        self._minutes, self._began, self._time_is_up = minutes, time.monotonic(), False
+        self._began, self.time_is_up = time.monotonic(), False
 
-    def pretraining(self, plan: RecommenderPlan, budget: int) -> tuple[Choice, PretrainedState]:
-        """Settings and epochs for pre-training, and the recommender that they gave on what precedes the window."""
+    def pretraining(self) -> tuple[Choice, PretrainedState]:
+        """Settings and epochs for pre-training, and the recommender that they gave on the log before the window."""
+        plan, progress = self.plan, self.progress
         best: dict[str, Any] = {"score": float("-inf")}
 
         def judge(point: Plain) -> Trial:
-            recommender = plan.build(self.protocol.seed)
             settings = PretrainSettings.parse(point, "pre-training")
-            training = Pretraining(recommender, self.before_window, settings, seed=self.protocol.seed)
+            training = Pretraining(plan.build(), self.before_window, settings, seed=plan.seed)
             try:
-                score, epochs = self._train_while_it_helps(plan, training, best)
+                score, epochs = self._train_while_it_helps(training, best)
             except LearningError as problem:
-                self._report(f"pre-training {_words(point)}: {problem}")
+                progress.note(f"pre-training {words(point)}: {problem}")
                 return Trial(point, None, str(problem))
-            self._report(f"pre-training {_words(point)}: {score:.4f} after {epochs} epochs")
+            progress.note(f"pre-training {words(point)}: {score:.4f} after {epochs} epochs")
             return Trial({**point, "epochs": epochs}, score)
 
-        chosen = search(PRETRAIN_SPACE, min(budget, _PRETRAIN_TRIALS), judge, dict(plan.pretrain), self._enough)
+        budget = min(plan.budget, _PRETRAIN_TRIALS)
+        chosen = search(PRETRAIN_SPACE, budget, judge, dict(plan.pretrain_settings), self.enough)
         if chosen.score is None:
             raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
         return chosen, best["state"]
 
-    def judges_again(self, plan: RecommenderPlan) -> bool:
+    @property
+    def judges_again(self) -> bool:
         """Whether strategies are judged on a recommender that was trained again.
 
         They practise on the one from before the window, and are deployed on another. Where weights are shared by all
         users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
         """
-        recommender = plan.build(self.protocol.seed)
+        recommender = self.plan.build()
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
 
-    def trained_again(self, plan: RecommenderPlan, settings: Plain) -> PretrainedState:
-        """That recommender, trained on all that precedes the judged part."""
-        self._report(f"training {plan.name} again, on the {len(self.before_judged):,} events before the judged part")
-        return refit(plan, self.before_judged, settings, self.protocol.seed)
+    def trained_again(self, settings: Plain) -> PretrainedState:
+        """The recommender trained on the whole log before the judged part."""
+        self.progress.note(
+            f"training {self.plan.recommender_name} again, on the {len(self.before_judged):,} events before the "
+            "judged part"
+        )
+        return refit(self.plan, self.before_judged, settings, observed={})
 
     def strategy(
         self,
-        name: str,
+        strategy: StrategyChoice,
         start: PretrainedState,
-        budget: int,
         fixed: Plain,
-        seed: int,
-        again: Callable[[], PretrainedState] | None = None,
+        again: Callable[[], PretrainedState | None] = lambda: None,
     ) -> Choice:
         """Settings of a strategy, each trial streaming through the window from the same recommender.
 
-        With one that was trained `again`, trials stream through the judged part alone. Where everything is fixed there
-        is nothing to compare, and no trial is made.
+        Where `again` gives one that was trained again, trials stream through the judged part alone. Where everything is
+        fixed there is nothing to compare, and no trial is made.
         """
-        space = self.space(name, fixed)
+        space, name = self.space(strategy, fixed), name_of(strategy)
         if space.axes.keys() <= fixed.keys():
             return Choice(dict(fixed), None, (), ())
-        later = None if again is None else again()
+        later = again()
 
         def judge(point: Plain) -> Trial:
             try:
-                score = self.judged(self.at_window(name, point, start, seed, later))
+                score = self.judged(self.at_window(strategy, point, start, later))
             except LearningError as problem:
-                self._report(f"{name} {_words(point)}: {problem}")
+                self.progress.note(f"{name} {words(point)}: {problem}")
                 return Trial(point, None, str(problem))
-            self._report(f"{name} {_words(point)}: {score:.4f}")
+            self.progress.note(f"{name} {words(point)}: {score:.4f}")
             return Trial(point, score)
 
-        return search(space, budget, judge, fixed, self._enough)
+        return search(space, self.plan.budget, judge, fixed, self.enough)
 
     def at_window(
-        self, name: str, settings: Plain, start: PretrainedState, seed: int, again: PretrainedState | None = None
+        self, strategy: StrategyChoice, settings: Plain, start: PretrainedState, again: PretrainedState | None = None
     ) -> Updater:
-        """A strategy that has practised on what is not judged, and stands where the window begins: or, on a recommender
-        that was trained `again`, where the judged part does.
+        """A strategy after its practice on the part that is not judged, deployed where the window begins; or, on a
+        recommender that was trained `again`, where the judged part begins.
         """
-        strategy: Strategy = STRATEGIES[name].load()(settings, seed=seed)
-        practice = self.train_meta_model(strategy, start, stop=self.parts.judged_from)
+        made = self.plan.make_strategy(settings, strategy)
+        practice = self.train_meta_model(made, start, stop=self.parts.judged_from)
         if again is not None:
-            return deploy(strategy, again, self.before_judged, seed, practice)
-        return deploy(strategy, start, self.before_window, seed, practice)
+            return deploy(made, again, self.before_judged, practice)
+        return deploy(made, start, self.before_window, practice)
 
-    def space(self, name: str, fixed: Plain) -> Space:
+    def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
         """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
-        space = STRATEGIES[name].space
-        if "fading" not in space.axes or "fading" in fixed:
+        space = search_space(strategy)
+        if len(space.axes.get("fading", ())) < 2 or "fading" in fixed:
             return space
         seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
         unit = max(seconds, 1e-9) if fixed.get("fading_clock") == "seconds" else 1.0
@@ -216,66 +191,42 @@ class Selection:
         stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
         return updater
 
-    def popularity(self, budget: int) -> Choice:
-        """The half-life of recent popularity."""
-
-        def judge(point: Plain) -> Trial:
-            score = self.judged(Popularity(point["half_life"], self.before_window.items))
-            self._report(f"recent popularity {_words(point)}: {score:.4f}")
-            return Trial(point, score)
-
-        return search(POPULARITY_SPACE, budget, judge, enough=self._enough)
-
-    def rivals(self, start: PretrainedState) -> dict[str, Choice]:
-        """The best mixture for each simple rival, from one pass and a whole grid of half-lives and weights."""
-        frozen = Frozen(deploy(STRATEGIES["default"].load()({}), start, self.before_window, self.protocol.seed))
-        kinds = [kind for kinds in RIVALS.values() for kind in kinds]
-        trials = RivalTrials(RivalColumns(self.before_window, kinds, frozen))
-        for point in self.through(trials):
-            if point.start >= self.parts.judged_from:
-                trials.keep(point.usable)
-        found = {name: trials.best(kinds) for name, kinds in RIVALS.items()}
-        for name, choice in found.items():
-            self._report(f"{name} {_words(choice.settings)}: {choice.score or 0:.4f}")
-        return found
-
-    def _train_while_it_helps(
-        self, plan: RecommenderPlan, training: Pretraining, best: dict[str, Any]
-    ) -> tuple[float, int]:
+    def _train_while_it_helps(self, training: Pretraining, best: dict[str, Any]) -> tuple[float, int]:
         top, top_epoch, stale = float("-inf"), 0, 0
-        for epochs in self._checks(plan, training.settings):
+        for epochs in self._checks(training.settings):
             try:
                 for _ in training.run(epochs):
                     pass
-                state = PretrainedState.of(plan, self.protocol.seed, training.recommender, self._observed)
+                state = PretrainedState.of(self.plan, training.recommender, self._observed)
                 score = self._judge_pretrained(state)
             except LearningError:
                 if top == float("-inf"):
                     raise
-                break  # what was good before it left the finite numbers is still good
+                break  # the epochs before it left the finite numbers still count
             stale = stale + 1 if score <= top else 0
             if score > top:
                 top, top_epoch = score, epochs
             if score > best["score"]:
                 best.update(score=score, state=state)
-            if stale >= _PATIENCE or self._enough():
+            if stale >= _PATIENCE or self.enough():
                 break
         return top, top_epoch
 
-    def _enough(self) -> bool:
-        """Whether the time for choosing is over; said once."""
-        if self._minutes is None or time.monotonic() - self._began < 60 * self._minutes:
+    def enough(self) -> bool:
+        """Whether the time for choosing is over; reported once."""
+        minutes = self.plan.minutes
+        if minutes is None or time.monotonic() - self._began < 60 * minutes:
             return False
-        if not self._time_is_up:
-            self._time_is_up = True
-            self._report(f"{self._minutes:g} minutes of choosing are over: what is best by now is taken")
+        if not self.time_is_up:
+            self.time_is_up = True
+            self.progress.note(f"{minutes:g} minutes of choosing are over: the best settings so far are taken")
         return True
 
-    def _checks(self, plan: RecommenderPlan, settings: PretrainSettings) -> list[int]:
-        """After how many epochs a pre-training is judged; a number that is settled is the only one."""
+    def _checks(self, settings: PretrainSettings) -> list[int]:
+        """The numbers of epochs after which a pre-training is judged; a number that is decided is the only one."""
         if settings.epochs is not None:
             return [settings.epochs]
-        cap = plan.epochs_cap or most_epochs(len(self.before_window))
+        cap = self.plan.epochs or most_epochs(len(self.before_window))
         every = max(cap // _CHECKS, 1)
         return [*range(every, cap, every), cap]
 
@@ -283,9 +234,9 @@ class Selection:
         """How well the recommender streams through the window under a plain step: the use it is meant for."""
         scores, problem = [], None
         for lr in _JUDGE_STEPS:
-            strategy: Strategy = STRATEGIES["default"].load()({"optimizer": "sgd", "reduction": "sum", "lr": lr})
+            strategy = self.plan.make_strategy({"optimizer": "sgd", "reduction": "sum", "lr": lr}, "default")
             try:
-                scores.append(self.judged(RowsAlone(deploy(strategy, state, self.before_window, self.protocol.seed))))
+                scores.append(self.judged(RowsAlone(deploy(strategy, state, self.before_window))))
             except LearningError as broke:
                 problem = broke
         if not scores and problem is not None:
@@ -328,7 +279,8 @@ class Selection:
         )
 
 
-def _words(point: Plain) -> str:
+def words(point: Plain) -> str:
+    """Settings in a line."""
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in point.items()
     )

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
-import numpy.typing as npt
 
-from melon.types import Ints
+from melon.kernels.types import INT_TABLE, INTS, RANGE, SINGLE_CUBE, SINGLE_TABLE, SINGLES, Signature
+from melon.types import Ints, Singles
 
-Floats = npt.NDArray[np.float32]
+SIGNATURES: dict[str, Signature] = {
+    "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
+    "scores": (INTS, INT_TABLE, RANGE, *[SINGLE_TABLE] * 5),
+    "dots": (INT_TABLE, INTS, SINGLES, *[SINGLE_TABLE] * 3),
+}
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "arcp", "contract"})
-def _dot(one: Floats, other: Floats) -> np.float32:
+def _dot(one: Singles, other: Singles) -> np.float32:
     total = np.float32(0)
     for t in range(one.size):
         total += one[t] * other[t]
     return total
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "arcp", "contract"})
 def pairwise_evidence(
     users: Ints,
     items: Ints,
-    user_factors: Floats,
-    item_factors: Floats,
-    item_bias: Floats,
-    losses: Floats,
-    slopes: Floats,
-    to_user: Floats,
-    to_items: Floats,
+    user_factors: Singles,
+    item_factors: Singles,
+    item_bias: Singles,
+    losses: Singles,
+    slopes: Singles,
+    to_user: Singles,
+    to_items: Singles,
 ) -> None:
     """softplus(s⁻ − s⁺) averaged over the negatives, its slope by each score, and its gradients (METHODS.md 2.1)."""
     width, dim = items.shape[1], user_factors.shape[1]
@@ -56,16 +57,15 @@ def pairwise_evidence(
                 to_item[d] = slope * own[d]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "arcp", "contract"})
 def scores(
     users: Ints,
     items: Ints,
     known: tuple[int, int],
-    user_factors: Floats,
-    item_factors: Floats,
-    user_bias: Floats,
-    item_bias: Floats,
-    out: Floats,
+    user_factors: Singles,
+    item_factors: Singles,
+    user_bias: Singles,
+    item_bias: Singles,
+    out: Singles,
 ) -> None:
     """p_u · q_i + b_u + b_i from storage; rows from `known` on are absent and read as the zeros that stand there."""
     for n in range(users.size):
@@ -76,8 +76,7 @@ def scores(
             out[n, c] = _dot(own, item_factors[item]) + item_bias[item, 0] + bias
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "arcp", "contract"})
-def dots(named: Ints, places: Ints, left: Floats, factors: Floats, values: Floats, out: Floats) -> None:
+def dots(named: Ints, places: Ints, left: Singles, factors: Singles, values: Singles, out: Singles) -> None:
     """Each line's vector times the rows that it names, which stand at places of storage and have faded."""
     for n in range(named.shape[0]):
         for c in range(named.shape[1]):

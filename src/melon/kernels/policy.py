@@ -1,130 +1,131 @@
-"""Which implementation runs through a stream's numbers: loops compiled by numba where they are worth loading.
+"""Decides which loops compute: those that numba compiles, or numpy and PyTorch (the variable MELON_KERNEL).
 
-Both give the same integers, so they may take turns within a process. numba takes half a second to load, so the loops
-come in once a process has asked often enough to be streaming, or at once where `MELON_KERNEL=numba` says so or another
-kernel has loaded numba already.
+The choice depends on MELON_KERNEL, on the numbers (float32 on the CPU is compiled) and on whether numba works on this
+machine; never on time. Loops whose results differ from PyTorch's in the last digits are waited for, also while a
+background thread compiles them. The loops of a stream give the same integers as numpy, so numpy serves until they are
+ready. A run that is repeated or taken up again on one machine therefore has the same bits.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import os
 import sys
 import threading
-from functools import cache
-from types import ModuleType
-from typing import Protocol, cast
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+from melon.errors import SettingsError
 
-from melon.errors import MissingExtraError, SettingsError
-from melon.types import Flags, Ints
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VARIABLE, CHOICES = "MELON_KERNEL", ("auto", "torch", "numba")
-#: Questions after which a process counts as streaming; a batch asks a dozen times.
+#: Requests after which a process counts as streaming, so that loading numba (half a second) pays; a batch has a dozen.
 PATIENCE = 100
 
-Ring = npt.NDArray[np.int32]
+#: A suite of loops by its name, or by its name and width.
+Wanted = str | tuple[str, int]
+#: Compiled loops, each an attribute.
+Loops = SimpleNamespace
 logger = logging.getLogger("melon")
 
-_asked = 0
-_compiling = threading.Event()
+_SAME_AS_NUMPY = frozenset({"stream"})
+
+_ready: dict[tuple[str, int], Loops] = {}
+_failed: dict[tuple[str, int], str] = {}
+_reported: set[str] = set()
+_locks: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
+_coming: set[tuple[str, int]] = set()
+_requests = 0
 
 
-class StreamKernel(Protocol):
-    """The functions of `compiled`."""
-
-    def remember(self, ring: Ring, met: Ints, rows: Ints, partners: Ints) -> np.int64: ...
-
-    def sample(
-        self, ring: Ring, met: Ints, known: int, rows: Ints, root: np.uint64, moment: int, partners: Ints, counts: Ints
-    ) -> None: ...
-
-    def find(self, slots: Ints, bits: int, keys: Ints, places: Ints) -> None: ...
-
-    def place(self, slots: Ints, bits: int, keys: Ints) -> int: ...
-
-    def negatives(
-        self, slots: Ints, bits: int, root: np.uint64, pool: int, tries: int, users: Ints, items: Ints, keys: Ints,
-        first: int, chosen: Ints,
-    ) -> int: ...  # fmt: skip
-
-    def candidates(
-        self, slots: Ints, bits: int, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints,
-        events: Ints, users: Ints, items: Ints, negatives: Ints, short: Flags,
-    ) -> None: ...  # fmt: skip
+def compiled(like: Tensor | None = None) -> bool:
+    """Whether compiled loops are wanted, and serve such numbers: float32 on the CPU."""
+    if _choice() == "torch":
+        return False
+    return like is None or (like.device.type == "cpu" and str(like.dtype) == "torch.float32")
 
 
-def asked_kernel() -> str:
-    """What MELON_KERNEL says: `auto`, `torch` (nothing is compiled) or `numba`, which then has to be there."""
-    asked = os.environ.get(VARIABLE, "") or "auto"
-    if asked not in CHOICES:
-        raise SettingsError(f"{VARIABLE}={asked!r} is unknown; choose one of {', '.join(CHOICES)}.")
-    if asked == "numba" and not numba_installed():
-        raise MissingExtraError(f"{VARIABLE}=numba", "fast")
-    return asked
-
-
-@cache
-def numba_installed() -> bool:
-    """Whether compiled kernels can be had at all."""
-    return importlib.util.find_spec("numba") is not None
-
-
-def may_compile() -> bool:
-    """Whether compiled loops are wanted and can be had without waiting for a thread that compiles."""
-    return asked_kernel() != "torch" and numba_installed() and not _compiling.is_set()
-
-
-def compiles_in_background() -> None:
-    """Say that a thread is about to compile: until `compiled` is called, numpy and PyTorch serve everybody else."""
-    _compiling.set()
-
-
-def compiled() -> None:
-    """Say that it is through."""
-    _compiling.clear()
-
-
-def stream_kernel() -> StreamKernel | None:
-    """The compiled loops, or None where numpy works."""
-    global _asked  # noqa: PLW0603
-    if not may_compile():
+def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | None:
+    """The loops of a suite, compiled now unless they are ready; None where numpy or PyTorch compute instead."""
+    if not compiled(like):
         return None
-    asked = asked_kernel()
-    _asked += 1
-    if asked == "auto" and _asked < PATIENCE and "numba" not in sys.modules:
-        return None
-    return _loops()
-
-
-def warm_up() -> None:
-    """Have every loop compiled, by asking each of them for next to nothing."""
-    loops, root, numbers = _loops(), np.uint64(0), np.zeros(1, dtype=np.int64)
+    key = name, width
+    loops = _ready.get(key)
     if loops is None:
-        return
-    slots, ring, out = np.full(8, -1), np.zeros((1, 2), dtype=np.int32), np.zeros((1, 1), dtype=np.int64)
-    loops.remember(ring, numbers.copy(), numbers, numbers)
-    loops.sample(ring, numbers, 1, numbers, root, 0, out, numbers.copy())
-    loops.place(slots, 3, numbers)
-    loops.find(slots, 3, numbers, numbers.copy())
-    loops.negatives(slots, 3, root, 2, 1, numbers, numbers, numbers, 0, numbers.copy())
-    short = np.zeros(1, dtype=bool)
-    loops.candidates(slots, 3, slots, False, root, 2, 1, numbers, numbers, numbers, numbers, out, short)
+        if name in _SAME_AS_NUMPY and (_coming or not _streaming()):
+            return None
+        loops = _prepared(key)
+    return loops
 
 
-@cache
-def loaded(name: str) -> ModuleType | None:
-    """A module of compiled loops; None, with one line, where numba cannot work (nowhere to keep what it compiles)."""
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # whatever ails the compiler, the stream goes on
-        logger.warning("the loops of %s cannot be compiled here (%s); numpy and PyTorch work instead", name, error)
+def warm_up(*suites: Wanted, in_background: bool = False) -> threading.Thread | None:
+    """Have suites ready before they are needed: now, or by a background thread, which is returned."""
+    keys = [each if isinstance(each, tuple) else (each, 0) for each in suites]
+    if not compiled():
         return None
+    if not in_background:
+        _prepare(keys)
+        return None
+    _coming.update(keys)
+    thread = threading.Thread(target=_prepare, args=(keys,), name="melon-kernel-warm-up", daemon=True)
+    thread.start()
+    return thread
 
 
-def _loops() -> StreamKernel | None:
-    return cast("StreamKernel | None", loaded("melon.kernels.stream"))
+def _choice() -> str:
+    choice = os.environ.get(VARIABLE, "") or "auto"
+    if choice not in CHOICES:
+        raise SettingsError(f"{VARIABLE}={choice!r} is unknown; choose one of: {', '.join(CHOICES)}.")
+    return choice
+
+
+def _streaming() -> bool:
+    global _requests  # noqa: PLW0603
+    _requests += 1
+    return _requests >= PATIENCE or "numba" in sys.modules or _choice() == "numba"
+
+
+def _prepare(keys: list[tuple[str, int]]) -> None:
+    try:
+        for key in keys:
+            _prepared(key)
+    finally:
+        _coming.difference_update(keys)
+
+
+def _prepared(key: tuple[str, int]) -> Loops | None:
+    """Loops that are compiled or read from disk once for each process; None, with one line, where that fails."""
+    with _locks[key]:
+        if key not in _ready and key not in _failed:
+            try:
+                from melon.kernels import build
+
+                _ready[key] = build.compiled(*key)
+            except Exception as problem:  # whatever ails the compiler, the stream goes on
+                _failed[key] = f"{type(problem).__name__}: {problem}"
+    if key in _ready:
+        return _ready[key]
+    reason = _failed[key]
+    if _choice() == "numba":
+        raise SettingsError(
+            f"{VARIABLE}=numba, but {key[0]!r} cannot be compiled here ({reason}); choose auto or torch."
+        )
+    if reason not in _reported:
+        _reported.add(reason)
+        logger.warning(
+            "numba cannot compile here (%s); numpy and PyTorch compute instead, several times slower", reason
+        )
+    return None
+
+
+def _forget_threads() -> None:
+    """A thread that compiles does not come along into a forked process."""
+    _locks.clear()
+    _coming.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

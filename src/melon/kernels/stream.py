@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
-import numpy.typing as npt
 
-from melon.types import Flags, Ints
+from melon.kernels.types import FLAG, FLAGS, INT, INT_TABLE, INTS, SMALL_INT_TABLE, WORD, Signature
+from melon.types import Flags, Ints, SmallInts
 
-Ring = npt.NDArray[np.int32]
+SIGNATURES: dict[str, Signature] = {
+    "remember": (SMALL_INT_TABLE, INTS, INTS, INTS),
+    "sample": (SMALL_INT_TABLE, INTS, INT, INTS, WORD, INT, INT_TABLE, INTS),
+    "find": (INTS, INT, INTS, INTS),
+    "place": (INTS, INT, INTS),
+    "negatives": (INTS, INT, WORD, INT, INT, INTS, INTS, INTS, INT, INTS),
+    "candidates": (INTS, INT, INTS, FLAG, WORD, INT, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAGS),
+}
 
 _GOLDEN, _STRIDE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -17,29 +23,24 @@ _PLACE = np.uint64(63)
 _EMPTY, _NOBODY = np.int64(-1), np.int64(-1)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _mix(word: np.uint64) -> np.uint64:
     word = (word ^ (word >> _U30)) * _MIX_1
     word = (word ^ (word >> _U27)) * _MIX_2
     return word ^ (word >> _U31)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _rooted(root: np.uint64, key: np.int64) -> np.uint64:
     return _mix(np.uint64(key) * _GOLDEN + root)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _word(rooted: np.uint64, counter: int) -> np.uint64:
     return _mix(rooted + (np.uint64(counter) + _U1) * _STRIDE)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _below(word: np.uint64, bound: int) -> np.int64:
     return np.int64((word >> _U32) * np.uint64(bound) >> _U32)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _slot(slots: Ints, shift: np.uint64, key: np.int64) -> np.int64:
     """Where a key is, or the free slot where it would be."""
     mask = slots.size - 1
@@ -49,8 +50,7 @@ def _slot(slots: Ints, shift: np.uint64, key: np.int64) -> np.int64:
     return slot
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def remember(ring: Ring, met: Ints, rows: Ints, partners: Ints) -> np.int64:
+def remember(ring: SmallInts, met: Ints, rows: Ints, partners: Ints) -> np.int64:
     """Let each row meet its partner, in order; returns the most that any of them has met."""
     most, width = np.int64(0), ring.shape[1]
     for n in range(rows.size):
@@ -61,9 +61,8 @@ def remember(ring: Ring, met: Ints, rows: Ints, partners: Ints) -> np.int64:
     return most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def sample(
-    ring: Ring, met: Ints, known: int, rows: Ints, root: np.uint64, moment: int, partners: Ints, counts: Ints
+    ring: SmallInts, met: Ints, known: int, rows: Ints, root: np.uint64, moment: int, partners: Ints, counts: Ints
 ) -> None:
     """Partners of each row: all where they fit, else the lowest tickets, which carry their place in the low bits."""
     most, width = partners.shape[1], ring.shape[1]
@@ -93,7 +92,6 @@ def sample(
             partners[n, place] = _NOBODY
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def find(slots: Ints, bits: int, keys: Ints, places: Ints) -> None:
     """The slot of each key, or -1."""
     shift = _U64 - np.uint64(bits)
@@ -102,7 +100,6 @@ def find(slots: Ints, bits: int, keys: Ints, places: Ints) -> None:
         places[n] = slot if slots[slot] == keys[n] else _EMPTY
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def place(slots: Ints, bits: int, keys: Ints) -> int:
     """Put keys in; returns how many were not there."""
     shift, new = _U64 - np.uint64(bits), 0
@@ -114,7 +111,6 @@ def place(slots: Ints, bits: int, keys: Ints) -> int:
     return new
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def negatives(
     slots: Ints, bits: int, root: np.uint64, pool: int, tries: int, users: Ints, items: Ints, keys: Ints,
     first: int, chosen: Ints,
@@ -136,7 +132,6 @@ def negatives(
     return missing
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
 def candidates(
     slots: Ints, bits: int, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints,
     events: Ints, users: Ints, items: Ints, negatives: Ints, short: Flags,

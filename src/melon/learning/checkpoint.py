@@ -200,7 +200,10 @@ def _restore(
     recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=dtype, device=device)
     _check_recommender(source, manifest, recommender)
     make_strategy = strategy_factory or _registered(source, STRATEGIES, manifest.strategy.name)
-    strategy: Strategy = make_strategy(manifest.strategy.settings, seed=manifest.strategy.seed)
+    settings, settings_type = manifest.strategy.settings, getattr(make_strategy, "settings_type", None)
+    if settings_type is not None:
+        settings = settings_type.renamed(settings)
+    strategy: Strategy = make_strategy(settings, seed=manifest.strategy.seed)
     _expect(source, "strategy", manifest.strategy.name, strategy.name)
 
     def tensors(name: str) -> dict[str, Tensor]:

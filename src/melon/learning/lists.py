@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.data.idbook import Id
+from melon.data.ids import Id
 from melon.errors import LearningError
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys

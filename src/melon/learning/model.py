@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from melon.data.idbook import Id, IdBook
+from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, DataError, MelonError, SettingsError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Best, Recommendation, Recommended, best, best_unseen
-from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
@@ -79,11 +78,10 @@ class LiveModel:
     # Learning.
 
     def adopt(self, log: Interactions) -> None:
-        """Take the log on which the recommender was pre-trained for the past; only a model without one can."""
+        """Know the ids, the popular items and the last time of the log that the updater already has behind it."""
         with self._lock:
             self.users.rows(log.user_ids, add=True)
             self.items.rows(log.item_ids, add=True)
-            live_through(self.updater.recommender, self.updater.history, log)
             self.popular.observe(log.items)
             self.last_time = int(log.times[-1])
 

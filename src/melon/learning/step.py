@@ -69,7 +69,7 @@ class StepMaker:
         else:
             proposal = strategy.propose(situation)
         self._require_finite(proposal, batch)
-        most_step = getattr(strategy.settings, "most_step", None)
+        most_step = strategy.settings.most_step
         if most_step is not None:
             proposal = proposal.within(most_step, situation.values)
         moving = [name for name in proposal.values if self._recommender.tables[name].spec.kind == "embedding"]

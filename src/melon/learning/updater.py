@@ -43,8 +43,7 @@ class Updater:
         self.recommender, self.strategy = recommender, strategy
         self.history = history or History()
         self.seed = seed
-        usual: FadingClock = getattr(strategy.settings, "fading_clock", "interactions")
-        self.fading_clock: FadingClock = fading_clock or usual
+        self.fading_clock: FadingClock = fading_clock or strategy.settings.fading_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
         strategy.bind(self._specs, recommender.dtype, recommender.device)
         self.row_state: RowStateTables = {

@@ -1,4 +1,4 @@
-"""The paper's claims, each judged by our numbers: held, not held, or not decided by this data."""
+"""The claims of the MeLON paper (AAAI 2022), each judged by our numbers: held, not held, or not decided."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from melon.report.comparing import REFERENCE, Compared, Comparisons
-from melon.report.contests import Bench, Contest
-from melon.report.numbers import batch_sizes, curve, milliseconds, on_top, slope
+from melon.display import label
+from melon.report.contests import REFERENCE, Bench, Contest
+from melon.report.document import counted
+from melon.report.numbers import Compared, Comparisons, batch_sizes, curve, milliseconds, on_top, slope
+from melon.report.results import where
 
 Outcome = Literal["held", "not held", "not decided"]
 OURS = "melon"
@@ -22,7 +24,7 @@ SEVERAL = 3.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim, and the numbers that say so."""
+    """A claim's outcome, the number that decides it, and a line for each contest."""
 
     claim: str
     outcome: Outcome
@@ -38,29 +40,24 @@ def verdicts(bench: Bench, comparisons: Comparisons) -> list[Verdict]:
         quick_adaptation(contests),
         two_directions(contests, comparisons),
         affordable(contests),
-        both_paces(contests, comparisons),
+        both_paces(bench, contests, comparisons),
     ]
 
 
-def where(contest: Contest) -> str:
-    """A contest in words."""
-    return f"{contest.stream}, {contest.recommender.upper()}"
-
-
 def together(parts: Iterable[Outcome]) -> Outcome:
-    """A claim about all cases: one that fails sinks it, one that is open leaves it open."""
-    found = list(parts)
-    if "not held" in found:
+    """A claim about all cases fails with one that fails, and stays open with one that is open."""
+    outcomes = list(parts)
+    if "not held" in outcomes:
         return "not held"
-    return "held" if found and all(part == "held" for part in found) else "not decided"
+    return "held" if outcomes and all(part == "held" for part in outcomes) else "not decided"
 
 
-def gain(found: Iterable[Compared]) -> Outcome:
+def gain(compared: Iterable[Compared]) -> Outcome:
     """Better than each; a single rival against whom a gain is ruled out is enough to fail."""
-    each = list(found)
-    if any(one.standing == "worse" or one.no_gain for one in each):
+    rivals = list(compared)
+    if any(rival.verdict == "worse" or rival.no_gain for rival in rivals):
         return "not held"
-    return "held" if each and all(one.standing == "better" for one in each) else "not decided"
+    return "held" if rivals and all(rival.verdict == "better" for rival in rivals) else "not decided"
 
 
 def consistent_gains(contests: Sequence[Contest], comparisons: Comparisons) -> Verdict:
@@ -72,36 +69,38 @@ def consistent_gains(contests: Sequence[Contest], comparisons: Comparisons) -> V
     met: set[str] = set()
     for contest in contests:
         rivals = [name for name in (REFERENCE, *contest.strategies) if name != OURS and not _kin(name)]
-        found = comparisons.against(contest, OURS, rivals)
-        part = gain(found.values())
+        compared = comparisons.against(contest, OURS, rivals)
+        part = gain(compared.values())
         parts.append(part)
-        met |= found.keys()
+        met |= compared.keys()
         recent = comparisons.against(contest, OURS, ["recent_popularity"])["recent_popularity"]
-        over_default += found[REFERENCE].standing == "better"
-        over_recent += recent.standing == "better"
-        hardest = min(found, key=lambda name: found[name].difference.difference)
-        lines.append(f"{where(contest)}: {_gap(found[hardest])} over its hardest rival, {hardest}: {part}")
+        over_default += compared[REFERENCE].verdict == "better"
+        over_recent += recent.verdict == "better"
+        hardest = min(compared, key=lambda name, of=compared: of[name].difference.difference)  # type: ignore[misc]
+        lines.append(
+            f"{where(contest)}: {_gap(compared[hardest])} over its hardest rival, {contest.label(hardest)}: {part}"
+        )
     streams, recommenders = ({getattr(c, name) for c in contests} for name in ("stream", "recommender"))
     outcome = together(parts)
     counts = (("stream", streams), ("recommender", recommenders), ("rival", met))
     few = [text for text, seen in counts if len(seen) < 2]
-    if few:
-        lines.append(f"only one {' and one '.join(few)} here, where the claim is about all of them")
-        outcome = "not decided" if outcome == "held" else outcome
     number = (
-        f"better than every rival in {parts.count('held')} of {_counted(len(parts), 'contest')}; than tuned Default in "
-        f"{over_default}, than recent popularity in {over_recent}"
+        f"better than every rival in {parts.count('held')} of {counted(len(parts), 'contest')}; than "
+        f"{label(REFERENCE)} in {over_default}, than recent popularity in {over_recent}"
     )
+    if few and outcome == "held":
+        outcome = "not decided"
+        number = f"only one {' and one '.join(few)} here, too few for a claim about all of them; {number}"
     return Verdict(claim, outcome, number, tuple(lines))
 
 
 def quick_adaptation(contests: Sequence[Contest]) -> Verdict:
     """On top most of the time, and the gap to Default does not close."""
-    claim = "MeLON adapts quickly: it leads over time, and its gap to Default grows"
+    claim = "MeLON adapts quickly: it leads over time, and its gap to plain fine-tuning grows"
     if not contests:
         return _absent(claim)
     parts: list[Outcome] = []
-    lines, shares = [], []
+    lines, shares, growing, closing = [], [], 0, 0
     for contest in contests:
         curves = {name: curve(contest, name) for name in (REFERENCE, *contest.strategies)}
         share = on_top(curves).get(OURS, 0.0)
@@ -112,6 +111,7 @@ def quick_adaptation(contests: Sequence[Contest]) -> Verdict:
             lines.append(f"{where(contest)}: on top in {share:.0%} of the batches; too few of them for a trend")
             continue
         leads, chance = share > 0.5, 1 / len(curves)
+        growing, closing = growing + (trend.low > 0), closing + (trend.high < 0)
         part: Outcome = "not decided"
         if trend.high < 0 or (share < chance and trend.low <= 0):
             part = "not held"
@@ -122,7 +122,10 @@ def quick_adaptation(contests: Sequence[Contest]) -> Verdict:
             f"{where(contest)}: on top in {share:.0%} of {len(curves[OURS])} batches (chance: {chance:.0%}), gap "
             f"{trend.per_100:+.3f} NDCG@10 per 100 batches [{trend.low:+.3f}, {trend.high:+.3f}]: {part}"
         )
-    number = f"on top in {np.mean(shares):.0%} of the batches on average over {_counted(len(contests), 'contest')}"
+    number = (
+        f"the gap grows in {growing} and closes in {closing} of {counted(len(contests), 'contest')}; on top in "
+        f"{np.mean(shares):.0%} of the batches on average"
+    )
     return Verdict(claim, together(parts), number, tuple(lines))
 
 
@@ -134,16 +137,16 @@ def two_directions(contests: Sequence[Contest], comparisons: Comparisons) -> Ver
         halves = [name for name in ("melon_i", "melon_p") if name in contest.methods]
         if len(halves) < 2:
             continue
-        found = comparisons.against(contest, OURS, halves)
-        part = gain(found.values())
+        compared = comparisons.against(contest, OURS, halves)
+        part = gain(compared.values())
         parts.append(part)
         better += part == "held"
-        told = ", ".join(f"{_gap(each)} over {name}" for name, each in found.items())
-        lines.append(f"{where(contest)}: {told}: {part}")
+        gaps = ", ".join(f"{_gap(half)} over {contest.label(name)}" for name, half in compared.items())
+        lines.append(f"{where(contest)}: {gaps}: {part}")
     if not parts:
         return _absent(claim, "no contest has melon, melon_i and melon_p")
     return Verdict(
-        claim, together(parts), f"better than both in {better} of {_counted(len(parts), 'contest')}", tuple(lines)
+        claim, together(parts), f"better than both in {better} of {counted(len(parts), 'contest')}", tuple(lines)
     )
 
 
@@ -165,7 +168,7 @@ def affordable(contests: Sequence[Contest]) -> Verdict:
     )
 
 
-def both_paces(contests: Sequence[Contest], comparisons: Comparisons) -> Verdict:
+def both_paces(bench: Bench, contests: Sequence[Contest], comparisons: Comparisons) -> Verdict:
     """Re-weighting ahead on slow streams, meta-optimisation on fast ones, MeLON not behind either on any."""
     claim = "Re-weighting suits slow streams, meta-optimisation fast ones, MeLON both"
     parts: list[Outcome] = []
@@ -175,20 +178,20 @@ def both_paces(contests: Sequence[Contest], comparisons: Comparisons) -> Verdict
         other = [name for name in META_OPTIMISATION if name in contest.methods]
         if not one or not other:
             continue
-        pace = "fast" if contest.fast else "slow"
+        fast, pace = bench.fast(contest.stream), bench.pace(contest.stream)
         paces.add(pace)
-        suited, unsuited = (other, one) if contest.fast else (one, other)
+        suited, unsuited = (other, one) if fast else (one, other)
         families = comparisons.groups(contest, suited, unsuited)
         ahead = gain([families])
         rest = comparisons.against(contest, OURS, suited)
         level: Outcome = "not decided"
-        if any(each.standing == "worse" for each in rest.values()):
+        if any(rival.verdict == "worse" for rival in rest.values()):
             level = "not held"
-        elif all(each.standing in ("better", "not worse") for each in rest.values()):
+        elif all(rival.verdict in ("better", "level or better") for rival in rest.values()):
             level = "held"
         parts += [ahead, level]
         right, judged = right + (ahead == "held"), judged + 1
-        names = ("meta-optimisation", "re-weighting") if contest.fast else ("re-weighting", "meta-optimisation")
+        names = ("meta-optimisation", "re-weighting") if fast else ("re-weighting", "meta-optimisation")
         lines.append(
             f"{where(contest)} ({pace}): {names[0]} {_gap(families)} over {names[1]}: {ahead}; "
             f"MeLON not behind it: {level}"
@@ -196,10 +199,10 @@ def both_paces(contests: Sequence[Contest], comparisons: Comparisons) -> Verdict
     if not parts:
         return _absent(claim, "no contest has a strategy of both families (eALS, MWNet; MetaSGD, S2Meta, SML)")
     outcome = together(parts)
+    number = f"the family that should lead does in {right} of {counted(judged, 'contest')}"
     if outcome == "held" and len(paces) < 2:
         outcome = "not decided"
-        lines.append(f"only {paces.pop()} streams: the claim is about both")
-    number = f"the family that should lead does in {right} of {_counted(judged, 'contest')}"
+        number = f"only {paces.pop()} streams here, and the claim is about both kinds; {number}"
     return Verdict(claim, outcome, number, tuple(lines))
 
 
@@ -208,13 +211,9 @@ def _kin(name: str) -> bool:
     return name.startswith(OURS)
 
 
-def _gap(found: Compared) -> str:
-    low, high = found.difference.by_user
-    return f"{found.difference.difference:+.3f} HR@5 [{low:+.3f}, {high:+.3f}]"
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+def _gap(compared: Compared) -> str:
+    low, high = compared.difference.by_user
+    return f"{compared.difference.difference:+.3f} HR@5 [{low:+.3f}, {high:+.3f}]"
 
 
 def _absent(claim: str, why: str = "no contest has melon") -> Verdict:

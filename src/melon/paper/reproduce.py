@@ -1,4 +1,4 @@
-"""`melon reproduce`, end to end: find the data, prepare it, tune or take configs, bench, report; each step goes on."""
+"""`melon reproduce`: find the data of the MeLON paper (AAAI 2022), prepare it, tune or take configs, bench, report."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rich.console import Console
-
 from melon.atomic import write_text
 from melon.bench.run import bench_streams
 from melon.bench.tuned import files_about, trials_behind, tuned_elsewhere
+from melon.console import say
 from melon.data.files import load_stream, side_car
 from melon.data.prepare import prepare
 from melon.errors import DataError
 from melon.extras import require_plots
 from melon.paper.datasets import Found, Wanted, look
+from melon.paper.sections import paper_report
 from melon.report.build import report_folders
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
+from melon.terminal.bench_view import BenchProgress, show_bench
 from melon.terminal.tables import show_preparation
+from melon.terminal.tune_view import TuneProgress, show_tuned
 from melon.tuning.tune import ROUND, tune_stream
 from melon.types import Plain
 
@@ -56,12 +58,13 @@ class Reproduction:
 
 def reproduce(asked: Reproduction) -> int:
     """`melon reproduce`; the exit code says whether every cell came through."""
-    require_plots()
     names = asked.wanted
+    if not asked.dry_run:
+        require_plots("the report of melon reproduce")
     if not asked.data.is_dir():
         raise DataError(f"there is no folder {asked.data}; say with --data where the paper's datasets are.")
     found, missing = look(asked.data)
-    _tell(asked.data, found, missing)
+    _show(asked.data, found, missing)
     if not found:
         raise DataError(f"{asked.data} holds none of the paper's datasets; say where they are with --data.")
     if asked.dry_run:
@@ -74,12 +77,12 @@ def reproduce(asked: Reproduction) -> int:
     else:
         _take(asked.configs, streams, configs)
     taken = files_about(configs, streams)
-    _say(
+    say(
         f"settings of {len(taken)} cells come from {configs}; what is open is chosen on the selection window"
         if taken
         else "settings are chosen on the selection window"
     )
-    code = bench_streams(
+    result = bench_streams(
         list(streams.values()),
         asked.options,
         recommenders=asked.recommenders,
@@ -91,8 +94,10 @@ def reproduce(asked: Reproduction) -> int:
         ray=asked.ray,
         rates=True,
         out=asked.out,
+        progress=BenchProgress(),
     )
-    report_folders([asked.out])
+    code = show_bench(result)
+    say(report_folders([asked.out], extend=paper_report).summary)
     return code
 
 
@@ -102,9 +107,9 @@ def _stream(found: Found, out: Path) -> Path:
         return found.prepared
     target = out / "data" / f"{found.stream}.parquet"
     if _is_of(target, found.raw):
-        _say(f"{target} is there already")
+        say(f"{target} is there already")
         return target
-    _say(f"preparing {found.wanted.paper.name} from {', '.join(path.name for path in found.raw)}")
+    say(f"preparing {found.wanted.paper.name} from {', '.join(path.name for path in found.raw)}")
     report = prepare(list(found.raw), out=target, format=found.wanted.format, min_interactions=_FEWEST)
     show_preparation(report, target)
     return target
@@ -114,8 +119,10 @@ def _is_of(stream: Path, raw: Sequence[Path]) -> bool:
     about = side_car(stream, "json")
     if not (stream.exists() and about.exists()):
         return False
-    known = json.loads(about.read_text(encoding="utf-8")).get("sources", [])
-    return [(each["name"], each["bytes"]) for each in known] == [(path.name, path.stat().st_size) for path in raw]
+    sources = json.loads(about.read_text(encoding="utf-8")).get("sources", [])
+    return [(source["name"], source["bytes"]) for source in sources] == [
+        (path.name, path.stat().st_size) for path in raw
+    ]
 
 
 def _take(folder: Path, streams: Mapping[str, Path], target: Path) -> None:
@@ -123,7 +130,7 @@ def _take(folder: Path, streams: Mapping[str, Path], target: Path) -> None:
     fingerprint = cache(lambda stream: load_stream(streams[stream]).sha256)
     for stream, path in files_about(folder, streams):
         if tuned_elsewhere(path, fingerprint(stream)):
-            _say(f"{path} was tuned on other data and is left alone")
+            say(f"{path} was tuned on other data and is left alone")
         else:
             write_text(target / path.name, path.read_text(encoding="utf-8"))
 
@@ -139,9 +146,9 @@ def _tune(asked: Reproduction, found: Sequence[Found], streams: Mapping[str, Pat
                 target = folder / f"{key}.toml"
                 if target.exists() and trials_behind(target) >= (asked.tune or 1):
                     continue
-                _say(f"tuning {key}")
+                say(f"tuning {key}")
                 cell = {"recommender": recommender, "strategy": strategy, "split": parse_split(each.wanted.split)}
-                tune_stream(
+                result = tune_stream(
                     streams[each.stream],
                     {**own, **cell},
                     trials=asked.tune or 1,
@@ -151,17 +158,15 @@ def _tune(asked: Reproduction, found: Sequence[Found], streams: Mapping[str, Pat
                     ray=asked.ray,
                     study=asked.out / "tune" / f"{key}.journal",
                     out=target,
+                    progress=TuneProgress(asked.tune or 1),
                 )
+                show_tuned(result)
 
 
-def _tell(folder: Path, found: Sequence[Found], missing: Sequence[Wanted]) -> None:
+def _show(folder: Path, found: Sequence[Found], missing: Sequence[Wanted]) -> None:
     for each in found:
         where = each.prepared or ", ".join(str(path) for path in each.raw)
         stands_in = f" stands in for {each.wanted.paper.name}" if each.prepared else f" is {each.wanted.paper.name}"
-        _say(f"{where}{stands_in}; split {each.wanted.split}")
+        say(f"{where}{stands_in}; split {each.wanted.split}")
     for wanted in missing:
-        _say(f"{wanted.paper.name} is not in {folder}: get {wanted.how}")
-
-
-def _say(text: str) -> None:
-    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+        say(f"{wanted.paper.name} is not in {folder}: get {wanted.how}")

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, Values
-from melon.recommenders.factor_kernel import quick_scores
-from melon.recommenders.factorisation import factor_evidence, factor_scores
+from melon.recommenders.factorisation import compiled_scores, factor_evidence, factor_scores
 from melon.tables import TableSpec
 
 
@@ -47,9 +46,9 @@ class BPR(Recommender):
         return Evidence(losses, tuple(gradients))
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        quick = quick_scores(self.tables, users, items, None if context is None else context.moment)
-        if quick is not None:
-            return quick
+        compiled = compiled_scores(self.tables, users, items, None if context is None else context.moment)
+        if compiled is not None:
+            return compiled
         views = self.views(context)
         factors = views["user_factors"].gather(users).unsqueeze(1)
         scores = views["item_factors"].gather(items).mul_(factors).sum(-1)

@@ -1,12 +1,17 @@
-"""What a factorised score p_u · q_i + b_u + b_i teaches: per-interaction gradients in closed form (METHODS.md 2.1)."""
+"""A factorised score p_u · q_i + b_u + b_i: scores, and per-interaction gradients in closed form (METHODS.md 2.1).
+
+Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and return None where PyTorch has to compute.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from melon.kernels import policy
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
-from melon.recommenders.factor_kernel import quick_evidence
-from melon.recommenders.losses import Loss
+from melon.recommenders.losses import BPRLoss, Loss
+from melon.tables import Moment, Table
+from melon.types import Ints
 
 
 def factor_scores(values: Values, users: Tensor, items: Tensor) -> Tensor:
@@ -20,9 +25,9 @@ def factor_evidence(
 ) -> tuple[Tensor, list[Gradient]]:
     """Losses, and gradients on the rows of users and items."""
     users, items = examples.users, examples.items
-    quick = None if per_branch else quick_evidence(loss, values, examples)
-    if quick is not None:
-        losses, slopes, to_user, to_items = quick
+    compiled = None if per_branch else compiled_evidence(loss, values, examples)
+    if compiled is not None:
+        losses, slopes, to_user, to_items = compiled
         return losses, [
             RowGradient("user_factors", users[:, None], to_user.unsqueeze(1)),
             RowGradient("item_factors", items, to_items),
@@ -47,3 +52,47 @@ def factor_evidence(
     elif with_bias and not loss.shift_invariant:
         gradients.append(RowGradient("user_bias", branches, slopes.sum(-1)[:, None, None]))
     return losses, gradients
+
+
+def compiled_scores(tables: dict[str, Table], users: Tensor, items: Tensor, at: Moment | None = None) -> Tensor | None:
+    """p_u · q_i + b_u + b_i of stored rows for candidates n × c."""
+    names = ("user_factors", "item_factors", "user_bias", "item_bias")
+    views = [tables[name].view(at) for name in names]
+    storage = [view.storage for view in views if view.half_life is None]
+    loops = policy.load("factor", like=storage[0]) if len(storage) == len(names) else None
+    if loops is None:
+        return None
+    out = storage[0].new_empty(items.shape)
+    known = (tables["user_factors"].rows, tables["item_factors"].rows)
+    arrays = (each.numpy() for each in storage)
+    loops.scores(users.contiguous().numpy(), items.contiguous().numpy(), known, *arrays, out.numpy())
+    return out
+
+
+def compiled_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints, at: Moment | None = None) -> Tensor | None:
+    """factors[n] · the table's rows[named[n, c]] for every n and c."""
+    loops = policy.load("factor", like=factors)
+    if loops is None:
+        return None
+    out, view = factors.new_empty(named.shape), table.view(at)
+    offsets = view.offsets(rows)
+    decay = view.decay(offsets)
+    if decay is None:
+        decay = factors.new_ones(offsets.shape)
+    arrays = (each.detach().contiguous().numpy() for each in (offsets, decay, factors, view.storage))
+    loops.dots(named, *arrays, out.numpy())
+    return out
+
+
+def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Losses, slopes by each score, and gradients by users' and items' vectors."""
+    loops = policy.load("factor", like=values["user_factors"]) if type(loss) is BPRLoss else None
+    if loops is None:
+        return None
+    users, items, dim = examples.users, examples.items.contiguous(), values["user_factors"].shape[1]
+    shapes = (users.shape, items.shape, (*users.shape, dim), (*items.shape, dim))
+    losses, slopes, to_user, to_items = (values["user_factors"].new_empty(shape) for shape in shapes)
+    rows = (values[name].detach().contiguous().numpy() for name in ("user_factors", "item_factors", "item_bias"))
+    out = (each.numpy() for each in (losses, slopes, to_user, to_items))
+    loops.pairwise_evidence(users.contiguous().numpy(), items.numpy(), *rows, *out)
+    return losses, slopes, to_user, to_items

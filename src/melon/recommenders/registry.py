@@ -9,11 +9,13 @@ RECOMMENDERS = Registry(
         "bpr",
         "matrix factorisation with item biases, trained on pairs (BPR-MF)",
         "melon.recommenders.bpr:BPR",
+        label="BPR",
     ),
     Entry(
         "ncf",
         "neural collaborative filtering: a product part and a four-layer network side by side (NeuMF)",
         "melon.recommenders.ncf:NCF",
+        label="NCF",
     ),
     Entry(
         "blend",

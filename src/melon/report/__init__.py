@@ -1,1 +1,5 @@
-"""What a bench showed, as one page, as Markdown, and as figures."""
+"""What records show, as one page, as Markdown, as figures, and as tables for papers."""
+
+from melon.report.result import result_page
+
+__all__ = ["result_page"]

@@ -1,4 +1,7 @@
-"""Sections on how methods behave: over time, in cost, for cold users, in two directions, and in their rates."""
+"""Sections on how methods behave: over time, in cost, for cold users, and in their learning rates.
+
+A section without content is None, and is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from melon.bench.rate_capture import RATES_SUFFIX, RatesKeeper
-from melon.explain.matrix import RateFacts
-from melon.paper.claims import META_OPTIMISATION, REWEIGHTING
-from melon.paper.published import ABLATION, ELAPSED_MS, paper_table
-from melon.report.comparing import REFERENCE
-from melon.report.contests import Bench, Contest
+from melon.display import color, label
+from melon.explain.matrix import BatchRates, RateFacts
+from melon.report.contests import REFERENCE, Bench, Contest
 from melon.report.document import (
-    Block,
     Bullets,
     Cell,
     Figure,
     Figures,
     Fold,
     Mark,
-    Prose,
     Section,
     Table,
+    counted,
     interval,
     number,
     signed,
 )
 from melon.report.drawing import cost, rates, trend
-from melon.report.naming import label
 from melon.report.numbers import (
     Estimate,
-    Slope,
     batch_sizes,
     curve,
     frontier,
@@ -40,114 +38,97 @@ from melon.report.numbers import (
     podium,
     slope,
     split_by,
-    table_of,
     trailing_width,
 )
 from melon.report.results import estimate_cell, slug, where
+from melon.types import Floats
 
 #: Metrics of cold and of warm users.
 Sided = tuple[dict[str, Estimate], dict[str, Estimate]]
 #: Fewer events than this say little about cold users.
 FEW_EVENTS = 100
-#: METHODS.md 5.6 asks for so many timed batches.
+#: METHODS.md 5.6 wants this many timed batches.
 TIMED_BATCHES = 100
 
 
-def over_time(bench: Bench) -> Section:
-    """Curves, who is on top, and how the gap to Default moves."""
-    figures, rows, told = [], [], []
+def over_time(bench: Bench) -> Section | None:
+    """Curves, who is on top, and how the gap to the reference moves."""
+    figures, rows, summaries = [], [], []
     for contest in _with_strategies(bench):
         curves = {method: curve(contest, method) for method in contest.methods}
-        batches = len(contest.first["batches"])
-        width = trailing_width(batches)
+        width, best = trailing_width(len(contest.first["batches"])), best_strategy(contest)
         caption = f"{where(contest)}: NDCG@10 per online batch, and its mean over the last {width} batches"
-        name = f"trend-{slug(contest)}"
-        figures.append(Figure(name, trend(name, curves, width), caption))
-        updated = {method: curves[method] for method in (REFERENCE, *contest.strategies)}
-        shares, among_all, sizes = on_top(updated), on_top(curves), batch_sizes(contest)
-        first, _ = podium(shares)
-        told.append(
-            _lead(contest, shares, slope(curves["melon"] - curves[REFERENCE], sizes) if "melon" in curves else None)
-        )
+        name, labels = f"trend-{slug(contest)}", {method: contest.label(method) for method in contest.methods}
+        figures.append(Figure(name, trend(name, curves, labels, width, best), caption))
+        shares, among_all = on_top({m: curves[m] for m in (REFERENCE, *contest.strategies)}), on_top(curves)
+        summaries.append(_lead(contest, shares, curves, best))
         for method in contest.methods:
-            move = slope(curves[method] - curves[REFERENCE], sizes) if method != REFERENCE else None
+            gap = curves[method] - curves[REFERENCE]
+            move = slope(gap, batch_sizes(contest)) if method != REFERENCE else None
             share = shares.get(method)
             rows.append(
                 [
                     Cell(where(contest)),
-                    Cell(label(method, contest.recommender), method=method),
-                    Cell("–" if share is None else f"{share:.0%}", "best" if method in first else ""),
+                    Cell(labels[method], method=method),
+                    Cell("–" if share is None else f"{share:.0%}", "best" if method in podium(shares)[0] else ""),
                     Cell(f"{among_all.get(method, 0):.0%}"),
-                    Cell(signed(float(np.nanmean(curves[method] - curves[REFERENCE]))) if method != REFERENCE else "–"),
+                    Cell(signed(float(np.nanmean(gap))) if method != REFERENCE else "–"),
                     Cell("–" if move is None else signed(move.per_100)),
                     Cell("–" if move is None else interval((move.low, move.high)), "soft"),
                 ]
             )
-    head = ["", "method", "on top of strategies", "on top of all", "gap to Default", "slope per 100 batches", "95 %"]
-    caption = "Share of batches on which each has the highest NDCG@10, ties shared; its gap to Default and its slope."
-    lead = (
-        "Each batch is predicted before it is learned. A strategy that adapts pulls away from Default as time goes on."
-    )
+    gap_to = f"gap to {label(REFERENCE).partition(' (')[0]}"
+    head = ["", "method", "on top of strategies", "on top of all", gap_to, "slope per 100 batches", "95 %"]
+    caption = f"Share of batches on which each has the highest NDCG@10, ties shared; its {gap_to} and its slope."
+    lead = f"Each batch is predicted before it is learned. The {gap_to} of a strategy that adapts grows with time."
     table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
-    return Section("time", "Over time", lead, [Figures(figures), Bullets(told), table])
+    return Section("time", "Over time", lead, [Figures(figures), Bullets(summaries), table]) if rows else None
 
 
-def costs(bench: Bench) -> Section:
-    """Time per update, the paper's beside it, and accuracy against it with the frontier."""
+def costs(bench: Bench) -> Section | None:
+    """Time per update, and accuracy against it with the frontier."""
     figures, rows, few = [], [], False
     for contest in _with_strategies(bench):
-        found = table_of(contest, contest.headline)
         times = {method: milliseconds(contest, method) for method in (REFERENCE, *contest.strategies)}
-        points = {m: (taken, found[m]["HR@5"].mean) for m, taken in times.items() if taken is not None}
+        points = {m: (taken, contest.hit_rate(m)) for m, taken in times.items() if taken is not None}
         if not points:
             continue
-        edge = frontier(points)
-        flat = {name: found[name]["HR@5"].mean for name in ("frozen", "recent_popularity")}
+        edge, labels = frontier(points), {method: contest.label(method) for method in contest.methods}
+        flat = {name: contest.hit_rate(name) for name in ("frozen", "recent_popularity")}
         name = f"cost-{slug(contest)}"
         caption = f"{where(contest)}: accuracy against time per update; the steps are the frontier"
-        figures.append(Figure(name, cost(name, points, edge, flat), caption))
-        theirs = ELAPSED_MS.get((paper_table(contest.stream) or "", contest.recommender), {})
-        for method, (taken, accuracy) in points.items():
+        figures.append(Figure(name, cost(name, points, edge, flat, labels), caption))
+        for method, point in points.items():
             timed = min(run.record["update_ms"]["batches"] for run in contest.runs if run.method == method)
             few |= timed < TIMED_BATCHES
-            rows.append(
-                [
-                    Cell(where(contest)),
-                    Cell(label(method, contest.recommender), method=method),
-                    *(Cell(_ms(milliseconds(contest, method, what))) for what in ("median", "mean", "p95")),
-                    Cell(f"{1000 / taken:,.1f}"),
-                    Cell(f"{timed:,}", "soft"),
-                    Cell(number(accuracy)),
-                    Cell("on the frontier" if method in edge else "", "good" if method in edge else ""),
-                    Cell("–" if theirs.get(method) is None else f"{theirs[method]:,}", "theirs"),
-                ]
-            )
-    machines = {(run.record["protocol"]["threads"], run.record["config"]["asked"].get("device")) for run in bench.runs}
-    told = " or ".join(f"{n} thread{'' if n == 1 else 's'} on {device or 'cpu'}" for n, device in sorted(machines))
-    note = f"Learning only, without scoring; {told}."
+            rows.append(_cost_row(contest, method, point, timed, on_frontier=method in edge))
+    if not rows:
+        return None
+    machines = {(run.record["protocol"]["threads"], run.request.get("device")) for run in bench.runs}
+    used = " or ".join(f"{counted(n, 'thread')} on {device or 'cpu'}" for n, device in sorted(machines))
+    note = f"Learning only, without scoring; {used}."
     if few:
         note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."
-    head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", "", "paper, ms (Titan RTX)"]
-    blocks: list[Block] = (
-        [Figures(figures), Table(head, rows, note, left=2, grouped=True)] if rows else [Prose("Nothing was timed.")]
-    )
+    head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
     lead = "Elapsed time per online batch, and what it buys. Anything below the steps is beaten by something cheaper."
-    return Section("cost", "Cost", lead, blocks)
+    return Section("cost", "Cost", lead, [Figures(figures), Table(head, rows, note, left=2, grouped=True)])
 
 
-def cold_users(bench: Bench) -> Section:
-    """Cold against warm, for every method."""
-    rows, told = [], []
+def cold_users(bench: Bench) -> Section | None:
+    """Cold against warm, for every method; None where no event is a cold user's."""
+    rows, summaries = [], []
     for contest in bench.main:
         cold = contest.column("cold").astype(bool)
         counts = [int((flags & contest.judged).sum()) for flags in (cold, ~cold)]
+        if not counts[0]:
+            continue
         sides = {m: (split_by(contest, m, cold), split_by(contest, m, ~cold)) for m in contest.methods}
         marks = [podium({m: side[at]["HR@5"].mean for m, side in sides.items() if "HR@5" in side[at]}) for at in (0, 1)]
-        told.append(_cold_and_warm(contest, sides, counts))
+        summaries.append(_cold_and_warm(contest, sides, counts))
         for method, both in sides.items():
             cells = [
                 Cell(f"{where(contest)} ({counts[0]:,} cold, {counts[1]:,} warm events)"),
-                Cell(label(method, contest.recommender), method=method),
+                Cell(contest.label(method), method=method),
             ]
             for metric in ("HR@5", "NDCG@10"):
                 for at, side in enumerate(both):
@@ -158,117 +139,91 @@ def cold_users(bench: Bench) -> Section:
             rows.append(cells)
     head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
     caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few to tell much."
-    lead = "A cold user is absent from the training part: whatever is known of them was learned online."
+    lead = "A cold user is absent from the training part: everything about them was learned online."
     table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
-    return Section("cold", "Cold users", lead, [Bullets(told), table])
+    return Section("cold", "Cold users", lead, [Bullets(summaries), table]) if rows else None
 
 
-def ablation(bench: Bench) -> Section:
-    """MeLON beside its halves, and each half beside its family."""
-    groups = (
-        ("one rate per interaction", ("melon_i", *REWEIGHTING)),
-        ("one rate per parameter", ("melon_p", *META_OPTIMISATION)),
-        ("both directions", ("melon",)),
-    )
-    rows = []
-    for contest in bench.main:
-        if not any(half in contest.methods for half in ("melon_i", "melon_p")):
-            continue
-        found = table_of(contest, contest.headline)
-        ran = [name for _, names in groups for name in names if name in contest.methods]
-        first, second = podium({name: found[name]["HR@5"].mean for name in ran})
-        theirs = ABLATION.get(paper_table(contest.stream) or "", {}) if contest.recommender == "bpr" else {}
-        for family, names in groups:
-            for name in names:
-                if name in contest.methods:
-                    mark: Mark = "best" if name in first else "second" if name in second else ""
-                    paper = theirs.get(name)
-                    rows.append(
-                        [
-                            Cell(where(contest)),
-                            Cell(label(name, contest.recommender), method=name),
-                            Cell(family, "soft"),
-                            estimate_cell(found[name]["HR@5"], mark),
-                            estimate_cell(found[name]["NDCG@10"]),
-                            Cell(number(paper[0]), "theirs", number(paper[1])) if paper else Cell("–", "theirs"),
-                        ]
-                    )
-    lead = (
-        "MeLON_I learns one rate for each interaction, as re-weighting does; MeLON_P one for each parameter, as "
-        "meta-optimisation does. MeLON learns both."
-    )
-    if not rows:
-        return Section("ablation", "Two directions", lead, [Prose("Neither melon_i nor melon_p has a record here.")])
-    head = ["", "method", "learns", "HR@5", "NDCG@10", "paper, HR@5"]
-    caption = (
-        "The paper's numbers are theirs, on other data, for BPR only, and for Amazon the mean of three categories."
-    )
-    return Section("ablation", "Two directions", lead, [Table(head, rows, caption, left=3, grouped=True)])
-
-
-def learning_rates(bench: Bench) -> Section:
-    """The matrices of MeLON with their numbers, where they were kept."""
-    lead = (
-        "How far each interaction (left to right) moves each parameter (top to bottom) in the last full batch, with "
-        "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best."
-    )
+def learning_rates(bench: Bench) -> Section | None:
+    """Learning-rate matrices with their numbers, where `melon bench --rates` kept them."""
     figures, rows = [], []
     for contest in bench.main:
-        runs = [run for run in contest.runs_of("melon") if run.rates] if "melon" in contest.methods else []
-        if not runs:
-            continue
-        found = RatesKeeper().read(runs[0].path.with_suffix(RATES_SUFFIX))
-        name = f"rates-{slug(contest)}"
-        pace = "fast" if contest.fast else "slow"
-        seen = f"{where(contest)} ({pace} stream), seed {runs[0].seed}"
-        figures.append(Figure(name, rates(name, found), f"{seen}: {found.about['interactions']} interactions"))
-        for part, facts in found.facts().items():
-            rows.append(
-                [Cell(where(contest)), Cell({"rows": "users and items"}.get(part, "shared weights")), *_facts(facts)]
-            )
-    if not rows:
-        how = "Run the same `melon bench` with `--rates`: cells of melon run again and keep a batch's learning rates."
-        return Section("rates", "Learning rates", lead, [Prose("No learning rates were kept. " + how)])
-    head = [
-        "",
-        "parameters of",
-        "mean rate",
-        "σ₂/σ₁",
-        "with loss",
-        "with |gradient|",
-        "by interaction",
-        "by parameter",
-        "by neither",
-        "from one per interaction",
-        "from one per parameter",
-    ]
+        kept = {method: matrix for method in contest.strategies if (matrix := _rates_of(contest, method)) is not None}
+        facts = {method: matrix.facts() for method, matrix in kept.items()}
+        varying = [method for method in kept if facts[method]["rows"].neither is not None]
+        if varying:
+            drawn = max(varying, key=contest.hit_rate)
+            name, matrix = f"rates-{slug(contest)}", kept[drawn]
+            words = f"{where(contest)} ({bench.pace(contest.stream)} stream), {contest.label(drawn)}: "
+            caption = words + counted(matrix.about["interactions"], "interaction")
+            figures.append(Figure(name, rates(name, matrix, color(drawn).light), caption))
+        for method, parts in facts.items():
+            for part, numbers in parts.items():
+                whose = {"rows": "users and items"}.get(part, "shared weights")
+                name_cell = Cell(contest.label(method), method=method)
+                rows.append([Cell(where(contest)), name_cell, Cell(whose, "soft"), *_facts(numbers)])
+    head = ["", "method", "parameters of", "mean rate", "σ₂/σ₁", "with loss", "with |gradient|", "by interaction"]
+    head += ["by parameter", "by neither", "from one per interaction", "from one per parameter"]
     caption = (
         "Rank correlations of the rate with loss and gradient; shares of its variance; and its relative distance "
         "(Frobenius) from the best matrix with one rate per interaction, and per parameter."
     )
-    return Section(
-        "rates", "Learning rates", lead, [Figures(figures), Table(head, rows, caption, left=2, grouped=True)]
+    lead = (
+        "How far each interaction (left to right) moves each parameter (top to bottom) in the last full batch, with "
+        "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
+        "Drawn for the best strategy of a contest whose rates vary."
     )
+    table = Table(head, rows, caption, left=3, grouped=True)
+    return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
 
 
-def _lead(contest: Contest, shares: Mapping[str, float], move: Slope | None) -> str:
-    """Who led, in words, and where MeLON's gap to Default goes."""
-    leaders = [label(method, contest.recommender) for method in podium(shares)[0]]
-    told = f"{where(contest)}: {' and '.join(leaders)} on top in {max(shares.values(), default=0):.0%} of the batches"
+def best_strategy(contest: Contest) -> str:
+    """The strategy with the highest HR@5; the reference where there is none."""
+    return max(contest.strategies, key=contest.hit_rate, default=REFERENCE)
+
+
+def _rates_of(contest: Contest, method: str) -> BatchRates | None:
+    paths = [run.path for run in contest.runs_of(method) if run.rates]
+    return RatesKeeper().read(paths[0].with_suffix(RATES_SUFFIX)) if paths else None
+
+
+def _lead(contest: Contest, shares: Mapping[str, float], curves: Mapping[str, Floats], best: str) -> str:
+    """Who led, and where the gap between the best strategy and the reference goes."""
+    leaders = [contest.label(method) for method in podium(shares)[0]]
+    text = f"{where(contest)}: {' and '.join(leaders)} on top in {max(shares.values(), default=0):.0%} of the batches"
+    move = slope(curves[best] - curves[REFERENCE], batch_sizes(contest)) if best != REFERENCE else None
     if move is None:
-        return told
+        return text
     bounds = interval((move.low, move.high))
-    return f"{told}; MeLON's gap to Default moves by {signed(move.per_100)} NDCG@10 per 100 batches, 95 % {bounds}"
+    gap = f"the gap between {contest.label(best)} and {contest.label(REFERENCE)}"
+    return f"{text}; {gap} moves by {signed(move.per_100)} NDCG@10 per 100 batches, 95 % {bounds}"
 
 
 def _cold_and_warm(contest: Contest, sides: Mapping[str, Sided], counts: Sequence[int]) -> str:
-    """How many events are a cold user's, and how the reference and MeLON do there."""
-    told = f"{where(contest)}: {counts[0]:,} of {sum(counts):,} events are a cold user's"
+    """How many events are a cold user's, and how the best strategy and the baselines do there."""
+    text = f"{where(contest)}: {counts[0]:,} of {counted(sum(counts), 'event')} are a cold user's"
     if counts[0] < FEW_EVENTS:
-        return told + ", too few to tell much"
-    shown = [method for method in ("frozen", "recent_popularity", REFERENCE, "melon") if method in sides]
-    both = [f"{label(m)} {number(sides[m][0]['HR@5'].mean)} against {number(sides[m][1]['HR@5'].mean)}" for m in shown]
-    return f"{told}; HR@5 on them against warm users: {', '.join(both)}"
+        return text + ", too few to tell much"
+    methods = dict.fromkeys(("frozen", "recent_popularity", REFERENCE, best_strategy(contest)))
+    both = [
+        f"{label(m)} {number(sides[m][0]['HR@5'].mean)} against {number(sides[m][1]['HR@5'].mean)}" for m in methods
+    ]
+    return f"{text}; HR@5 on them against warm users: {', '.join(both)}"
+
+
+def _cost_row(
+    contest: Contest, method: str, point: tuple[float, float], timed: int, *, on_frontier: bool
+) -> list[Cell]:
+    taken, accuracy = point
+    return [
+        Cell(where(contest)),
+        Cell(contest.label(method), method=method),
+        *(Cell(milliseconds_text(milliseconds(contest, method, what))) for what in ("median", "mean", "p95")),
+        Cell(f"{1000 / taken:,.1f}"),
+        Cell(f"{timed:,}", "soft"),
+        Cell(number(accuracy)),
+        Cell("on the frontier", "good") if on_frontier else Cell(""),
+    ]
 
 
 def _with_strategies(bench: Bench) -> Sequence[Contest]:
@@ -296,7 +251,8 @@ def _facts(facts: RateFacts) -> list[Cell]:
     ]
 
 
-def _ms(value: float | None) -> str:
+def milliseconds_text(value: float | None) -> str:
+    """Milliseconds with about three digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""What was found in records: runs, gaps, and contests of methods that faced the same candidates."""
+"""The records of a bench as runs, gaps, and contests of methods that ranked the same candidates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
+from melon import display
 from melon.bench.rate_capture import RATES_SUFFIX
+from melon.bench.record import is_auto, method_name
 from melon.errors import DataError
 from melon.evaluation.ranking import Metrics, metrics
 from melon.types import Flags, Floats, Ints, Plain
 
 View = Literal["first", "all", "full"]
-BASELINES = ("frozen", "popularity", "recent_popularity", "default")
+#: What others are compared with, named before anything is compared: plain fine-tuning.
+REFERENCE = "default"
+BASELINES = ("frozen", "popularity", "recent_popularity", REFERENCE)
 #: What records of one table may differ in; everything else that was asked for has to be the same.
 _FREE = ("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "device", "full_ranking")
 
@@ -35,11 +39,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The strategy, and what sets it apart from the same strategy under the usual preset."""
-        strategy, preset = str(self.record["strategy"]), self.record.get("preset", "default")
-        if strategy == "default" and self.record.get("pretrain") == "own":
-            strategy = "default, own pre-training"
-        return strategy if preset == "default" else f"{strategy} ({preset})"
+        return method_name(self.record)
 
     @property
     def seed(self) -> int:
@@ -48,7 +48,20 @@ class Run:
     @property
     def arrangement(self) -> Plain:
         """How it was evaluated, stream and split apart."""
-        return {name: value for name, value in self.record["config"]["asked"].items() if name not in _FREE}
+        return {name: value for name, value in self.request.items() if name not in _FREE}
+
+    @property
+    def request(self) -> Plain:
+        """The options of its cell."""
+        request: Plain = self.record["config"]["asked"]
+        return request
+
+    @property
+    def trials(self) -> int | None:
+        """Settings that were tried for its strategy; None where the settings were given, or nothing is known."""
+        trials = self.record["config"]["chosen"].get(self.record["strategy"], {}).get("trials")
+        given = self.request.get("settings") or self.record.get("preset", "default") != "default"
+        return None if given or trials is None else len(trials)
 
     @property
     def rates(self) -> Path | None:
@@ -79,7 +92,7 @@ class Gap:
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """One stream, one recommender, one protocol: methods that faced the same candidates."""
+    """One stream, one recommender, one protocol: methods that ranked the same candidates."""
 
     runs: tuple[Run, ...]
     gaps: tuple[Gap, ...] = ()
@@ -124,15 +137,29 @@ class Contest:
         ran = dict.fromkeys(run.method for run in sorted(self.runs, key=lambda run: _order(run.record["strategy"])))
         return [*self.baselines, *(method for method in ran if method not in self.baselines)]
 
+    def label(self, method: str) -> str:
+        """A method's display name here: whether it was tuned, and `auto` where its configuration is that."""
+        text = display.label(method)
+        if method == REFERENCE and is_auto({**self.runs[0].request, "strategy": REFERENCE}):
+            text = display.AUTO
+        if not self.searched(method):
+            text = text.removesuffix(" (tuned)") + " (not tuned)"
+        seeds = len(self.runs_of(method))
+        return text + (f" [{seeds} of {len(self.seeds)} seeds]" if seeds < len(self.seeds) else "")
+
+    def searched(self, method: str) -> bool:
+        """Whether settings of a method were searched or given; a strategy without a search space runs with defaults."""
+        return all(run.trials != 0 for run in self.runs if run.method == method)
+
     def runs_of(self, method: str) -> list[Run]:
         """The runs of a method by seed; a baseline is in every run, and is taken from the first of each seed."""
-        found: dict[int, Run] = {}
+        by_seed: dict[int, Run] = {}
         for run in self.runs:
             if run.method == method:
-                found[run.seed] = run
+                by_seed[run.seed] = run
             elif method in self.baselines:
-                found.setdefault(run.seed, run)
-        return [found[seed] for seed in sorted(found)]
+                by_seed.setdefault(run.seed, run)
+        return [by_seed[seed] for seed in sorted(by_seed)]
 
     @cached_property
     def _frames(self) -> dict[Path, pl.DataFrame]:
@@ -168,19 +195,19 @@ class Contest:
 
     def ranks(self, method: str) -> dict[int, Floats]:
         """Ranks of all events by seed."""
-        found = {}
+        by_seed = {}
         for run in self.runs_of(method):
             column = "rank" if run.method == method else f"rank_{method}"
-            found[run.seed] = self._frames[run.path][column].to_numpy().astype(np.float64)
-        return found
+            by_seed[run.seed] = self._frames[run.path][column].to_numpy().astype(np.float64)
+        return by_seed
 
     def scores(self, method: str, view: View) -> list[Metrics]:
         """HR and NDCG of each seed; nothing where the view was not recorded."""
         if view == "full":
             recorded = (_summary(run, method).get("full_ranking") for run in self.runs_of(method))
-            return [found for found in recorded if found]
-        kept = ~self.repeats if view == "first" else slice(None)
-        return [found for rank in self.ranks(method).values() if (found := metrics(rank[kept]))]
+            return [scores for scores in recorded if scores]
+        events = ~self.repeats if view == "first" else slice(None)
+        return [scores for rank in self.ranks(method).values() if (scores := metrics(rank[events]))]
 
     @property
     def batches(self) -> Ints:
@@ -192,22 +219,17 @@ class Contest:
 
     @property
     def margin(self) -> float:
-        """What a loss may be at most for "not worse" (METHODS.md 5.8)."""
+        """The loss that "level or better" rules out (METHODS.md 5.8)."""
         return 0.005 if len(self.events) >= 10_000 else 0.015
 
-    @property
-    def fast(self) -> bool:
-        """Whether what was popular lately beats a model that is never updated: the mark of a fast stream."""
-        means = [
-            np.mean([found["HR@5"] for found in self.scores(name, self.headline)])
-            for name in ("recent_popularity", "frozen")
-        ]
-        return bool(means[0] > means[1])
+    def hit_rate(self, method: str) -> float:
+        """HR@5 in the headline's view, the mean over seeds."""
+        return float(np.mean([scores["HR@5"] for scores in self.scores(method, self.headline)]))
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything that was found: contests, the most common arrangement first."""
+    """All contests of some records, the most common arrangement first."""
 
     sources: tuple[Path, ...]
     contests: tuple[Contest, ...]
@@ -217,14 +239,24 @@ class Bench:
     @property
     def main(self) -> tuple[Contest, ...]:
         """One contest for each stream and recommender: of several arrangements, the one that most runs share."""
-        found: dict[tuple[str, str], Contest] = {}
+        contests: dict[tuple[str, str], Contest] = {}
         for contest in self.contests:
-            found.setdefault((contest.stream, contest.recommender), contest)
-        return tuple(found.values())
+            contests.setdefault((contest.stream, contest.recommender), contest)
+        return tuple(contests.values())
 
     @property
     def runs(self) -> list[Run]:
         return [run for contest in self.contests for run in contest.runs]
+
+    def fast(self, stream: str) -> bool:
+        """Whether what was popular lately beats the best recommender that is never updated: a fast stream."""
+        contests = [contest for contest in self.main if contest.stream == stream]
+        recent, frozen = (max(c.hit_rate(name) for c in contests) for name in ("recent_popularity", "frozen"))
+        return recent > frozen
+
+    def pace(self, stream: str) -> str:
+        """`fast` or `slow`."""
+        return "fast" if self.fast(stream) else "slow"
 
 
 def stream_name(record: Mapping[str, Any]) -> str:
@@ -234,13 +266,12 @@ def stream_name(record: Mapping[str, Any]) -> str:
 
 def _summary(run: Run, method: str) -> Plain:
     """The part of a record that is about a method."""
-    record = run.record
-    found: Plain = record if run.method == method else record["baselines"].get(method, {})
-    return found
+    summary: Plain = run.record if run.method == method else run.record["baselines"].get(method, {})
+    return summary
 
 
 def _order(strategy: str) -> int:
     from melon.strategies.registry import STRATEGIES
 
-    known = STRATEGIES.names()
-    return known.index(strategy) if strategy in known else len(known)
+    names = STRATEGIES.names()
+    return names.index(strategy) if strategy in names else len(names)

@@ -1,9 +1,9 @@
-"""The report as blocks: written once, rendered as HTML and as Markdown."""
+"""A report as blocks: written once, rendered as HTML and as Markdown; and how numbers are written in it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Mark = Literal["", "best", "second", "soft", "theirs", "good", "fair", "bad", "open"]
@@ -23,7 +23,7 @@ class Cell:
 class Table:
     """Rows of cells; the first `left` columns are words, the rest numbers.
 
-    Where it is grouped, neighbouring rows with the same first cell belong together, and it is told once.
+    Where it is grouped, neighbouring rows with the same first cell belong together, and that cell is shown once.
     """
 
     head: Sequence[str]
@@ -52,9 +52,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side where there is room."""
+    """Figures side by side where there is room; a `wide` one has the line to itself."""
 
     figures: Sequence[Figure]
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Fold:
-    """What is there for those who want to know."""
+    """Details that are folded away."""
 
     title: str
     blocks: Sequence[Block]
@@ -118,7 +119,7 @@ Block = Table | Figures | Prose | Bullets | Code | Fold | Cards | Part
 
 @dataclass(frozen=True)
 class Section:
-    """One of the report's questions."""
+    """A section; its key is its address on the page."""
 
     key: str
     title: str
@@ -128,24 +129,38 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """The whole report."""
+    """The whole report; `methods` are those that have a colour in it."""
 
     title: str
     lead: str
     facts: Sequence[str]
     sections: Sequence[Section]
+    methods: Sequence[str] = ()
 
     def figures(self) -> list[Figure]:
         """Every figure, wherever it stands."""
-        found: list[Figure] = []
+        figures: list[Figure] = []
         waiting: list[Block] = [block for section in self.sections for block in section.blocks]
         while waiting:
             block = waiting.pop(0)
             if isinstance(block, Figures):
-                found += block.figures
+                figures += block.figures
             elif isinstance(block, Fold | Part):
                 waiting = [*block.blocks, *waiting]
-        return found
+        return figures
+
+    def inserted(self, section: Section | None, *, before: str) -> Document:
+        """With one more section in front of the one of this key; None adds nothing."""
+        if section is None:
+            return self
+        at = [each.key for each in self.sections].index(before)
+        return replace(self, sections=[*self.sections[:at], section, *self.sections[at:]])
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 stream`, `2 streams`, `3 strategies`."""
+    plural = noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

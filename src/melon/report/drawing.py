@@ -1,20 +1,23 @@
-"""The report's figures: small, so that they can be read on a phone, in colours that the page can turn dark."""
+"""A report's figures: small, so that they can be read on a phone, in colours that the page can turn dark."""
 
 from __future__ import annotations
 
 import io
-import re
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from melon.explain.explained import Explained, parameter_edges, stacked
-from melon.report.comparing import Compared
+from melon.display import INK, LINE, SOFT, color
+from melon.explain.matrix import BatchRates
+from melon.explain.picture import parameter_edges, stacked
 from melon.report.document import Drawing
-from melon.report.naming import COLOURS, INK, LINE, SOFT, colour, css_name, label
-from melon.report.page import trailing_mean
+from melon.report.numbers import Compared, trailing_mean
 from melon.types import Floats
+
+Labels = Mapping[str, str]
 
 WIDTH = 4.8
 _STYLE: Any = {
@@ -35,6 +38,7 @@ _STYLE: Any = {
     "legend.fontsize": 7.5,
     "figure.constrained_layout.use": True,
 }
+#: Baselines that are drawn dashed.
 _DASHES = {"frozen": (1, 1.5), "popularity": (4, 1.5, 1, 1.5), "recent_popularity": (4, 1.5)}
 
 
@@ -53,23 +57,22 @@ def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
     return Drawing(text[text.index("<svg") :], pixels.getvalue())
 
 
-def trend(name: str, curves: Mapping[str, Floats], width: int) -> Drawing:
-    """NDCG@10 batch by batch: the raw line faint, its trailing mean on top, MeLON boldest."""
+def trend(name: str, curves: Mapping[str, Floats], labels: Labels, width: int, strong: str) -> Drawing:
+    """NDCG@10 batch by batch: the raw line faint, its trailing mean on top, one method boldest."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         batches = np.arange(1, len(next(iter(curves.values()))) + 1)
         for place, (method, values) in enumerate(curves.items()):
-            strong = method == "melon"
-            own, dashes = colour(method).light, _DASHES.get(method)
+            own, dashes = color(method).light, _DASHES.get(method)
             axes.plot(batches, values, color=own, alpha=0.22, linewidth=0.7, zorder=1)
             (line,) = axes.plot(
                 batches,
                 trailing_mean(values, width),
                 color=own,
-                linewidth=2.4 if strong else 1.3,
-                label=label(method),
-                zorder=50 if strong else 10 + place,
+                linewidth=2.4 if method == strong else 1.3,
+                label=labels[method],
+                zorder=50 if method == strong else 10 + place,
             )
             if dashes:
                 line.set_dashes(dashes)
@@ -83,42 +86,46 @@ def trend(name: str, curves: Mapping[str, Floats], width: int) -> Drawing:
     return drawn(name, 2.7 + 0.16 * -(-len(curves) // 3), draw)
 
 
-def forest(name: str, found: Mapping[str, Compared], reference: str) -> Drawing:
+def forest(name: str, compared: Mapping[str, Compared], labels: Labels, reference: str) -> Drawing:
     """Differences to the reference with their intervals: by users as a line, by items as a faint one."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        names = list(found)
-        margin = next(iter(found.values())).margin
+        names = list(compared)
+        margin = next(iter(compared.values())).margin
         axes.axvspan(-margin, 0, color=LINE.light, alpha=0.7, linewidth=0, zorder=0)
         axes.axvline(0, color=SOFT.light, linewidth=0.9, zorder=1)
         for place, method in enumerate(names):
-            each, own = found[method].difference, colour(method).light
+            each, own = compared[method].difference, color(method).light
             axes.plot(each.by_item, (place - 0.22, place - 0.22), color=own, linewidth=1, alpha=0.45)
             axes.plot(each.by_user, (place, place), color=own, linewidth=2.6, solid_capstyle="round")
             axes.plot([each.difference], [place], "o", color=own, markersize=5.5)
-        axes.set_yticks(range(len(names)), [label(method) for method in names])
+        axes.set_yticks(range(len(names)), [labels[method] for method in names])
         axes.tick_params(axis="y", length=0, labelcolor=INK.light)
         axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_xlabel(f"HR@5, difference to {label(reference)}")
+        axes.set_xlabel(f"HR@5, difference to {reference}")
         axes.locator_params(axis="x", nbins=6)
         axes.grid(axis="x", linewidth=0.6)
         axes.spines["left"].set_visible(False)
 
-    return drawn(name, 0.75 + 0.3 * len(found), draw)
+    return drawn(name, 0.75 + 0.3 * len(compared), draw)
 
 
 def cost(
-    name: str, points: Mapping[str, tuple[float, float]], edge: Sequence[str], flat: Mapping[str, float]
+    name: str,
+    points: Mapping[str, tuple[float, float]],
+    edge: Sequence[str],
+    flat: Mapping[str, float],
+    labels: Labels,
 ) -> Drawing:
-    """Accuracy against time per update; the frontier as steps, what costs next to nothing as lines where it is near."""
+    """Accuracy against time per update; the frontier as steps, methods that cost next to nothing as lines."""
 
     def draw(figure: Any) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
         axes = figure.subplots()
         axes.set_xscale("log")
-        times, heights = (np.array(each) for each in zip(*points.values(), strict=True))
+        times, heights = (np.array(values) for values in zip(*points.values(), strict=True))
         span = max(float(np.ptp(heights)), 0.02)
         near = {m: v for m, v in flat.items() if heights.min() - span <= v <= heights.max() + span}
         low, high = min([*heights, *near.values()]), max([*heights, *near.values()])
@@ -129,14 +136,14 @@ def cost(
             [*steps[:, 0], axes.get_xlim()[1]], [*steps[:, 1], steps[-1, 1]], where="post", color=SOFT.light, lw=1.1
         )
         for method, value in near.items():
-            axes.axhline(value, color=colour(method).light, linewidth=1.1, zorder=0).set_dashes(_DASHES[method])
+            axes.axhline(value, color=color(method).light, linewidth=1.1, zorder=0).set_dashes(_DASHES[method])
             place = (axes.get_xlim()[0] * 1.04, value)
-            axes.text(*place, label(method), color=colour(method).light, fontsize=7.5, va="bottom")
+            axes.text(*place, labels[method], color=color(method).light, fontsize=7.5, va="bottom")
         for method, (taken, value) in points.items():
-            axes.plot([taken], [value], "o", color=colour(method).light, markersize=8 if method in edge else 5.5)
-        for method, lines in _stacked_labels(points, axes).items():
+            axes.plot([taken], [value], "o", color=color(method).light, markersize=8 if method in edge else 5.5)
+        for method, lines in _stacked_labels(points, labels, axes).items():
             offset = {"xytext": (0, 6 + 9.5 * lines), "textcoords": "offset points"}
-            axes.annotate(label(method), points[method], ha="center", fontsize=8, **offset)
+            axes.annotate(labels[method], points[method], ha="center", fontsize=8, **offset)
         axes.set_xlabel("ms per online batch (median)")
         axes.set_ylabel("HR@5")
         axes.grid(linewidth=0.6)
@@ -147,17 +154,17 @@ def cost(
     return drawn(name, 2.9, draw)
 
 
-def rates(name: str, found: Explained) -> Drawing:
-    """The learning-rate matrix of a batch with the means along both directions as bars."""
+def rates(name: str, matrix: BatchRates, bar: str) -> Drawing:
+    """The learning-rate matrix of a batch with the means along both directions as bars of a colour."""
 
     def draw(figure: Any) -> None:
-        cells, _, groups = stacked(found)
+        cells, _, groups = stacked(matrix)
         edges = parameter_edges(groups, least=0.06)
         grid = figure.add_gridspec(2, 2, height_ratios=(1, 4), width_ratios=(5, 1))
         heat = figure.add_subplot(grid[1, 0])
         above = figure.add_subplot(grid[0, 0], sharex=heat)
         beside = figure.add_subplot(grid[1, 1], sharey=heat)
-        n, bar = cells.shape[1], COLOURS["melon"].light
+        n = cells.shape[1]
         mesh = heat.pcolormesh(np.arange(n + 1), edges, cells, cmap="viridis", rasterized=True)
         bounds = edges[np.cumsum([0, *(size for _, size in groups)])]
         for bound in bounds[1:-1]:
@@ -191,29 +198,92 @@ def _tight(values: Floats, axis: Any) -> tuple[float, float]:
     return low - room, high + room / 2
 
 
-def themed(svg: str, name: str) -> str:
-    """For a page: colours become the page's own, and names inside the drawing are its alone."""
-    for method, each in COLOURS.items():
-        svg = svg.replace(each.light, f"var({css_name(method)})")
-    for variable, each in (("--ink", INK), ("--soft", SOFT), ("--line", LINE)):
-        svg = svg.replace(each.light, f"var({variable})")
-    svg = re.sub(r'(<g id="patch_1">\s*<path [^>]*?)style="fill: #ffffff"', r'\1style="fill: none"', svg, count=1)
-    svg = svg.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans', sans-serif")
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'href="#', f'href="#{name}-', svg)
-    return re.sub(r"url\(#", f"url(#{name}-", svg)
-
-
-def _stacked_labels(points: Mapping[str, tuple[float, float]], axes: Any) -> dict[str, int]:
-    """How many lines above its point each label stands, so that none stands on another."""
+def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, axes: Any) -> dict[str, int]:
+    """How many lines above its point each label stands, so that none covers another."""
     (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
     placed: list[tuple[float, float, float]] = []
-    found = {}
-    for method, (taken, value) in sorted(points.items(), key=lambda each: each[1][0]):
-        x, y, half = (np.log(taken) - left) / (right - left), (value - low) / (high - low), 0.011 * len(label(method))
+    heights = {}
+    for method, (taken, value) in sorted(points.items(), key=lambda point: point[1][0]):
+        x, y, half = (np.log(taken) - left) / (right - left), (value - low) / (high - low), 0.011 * len(labels[method])
         lines = 0
         while any(abs(x - px) < half + ph and abs(y + 0.075 * lines - py) < 0.07 for px, py, ph in placed):
             lines += 1
         placed.append((x, y + 0.075 * lines, half))
-        found[method] = lines
-    return found
+        heights[method] = lines
+    return heights
+
+
+@dataclass(frozen=True)
+class StoryLine:
+    """A line of the story: bold, plain, or thin and without a label of its own."""
+
+    method: str
+    label: str
+    values: Floats
+    weight: Literal["bold", "plain", "thin"] = "plain"
+
+
+def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) -> Drawing:
+    """HR@5 over time with labels at the lines' ends; thin lines share one label."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.tick_params(labelsize=9)
+        ends: list[tuple[float, str, str, bool]] = []
+        thin = [trailing_mean(line.values, width) for line in lines if line.weight == "thin"]
+        batches = np.arange(1, len(lines[0].values) + 1)
+        for line in lines:
+            values = trailing_mean(line.values, width)
+            own = SOFT.light if line.weight == "thin" else color(line.method).light
+            style = {"bold": (2.8, 1.0, 30), "plain": (1.8, 1.0, 20), "thin": (0.9, 0.55, 10)}[line.weight]
+            (drawn_line,) = axes.plot(batches, values, color=own, lw=style[0], alpha=style[1], zorder=style[2])
+            if line.method in _DASHES:
+                drawn_line.set_dashes(_DASHES[line.method])
+            if line.weight != "thin":
+                ends.append((_last(values), line.label, own, line.weight == "bold"))
+        if thin:
+            ends.append((float(np.mean([_last(values) for values in thin])), thin_label, SOFT.light, False))
+        axes.set_xlim(1, batches[-1])
+        axes.set_ylim(bottom=0)
+        low, high = axes.get_ylim()
+        places = _spread([(value - low) / (high - low) for value, *_ in ends], 0.068)
+        for place, (value, text, own, bold) in zip(places, ends, strict=True):
+            target = (1.025, place)
+            axes.annotate(
+                text,
+                (1, (value - low) / (high - low)),
+                target,
+                xycoords="axes fraction",
+                textcoords="axes fraction",
+                color=own,
+                va="center",
+                weight="bold" if bold else "normal",
+                fontsize=9,
+                annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": own, "lw": 0.6, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+            )
+        axes.set_xlabel("online batch")
+        axes.set_ylabel("HR@5")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(axis="y", linewidth=0.6)
+
+    return drawn(name, 2.9, draw, width=4.2)
+
+
+def _last(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else 0.0
+
+
+def _spread(places: Sequence[float], apart: float) -> list[float]:
+    """Places moved up as little as it takes to stand `apart`, in the same order, none below 0."""
+    order = np.argsort(places, kind="stable")
+    moved = np.array(places, dtype=np.float64)
+    for _ in range(200):
+        for one, other in itertools.pairwise(order):
+            overlap = apart - (moved[other] - moved[one])
+            if overlap > 1e-9:
+                moved[one] -= overlap / 2
+                moved[other] += overlap / 2
+        moved = np.maximum(moved, 0.0)
+    return [float(place) for place in moved]

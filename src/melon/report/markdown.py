@@ -1,9 +1,10 @@
-"""The report as Markdown, for repositories and pull requests; its figures are files beside it."""
+"""A report as Markdown, for repositories and pull requests; its figures are files beside it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from melon.report.document import (
     Block,
@@ -20,7 +21,7 @@ from melon.report.document import (
     Table,
 )
 
-_SPECIAL = re.compile(r"([\\*_{}\[\]<>#|~])")
+_SPECIAL = re.compile(r"([\\*_{}\[\]#|~])")
 
 
 def markdown_page(document: Document) -> str:
@@ -31,19 +32,26 @@ def markdown_page(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """Plain text that Markdown leaves alone, on one line; what stands between backticks is code."""
+    """Plain text that Markdown leaves alone, on one line; what stands between backticks is code.
+
+    Angle brackets and ampersands become entities, in code as well where it holds any: raw HTML gets in nowhere.
+    """
     parts = " ".join(text.split()).split("`")
     if len(parts) % 2 == 0:  # a lonely backtick is no code
-        return _SPECIAL.sub(r"\\\1", "'".join(parts))
-    return "".join(_SPECIAL.sub(r"\\\1", part) if at % 2 == 0 else _code(part) for at, part in enumerate(parts))
+        return _plain("'".join(parts))
+    return "".join(_plain(part) if at % 2 == 0 else _code(part) for at, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", escape(text, quote=False))
 
 
 def _code(text: str) -> str:
-    return f"`{text}`"
+    return f"`{text}`" if escape(text, quote=False) == text else f"<code>{_plain(text)}</code>"
 
 
 def _section(section: Section) -> Iterator[str]:
-    yield f"## {escaped(section.title)}"
+    yield f"## {escaped(section.title)}" if section.title else ""
     yield escaped(section.lead)
     yield from _blocks(section.blocks, 3)
 
@@ -60,7 +68,8 @@ def _block(block: Block, level: int) -> Iterator[str]:
         case Bullets(items):
             yield "\n".join(f"- {escaped(item)}" for item in items)
         case Code(text):
-            yield f"```\n{text.replace('```', '` ` `')}\n```"
+            fenced = escape(text, quote=False) == text and "```" not in text
+            yield f"```\n{text}\n```" if fenced else f"<pre>{escape(text, quote=False)}</pre>"
         case Table():
             yield _table(block)
             yield f"*{escaped(block.caption)}*" if block.caption else ""

@@ -1,16 +1,23 @@
-"""The report's arithmetic: means with their errors, who is on top, how a gap moves, and what is worth its cost."""
+"""A report's arithmetic: means with errors, paired comparisons, shares of batches on top, slopes, the frontier."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from melon.evaluation.compare import gains
+from melon.evaluation.compare import Comparison, Verdict, compare, gains, hits, verdicts
 from melon.evaluation.ranking import Metrics, metrics
-from melon.report.contests import Contest, View
+from melon.report.contests import REFERENCE, Contest, View
 from melon.types import Flags, Floats, Ints
+
+METRIC = "HR@5"
+#: Shown beside it with its own interval; verdicts are about the first alone.
+SECOND_METRIC = "NDCG@10"
+_VALUES: Mapping[str, Callable[[Floats], Floats]] = {METRIC: hits, SECOND_METRIC: gains}
+#: The quantile of the normal distribution that leaves 2.5 % above it.
+_Z = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean and sd(ddof=1)/√n; nothing of nothing."""
+    """Mean and sd(ddof=1)/√n; None of nothing."""
     if not values:
         return None
     error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
@@ -51,6 +58,80 @@ def podium(values: Mapping[str, float]) -> tuple[set[str], set[str]]:
     return at(0), at(1)
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Two methods, or groups of them, on the same events."""
+
+    difference: Comparison
+    verdict: Verdict
+    margin: float
+    family: int
+
+    @property
+    def visible(self) -> float:
+        """The smallest difference that could be seen at all: half the interval."""
+        low, high = self.difference.by_user
+        return (high - low) / 2
+
+    @property
+    def no_gain(self) -> bool:
+        """Whether a gain of the margin's size is ruled out."""
+        return self.verdict != "better" and self.difference.by_user[1] < self.margin
+
+
+class Comparisons:
+    """Paired comparisons (METHODS.md 5.8), each made once; a table is judged as the family that it declares."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[Contest, tuple[str, ...], tuple[str, ...], str], Comparison] = {}
+
+    def family(self, contest: Contest, ours: Sequence[str], rival: str = REFERENCE) -> dict[str, Compared]:
+        """Each of ours against one rival, as one family."""
+        return self._judged(contest, {name: ((name,), (rival,)) for name in ours if name != rival})
+
+    def against(self, contest: Contest, ours: str, rivals: Sequence[str]) -> dict[str, Compared]:
+        """One of ours against each rival, as one family."""
+        return self._judged(contest, {name: ((ours,), (name,)) for name in rivals if name != ours})
+
+    def groups(self, contest: Contest, ours: Sequence[str], theirs: Sequence[str]) -> Compared:
+        """The mean of some methods against the mean of others: a family of one."""
+        return self._judged(contest, {"": (tuple(ours), tuple(theirs))})[""]
+
+    def second(self, contest: Contest, ours: str, rival: str = REFERENCE) -> Comparison:
+        """The same two methods by the second metric."""
+        return self._compare(contest, (ours,), (rival,), SECOND_METRIC)
+
+    def _judged(
+        self, contest: Contest, pairs: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    ) -> dict[str, Compared]:
+        family = {name: self._compare(contest, *sides) for name, sides in pairs.items()}
+        judged = verdicts(family, contest.margin)
+        return {name: Compared(each, judged[name], contest.margin, len(family)) for name, each in family.items()}
+
+    def _compare(
+        self, contest: Contest, ours: tuple[str, ...], theirs: tuple[str, ...], metric: str = METRIC
+    ) -> Comparison:
+        key = (contest, ours, theirs, metric)
+        if key not in self._cache:
+            sides = [
+                {seed: self._values(contest, side, seed, metric) for seed in contest.seeds} for side in (ours, theirs)
+            ]
+            common = [seed for seed in contest.seeds if all(side[seed] is not None for side in sides)]
+            one, other = ([values for seed in common if (values := side[seed]) is not None] for side in sides)
+            users, items = (contest.column(name)[contest.judged] for name in ("user", "item"))
+            self._cache[key] = compare(one, other, users, items)
+        return self._cache[key]
+
+    @staticmethod
+    def _values(contest: Contest, methods: tuple[str, ...], seed: int, metric: str) -> Floats | None:
+        """The part of each event in the metric, the mean over methods; None where one of them lacks the seed."""
+        ranks = [contest.ranks(method).get(seed) for method in methods]
+        if any(rank is None for rank in ranks):
+            return None
+        values: Floats = np.mean([_VALUES[metric](rank[contest.judged]) for rank in ranks if rank is not None], axis=0)
+        return values
+
+
 def curve(contest: Contest, method: str) -> Floats:
     """NDCG@10 of each batch, averaged over seeds, on the events that the headline is about; NaN where there is none."""
     batches, judged = contest.batches[contest.judged], contest.judged
@@ -72,6 +153,12 @@ def trailing_width(batches: int) -> int:
     return int(np.clip(batches // 8, 3, 20))
 
 
+def trailing_mean(values: Floats, width: int = 10) -> Floats:
+    """The mean of the last `width` values that are known, at each place."""
+    windows = (values[max(0, at - width + 1) : at + 1] for at in range(len(values)))
+    return np.array([known.mean() if len(known := window[~np.isnan(window)]) else np.nan for window in windows])
+
+
 def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:
     """The share of batches on which each is best; a batch that is tied counts for each of them in equal parts."""
     values = np.array(list(curves.values()))
@@ -88,7 +175,7 @@ def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Slope:
-    """How a gap changes over 100 batches, with its 95 % interval from the residuals."""
+    """How a gap changes over 100 batches, with its 95 % interval from the residuals (Student's t)."""
 
     per_100: float
     low: float
@@ -108,12 +195,23 @@ def slope(gap: Floats, weights: Ints) -> Slope | None:
     rise = float((w * (x - x_mean) * (y - y_mean)).sum()) / spread
     residuals = y - y_mean - rise * (x - x_mean)
     error = float(np.sqrt((w * residuals**2).sum() / (n - 2) / spread))
-    half = 1.96 * error
+    half = t_quantile(n - 2) * error
     return Slope(100 * rise, 100 * (rise - half), 100 * (rise + half))
 
 
+def t_quantile(degrees: int) -> float:
+    """Student's t at 97.5 %, by the expansion of Cornish and Fisher: within 0.2 % from three degrees of freedom on."""
+    terms = (
+        (_Z**3 + _Z) / 4,
+        (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96,
+        (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384,
+        (79 * _Z**9 + 776 * _Z**7 + 1482 * _Z**5 - 1920 * _Z**3 - 945 * _Z) / 92_160,
+    )
+    return float(_Z + sum(term / degrees**power for power, term in enumerate(terms, start=1)))
+
+
 def frontier(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Of (cost, accuracy) points those that no other beats at the same or a lower cost, from cheap to dear."""
+    """Of (cost, accuracy) points those that no other beats at the same or a lower cost, from cheap to expensive."""
     best, found = -np.inf, []
     for name, (_, accuracy) in sorted(points.items(), key=lambda each: (each[1][0], -each[1][1])):
         if accuracy > best:

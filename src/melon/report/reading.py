@@ -1,4 +1,4 @@
-"""Reading a bench: records and ranks from folders, sorted into contests that can stand in one table."""
+"""Reading a bench: records from folders, sorted into contests that can stand in one table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def read_bench(sources: Sequence[Path]) -> Bench:
     runs: list[Run] = []
     gaps: list[Gap] = []
     for source in sources:
-        found, missing = _read(source)
-        if not found:
+        read, missing = _read(source)
+        if not read:
             raise DataError(f"{source} holds no results: give a folder that melon bench wrote, or a result file.")
-        runs += found
+        runs += read
         gaps += missing
     return _sorted_out(sources, runs, gaps)
 
@@ -51,27 +51,27 @@ def _read(source: Path) -> tuple[list[Run], list[Gap]]:
 
 
 def _record(path: Path) -> Plain | None:
-    """A record; nothing where the file is about something else."""
+    """A record; None where the file is about something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}.") from None
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"{path} is not valid JSON: {problem}. Remove it, and run the bench again.") from None
-    if not isinstance(found, dict) or not ("metrics" in found or "not_applicable" in found):
+    if not isinstance(record, dict) or not ("metrics" in record or "not_applicable" in record):
         return None
-    if "metrics" in found:
+    if "metrics" in record:
         for name in _NEEDED:
-            if name not in found:
+            if name not in record:
                 raise DataError(f"{path} is no whole result: it has no {name!r}. Remove it, and run the bench again.")
-        if not found["metrics"]:
+        if not record["metrics"]:
             raise DataError(f"{path} has no event with a rank, so there is nothing to report of it.")
-    return found
+    return record
 
 
 def _not_applicable(record: Plain) -> Gap:
-    asked = record["config"]["asked"]
-    where = (stream_name(record), asked["recommender"], asked["strategy"], asked["seed"])
+    request = record["config"]["asked"]
+    where = (stream_name(record), request["recommender"], request["strategy"], request["seed"])
     return Gap(*where, "N/A", str(record["not_applicable"]))
 
 
@@ -90,20 +90,20 @@ def _sorted_out(sources: Sequence[Path], runs: Sequence[Run], gaps: Sequence[Gap
     seen: dict[tuple[str, str, str, int], Path] = {}
     for run in runs:
         record = run.record
-        key = _told(record["dataset"]["sha256"], run.stream, record["dataset"]["split"], run.arrangement)
+        key = _key(record["dataset"]["sha256"], run.stream, record["dataset"]["split"], run.arrangement)
         cell = (key, record["recommender"], run.method, run.seed)
         if cell in seen:
-            notes.append(f"{run.path} tells of the same cell as {seen[cell]}, and was left out.")
+            notes.append(f"{run.path} is about the same cell as {seen[cell]}, and was left out.")
             continue
         seen[cell] = run.path
-        groups[_told(key, record["recommender"])].append(run)
+        groups[_key(key, record["recommender"])].append(run)
     common: dict[str, int] = defaultdict(int)
     for run in runs:
-        common[_told(run.arrangement)] += 1
+        common[_key(run.arrangement)] += 1
     places = {arrangement: place for place, arrangement in enumerate(common)}
 
     def order(group: list[Run]) -> tuple[int, int]:
-        arrangement = _told(group[0].arrangement)
+        arrangement = _key(group[0].arrangement)
         return -common[arrangement], places[arrangement]
 
     ordered = sorted(groups.values(), key=order)
@@ -122,12 +122,12 @@ def _apart(run: Run, usual: Run, others: Sequence[Run]) -> str:
     """What a contest has otherwise than those of the same stream and recommender, and than most of the report."""
     alike = [o for o in others if (o.stream, o.record["recommender"]) == (run.stream, run.record["recommender"])]
 
-    def told(each: Run) -> Plain:
+    def options(each: Run) -> Plain:
         about = {"split": each.record["dataset"]["split"], "data": each.record["dataset"]["sha256"][:8]}
         return {**each.arrangement, **about}
 
-    ours = told(run)
-    differing = [name for name in ours if any(told(other).get(name) != ours[name] for other in alike)]
+    ours = options(run)
+    differing = [name for name in ours if any(options(other).get(name) != ours[name] for other in alike)]
     differing += [
         name
         for name in ours
@@ -136,5 +136,5 @@ def _apart(run: Run, usual: Run, others: Sequence[Run]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {ours[name]}" for name in differing)
 
 
-def _told(*parts: object) -> str:
+def _key(*parts: object) -> str:
     return json.dumps(parts, sort_keys=True, default=str)

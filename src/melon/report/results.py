@@ -1,18 +1,16 @@
-"""The first sections: verdicts, the overview, and every contest's table with its comparisons."""
+"""The first sections: who won, the overview, and every contest's table with its comparisons."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from melon.display import COLUMNS, label, recommender_label
 from melon.evaluation.compare import Comparison
-from melon.paper.claims import verdicts
-from melon.report.comparing import METRIC, REFERENCE, SECOND_METRIC, Compared, Comparisons
-from melon.report.contests import Bench, Contest, View
+from melon.report.contests import REFERENCE, Bench, Contest, View
 from melon.report.document import (
     Block,
-    Card,
-    Cards,
     Cell,
     Figure,
     Figures,
@@ -22,44 +20,69 @@ from melon.report.document import (
     Prose,
     Section,
     Table,
+    counted,
     interval,
     number,
     signed,
 )
 from melon.report.drawing import forest
-from melon.report.naming import label, recommender_label
-from melon.report.numbers import Estimate, podium, table_of
-from melon.terminal.tables import COLUMNS
+from melon.report.numbers import METRIC, SECOND_METRIC, Compared, Comparisons, Estimate, podium, table_of
 
 VIEWS: Mapping[View, str] = {
     "first": "without repeats of what the user already had",
     "all": "all events",
     "full": "ranked among the whole catalogue",
 }
-_STANDING: Mapping[str, Mark] = {"better": "good", "not worse": "fair", "worse": "bad", "not decided": "open"}
+_MARKS: Mapping[str, Mark] = {
+    "better": "good",
+    "level or better": "fair",
+    "within the margin, but behind": "open",
+    "worse": "bad",
+    "not decided": "open",
+}
+_RULES = (
+    f"The reference is {label(REFERENCE)}: plain fine-tuning, named before any number was seen; methods are compared "
+    f"by {METRIC}. “Better” and “worse”: the 95 % interval of the difference per event, from a bootstrap over users, "
+    "lies wholly above or below 0 after Holm's correction within the table. “Level or better”: a loss larger than the "
+    "margin is ruled out. “Within the margin, but behind”: so is a gain. Streams with repeats are judged without them."
+)
 
 
-def short(bench: Bench, comparisons: Comparisons) -> Section:
-    """The rules first, then the verdicts and the overview."""
-    rules = (
-        f"Named before any number: the reference is {label(REFERENCE)}, plain fine-tuning with settings chosen on data "
-        f"before the test part, and methods are compared by {METRIC}. “Better” means that the 95 % interval of the "
-        "difference per event, from a bootstrap over users, lies above 0 after Holm's correction within the table. "
-        "“Not worse” means that a loss larger than the margin is ruled out. Streams with repeats are judged without "
-        "them."
+def headline(bench: Bench, comparisons: Comparisons) -> str:
+    """One sentence: who won, by how much, on how many streams."""
+    leads = {contest: _leaders(contest) for contest in bench.main}
+    if len(leads) == 1:
+        ((contest, (first, second)),) = leads.items()
+        found = comparisons.against(contest, first, [second])[second].difference
+        return (
+            f"{contest.label(first)} has the highest {METRIC} on {where(contest)}: {number(contest.hit_rate(first))}, "
+            f"{signed(found.difference)} {interval(found.by_user)} over {contest.label(second)}, the next of "
+            f"{counted(len(contest.methods), 'method')}."
+        )
+    wins = Counter(first for first, _ in leads.values())
+    (winner, count), *others = wins.most_common()
+    ahead = [c.hit_rate(first) - c.hit_rate(second) for c, (first, second) in leads.items() if first == winner]
+    by = " to ".join(dict.fromkeys((signed(min(ahead)), signed(max(ahead)))))
+    streams, contests = len({contest.stream for contest in leads}), counted(len(leads), "contest")
+    text = f"{label(winner)} has the highest {METRIC} in {count} of {contests} on {counted(streams, 'stream')}, "
+    text += f"{by} ahead of the next method there"
+    if others:
+        text += f"; {', '.join(f'{label(name)} in {wins[name]}' for name, _ in others)}"
+    if winner != REFERENCE:
+        met = [comparisons.family(c, c.strategies or [winner]) for c in leads if winner in c.methods]
+        verdicts = Counter(family[winner].verdict for family in met if winner in family)
+        if verdicts:
+            text += f". Against {label(REFERENCE)} it is " + ", ".join(f"{v} in {n}" for v, n in verdicts.items())
+    return text + "."
+
+
+def short(bench: Bench) -> Section:
+    """The overview."""
+    note = (
+        "Best of each line in bold, second underlined; the mean over seeds. A stream is fast where what was popular "
+        "lately beats a recommender that is never updated."
     )
-    cards = [Card(v.outcome, v.claim, v.number, v.lines) for v in verdicts(bench, comparisons)]
-    blocks: list[Block] = [
-        Prose(rules),
-        Part("The paper's claims on this data", "", [Cards(cards)]),
-        Part(
-            f"{METRIC} at a glance",
-            "Best of each line in bold, second underlined; the mean over seeds. Fast: what was popular lately beats a "
-            "model that is never updated.",
-            [overview(bench)],
-        ),
-    ]
-    return Section("short", "In short", "", blocks)
+    return Section("short", "In short", "", [Part(f"{METRIC} at a glance", note, [overview(bench)])])
 
 
 def overview(bench: Bench) -> Table:
@@ -67,23 +90,22 @@ def overview(bench: Bench) -> Table:
     methods = list(dict.fromkeys(method for contest in bench.main for method in contest.methods))
     rows = []
     for contest in bench.main:
-        found = table_of(contest, contest.headline)
-        values = {method: line[METRIC].mean for method, line in found.items() if METRIC in line}
+        values = {method: contest.hit_rate(method) for method in contest.methods}
         first, second = podium(values)
-        cells = [Cell(where(contest)), Cell("fast" if contest.fast else "slow", "soft")]
+        cells = [Cell(where(contest)), Cell(bench.pace(contest.stream), "soft")]
         for method in methods:
             mark: Mark = "best" if method in first else "second" if method in second else ""
-            cells.append(
-                Cell(number(values[method]), mark) if method in values else Cell(_why(contest, method), "soft")
-            )
+            absent = "N/A" if method in _absences(contest) else "–"
+            cells.append(Cell(number(values[method]), mark) if method in values else Cell(absent, "soft"))
         rows.append(cells)
-    return Table(["", "pace", *(label(method).partition(" (")[0] for method in methods)], rows)
+    return Table(["", "stream is", *(label(method).partition(" (")[0] for method in methods)], rows)
 
 
 def results(bench: Bench, comparisons: Comparisons) -> Section:
     """All differences at a glance, then every contest; those under another arrangement are folded."""
     figures = [difference(contest, comparisons) for contest in bench.contests if contest.strategies]
-    blocks: list[Block] = [Figures(figures), *(contest_part(contest, comparisons) for contest in bench.main)]
+    blocks: list[Block] = [Prose(_RULES), *([Figures(figures)] if figures else [])]
+    blocks += [contest_part(contest, comparisons) for contest in bench.main]
     others = [contest_part(contest, comparisons) for contest in bench.contests if contest not in bench.main]
     blocks += [Fold(part.title, [Prose(part.note, soft=True), *part.blocks]) for part in others]
     lead = (
@@ -109,21 +131,21 @@ def contest_part(contest: Contest, comparisons: Comparisons) -> Part:
 
 def score_table(contest: Contest, view: View) -> Table:
     """Methods down, metrics across, the best of each column marked."""
-    found = table_of(contest, view)
+    scores = table_of(contest, view)
     places = {
-        column: podium({method: line[column].mean for method, line in found.items() if column in line})
+        column: podium({method: line[column].mean for method, line in scores.items() if column in line})
         for column in COLUMNS
     }
     rows = []
-    for method, line in found.items():
-        cells = [Cell(_named(contest, method), method=method)]
+    for method, line in scores.items():
+        cells = [Cell(contest.label(method), method=method)]
         for column in COLUMNS:
             first, second = places[column]
             mark: Mark = "best" if method in first else "second" if method in second else ""
             cells.append(estimate_cell(line.get(column), mark))
         rows.append(cells)
     for gap in _absences(contest):
-        rows.append([Cell(label(gap, contest.recommender), "soft", method=gap), *[Cell("N/A", "soft")] * len(COLUMNS)])
+        rows.append([Cell(label(gap), "soft", method=gap), *[Cell("N/A", "soft")] * len(COLUMNS)])
     return Table(["", *COLUMNS], rows, VIEWS[view])
 
 
@@ -131,16 +153,14 @@ def difference(contest: Contest, comparisons: Comparisons) -> Figure:
     """The figure of a contest's comparisons."""
     family, beside = _compared(contest, comparisons)
     near = family | {method: each for method, each in beside.items() if _near(each, family)}
-    name = f"difference-{slug(contest)}"
+    name, reference = f"difference-{slug(contest)}", contest.label(REFERENCE)
     far = [label(method) for method in beside if method not in near]
-    words = f"{where(contest)}: difference to {label(REFERENCE)}" + (f"; far below: {', '.join(far)}" if far else "")
-    return Figure(name, forest(name, near, REFERENCE), words)
+    words = f"{where(contest)}: difference to {reference}" + (f"; far below: {', '.join(far)}" if far else "")
+    return Figure(name, forest(name, near, {method: contest.label(method) for method in near}, reference), words)
 
 
-def against_reference(contest: Contest, comparisons: Comparisons) -> Block:
-    """Each strategy against the tuned Default in numbers, the baselines beside the family; they are it where there is
-    no strategy.
-    """
+def against_reference(contest: Contest, comparisons: Comparisons) -> Table:
+    """Each strategy against the reference in numbers, baselines beside the family; they are it without strategies."""
     family, beside = _compared(contest, comparisons)
     rows = [
         _compared_row(contest, method, each, comparisons.second(contest, method), judged=method in family)
@@ -148,13 +168,36 @@ def against_reference(contest: Contest, comparisons: Comparisons) -> Block:
     ]
     head = ["", METRIC, "95 % by user", "by item", "± over seeds", "p", "smallest visible", "verdict"]
     head += [SECOND_METRIC, "95 % by user"]
-    count = f"{len(family)} comparisons" if len(family) > 1 else "one comparison"
     whose = "strategies; the baselines stand outside it" if contest.strategies else "baselines"
     caption = (
-        f"Minus {label(REFERENCE)}, {VIEWS[contest.headline]}; verdicts are about {METRIC}. Family: {count} of "
-        f"{whose}. Margin for “not worse”: {number(contest.margin)}. p is not yet corrected."
+        f"Minus {contest.label(REFERENCE)}, {VIEWS[contest.headline]}; verdicts are about {METRIC}. Family: "
+        f"{counted(len(family), 'comparison')} of {whose}. Margin: {number(contest.margin)}. p is not yet corrected."
     )
     return Table(head, rows, caption)
+
+
+def where(contest: Contest) -> str:
+    """A contest's heading."""
+    return " · ".join(each for each in (contest.stream, recommender_label(contest.recommender), contest.apart) if each)
+
+
+def estimate_cell(estimate: Estimate | None, mark: Mark = "") -> Cell:
+    """A mean with its error."""
+    if estimate is None:
+        return Cell("–", "soft")
+    return Cell(number(estimate.mean), mark, "" if estimate.error is None else number(estimate.error))
+
+
+def slug(contest: Contest) -> str:
+    """A contest's name for files."""
+    text = "-".join(each for each in (contest.stream, contest.recommender, contest.apart) if each)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "contest"
+
+
+def _leaders(contest: Contest) -> tuple[str, str]:
+    """The two methods with the highest HR@5."""
+    first, second, *_ = sorted(contest.methods, key=lambda method: -contest.hit_rate(method))
+    return first, second
 
 
 def _compared(contest: Contest, comparisons: Comparisons) -> tuple[dict[str, Compared], dict[str, Compared]]:
@@ -171,46 +214,20 @@ def _near(each: Compared, family: Mapping[str, Compared]) -> bool:
     return each.difference.difference >= -2 * max(reach, each.margin)
 
 
-def _compared_row(contest: Contest, method: str, found: Compared, second: Comparison, *, judged: bool) -> list[Cell]:
-    each = found.difference
-    verdict = Cell(found.standing, _STANDING[found.standing]) if judged else Cell("baseline", "soft")
+def _compared_row(contest: Contest, method: str, compared: Compared, second: Comparison, *, judged: bool) -> list[Cell]:
+    each = compared.difference
     return [
-        Cell(_named(contest, method), method=method),
+        Cell(contest.label(method), method=method),
         Cell(signed(each.difference)),
         Cell(interval(each.by_user)),
         Cell(interval(each.by_item), "soft"),
         Cell(number(each.seed_error), "soft"),
         Cell("<.001" if each.p_value < 0.001 else number(each.p_value), "soft"),
-        Cell(number(found.visible), "soft"),
-        verdict,
+        Cell(number(compared.visible), "soft"),
+        Cell(compared.verdict, _MARKS[compared.verdict]) if judged else Cell("baseline", "soft"),
         Cell(signed(second.difference)),
         Cell(interval(second.by_user)),
     ]
-
-
-def where(contest: Contest) -> str:
-    """A contest's heading."""
-    return " · ".join(each for each in (contest.stream, recommender_label(contest.recommender), contest.apart) if each)
-
-
-def estimate_cell(found: Estimate | None, mark: Mark = "") -> Cell:
-    """A mean with its error."""
-    if found is None:
-        return Cell("–", "soft")
-    return Cell(number(found.mean), mark, "" if found.error is None else number(found.error))
-
-
-def slug(contest: Contest) -> str:
-    """A contest's name for files."""
-    text = "-".join(each for each in (contest.stream, contest.recommender, contest.apart) if each)
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "contest"
-
-
-def _named(contest: Contest, method: str) -> str:
-    """A method, and on how many seeds it stands where these are not all."""
-    seeds = len(contest.runs_of(method))
-    few = f" [{seeds} of {len(contest.seeds)} seeds]" if seeds < len(contest.seeds) else ""
-    return label(method, contest.recommender) + few
 
 
 def _absences(contest: Contest) -> Sequence[str]:
@@ -220,18 +237,13 @@ def _absences(contest: Contest) -> Sequence[str]:
     )
 
 
-def _why(contest: Contest, method: str) -> str:
-    return "N/A" if method in _absences(contest) else "–"
-
-
 def _about(contest: Contest) -> str:
     aside, protocol = contest.first.get("set_aside", 0), contest.first["protocol"]
-    seeds = len(contest.seeds)
-    told = [
-        f"{len(contest.events):,} events" + (f", {aside:,} set aside" if aside else ""),
+    parts = [
+        counted(len(contest.events), "event") + (f", {aside:,} set aside" if aside else ""),
         f"{contest.repeats.mean():.1%} of them repeats" if contest.repeats.any() else "no repeats",
         f"{len(contest.first['batches'])} batches",
-        f"{seeds} seed" + ("s" if seeds > 1 else ""),
+        counted(len(contest.seeds), "seed"),
         f"candidates {protocol['candidates']}, 1 + {protocol['negatives']}",
     ]
-    return " · ".join(told)
+    return " · ".join(parts)

@@ -1,1 +1,60 @@
-"""Update strategies: from the evidence of a batch to new values for the rows it touches."""
+"""Update strategies: from the evidence of a batch to new values for the rows it touches.
+
+The names below are what an author of a strategy needs; they are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from melon.lazy import exports
+
+if TYPE_CHECKING:
+    from melon.registry import Entry, Space
+    from melon.strategies.base import (
+        Kept,
+        LearningRates,
+        Proposal,
+        Situation,
+        Strategy,
+        StrategySettings,
+        row_constant_rates,
+    )
+    from melon.strategies.learned import LearnedSettings, LearnedStrategy
+    from melon.strategies.registry import STRATEGIES, space_of
+    from melon.tables import TableSpec
+
+__all__ = [
+    "STRATEGIES",
+    "Entry",
+    "Kept",
+    "LearnedSettings",
+    "LearnedStrategy",
+    "LearningRates",
+    "Proposal",
+    "Situation",
+    "Space",
+    "Strategy",
+    "StrategySettings",
+    "TableSpec",
+    "row_constant_rates",
+    "space_of",
+]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "STRATEGIES": "melon.strategies.registry",
+        "Entry": "melon.registry",
+        "Kept": "melon.strategies.base",
+        "LearnedSettings": "melon.strategies.learned",
+        "LearnedStrategy": "melon.strategies.learned",
+        "LearningRates": "melon.strategies.base",
+        "Proposal": "melon.strategies.base",
+        "Situation": "melon.strategies.base",
+        "Space": "melon.registry",
+        "Strategy": "melon.strategies.base",
+        "StrategySettings": "melon.strategies.base",
+        "TableSpec": "melon.tables",
+        "row_constant_rates": "melon.strategies.base",
+        "space_of": "melon.strategies.registry",
+    },
+)

@@ -1,4 +1,4 @@
-"""What a strategy is: it looks at the evidence of a batch and proposes new rows; it writes nothing itself."""
+"""The base class of strategies: from the evidence of a batch to a proposal of new rows; a strategy writes nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -14,15 +14,27 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples
+from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import TableSpec
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
-    from melon.recommenders.base import Recommender
 
 RowState = dict[str, dict[str, Tensor]]
+
+#: How the steps of several interactions on one row become one (setting `reduction`; `shared_reduction` for weights
+#: that every interaction touches). A strategy offers those that it can do.
+Reduction = Literal[
+    "sum",  # a whole step for each interaction
+    "mean",  # the sum over the size of the batch
+    "row_mean",  # the sum over the number of interactions that touch the row
+    "sqrt",  # the sum over the root of that number
+    "sequential",  # whole steps one after another, each from where the one before left the row
+]
+#: What these settings were called in earlier versions, where `mean` was `batch`.
+_FORMER_NAMES = {"aggregation": "reduction", "shared_aggregation": "shared_reduction"}
 
 
 class Readable(Protocol):
@@ -33,8 +45,12 @@ class Readable(Protocol):
         """How many rows there are."""
 
     @property
+    def device(self) -> torch.device:
+        """Where its numbers are."""
+
+    @property
     def half_life(self) -> float | None:
-        """After how long an idle row has faded to a half, if at all."""
+        """The half-life of idle rows, if they fade."""
 
     def gather(self, rows: Tensor) -> Tensor:
         """A copy of rows as they are now."""
@@ -48,7 +64,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What lies around the compact copy, to be read only: the past, and any row of any table.
+    """Read-only context of the compact copy: the history, and any row of any table.
 
     `users` and `items` say which stored rows the compact ones are; `now` is the moment of the fading clock.
     `idle` says how long ago each compact row was last touched, where rows fade.
@@ -60,14 +76,14 @@ class Surroundings:
     items: Tensor
     tables: Mapping[str, Readable]
     idle: Mapping[str, Tensor] = field(default_factory=dict)
-    #: What was looked up around this moment, for the next situation of the same step: its compact rows are the same as
-    #: far as both go, and nothing is written in between.
+    #: A cache of look-ups for the other situations of the same step: they begin with the same compact rows, and nothing
+    #: is written in between.
     notes: dict[object, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Situation:
-    """One batch as a strategy meets it: compact rows, their per-row state, and what the batch teaches."""
+    """One batch as a strategy gets it: compact rows, their per-row state, and the gradients of the batch."""
 
     specs: Mapping[str, TableSpec]
     examples: Examples
@@ -85,7 +101,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a strategy keeps for each row of a table: its value before the first touch, and how many numbers it is.
+    """Declares state that a strategy keeps for each row of a table: its start value and its width.
 
     `learned` state is part of a meta-model: it goes along from the selection window to the stream, as φ does, while
     other state (moments of an optimiser) starts afresh there. `lazy` state starts at 0, is not
@@ -100,14 +116,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Proposal:
-    """New values for compact rows and their state, and what the strategy wants to remember."""
+    """New values for compact rows and their state, and new memory of the strategy."""
 
     values: dict[str, Tensor]
     row_state: RowState = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def within(self, most_step: float, before: Mapping[str, Tensor]) -> Proposal:
-        """The same directions, and no row further than `most_step` from where it was."""
+        """The same directions, with no row moved further than `most_step`."""
 
         def shortened(old: Tensor, new: Tensor) -> Tensor:
             move = new - old
@@ -133,21 +149,44 @@ class LearningRates:
 
 
 class StrategySettings(Settings):
-    """What any strategy can be told: after how long an idle item has faded to a half (METHODS.md 8.3), if at all, and
-    how far a row may move in one step.
-    """
+    """Settings of every strategy: the half-life of idle items (METHODS.md 8.3), and a bound on the step of a row."""
 
     fading: float | None = Field(None, gt=0)
     fading_clock: Literal["interactions", "seconds"] = "interactions"
     most_step: float | None = Field(None, gt=0)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values; a former name is refused with the present one."""
+        for name, value in values.items():
+            new_name, new_value = cls._present(name, value)
+            if (name, value) != (new_name, new_value):
+                raise SettingsError(f"{owner}: {name} = {value!r} is now called {new_name} = {new_value!r}.")
+        return super().parse(values, owner)
+
+    @classmethod
+    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a model that an earlier version saved, under their present names."""
+        return dict(cls._present(name, value) for name, value in saved.items())
+
+    @classmethod
+    def _present(cls, name: str, value: Any) -> tuple[str, Any]:
+        new_name = _FORMER_NAMES.get(name, name)
+        if new_name not in _FORMER_NAMES.values() or new_name not in cls.model_fields:
+            return name, value
+        if new_name != name and name in cls.model_fields:  # another package's setting of that name
+            return name, value
+        return new_name, "mean" if value == "batch" else value
 
 
 class Strategy(ABC):
     """Evidence in, proposal out. State per row is declared and handed back; everything else lives in `memory`."""
 
     name: ClassVar[str]
-    settings_type: ClassVar[type[Settings]]
-    #: Every row of every table is read and written at each step, whether touched or not. A trap kept for comparison.
+    settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+    #: What a search may try; a strategy with a registry entry may have it there instead.
+    space: ClassVar[Space] = Space()
+    #: Every row of every table is read and written at each step, touched or not: slow, and there for comparison.
     dense: bool = False
     #: Interactions of a batch are learned one after another, each from where the one before left its rows.
     in_turn: bool = False
@@ -157,42 +196,64 @@ class Strategy(ABC):
     replay: int = 0
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        self.settings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
+        if not issubclass(self.settings_type, StrategySettings):
+            raise SettingsError(
+                f"strategy {self.name!r}: settings_type is {self.settings_type.__name__}; derive it from "
+                "melon.strategies.base.StrategySettings, which holds what every strategy can be set to."
+            )
+        self.settings: StrategySettings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
         self.seed = seed
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        """Meet the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
+        """Prepare for the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """The half-life of each table whose idle rows fade: the items', where the settings name one."""
-        half_life: float | None = getattr(self.settings, "fading", None)
+        half_life = self.settings.fading
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
-        """What is kept for a table row by row, by name."""
+        """The state that is kept for each row of a table, by name."""
         return {}
 
-    def pretrain(self, recommender: Recommender, interactions: Interactions) -> bool:
-        """Train the recommender's tables on a recorded log in the strategy's own way, and say so.
+    def pretrained_rows(
+        self, specs: Mapping[str, TableSpec], tables: Mapping[str, Readable], log: Interactions
+    ) -> dict[str, Tensor]:
+        """Optional: new values for the first rows of some tables, from a log whose users and items have rows.
 
-        False, as here, means that nothing was done and the common pre-training is wanted.
+        Writes nothing. A strategy without it starts from the common pre-training.
         """
-        return False
+        raise SettingsError(f"strategy {self.name!r} has no pre-training of its own.")
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether the strategy has a pre-training of its own."""
+        return type(self).pretrained_rows is not Strategy.pretrained_rows
 
     def at_work(self) -> AbstractContextManager[None]:
-        """What surrounds a whole step; a strategy with kernels of its own lets the threads be theirs."""
+        """A context around a whole step; a strategy with compiled loops gives them the threads."""
         return nullcontext()
 
     @abstractmethod
     def propose(self, situation: Situation) -> Proposal:
         """New rows for the batch; pure."""
 
-    @abstractmethod
     def learning_rates(self, situation: Situation) -> LearningRates:
-        """The learning-rate matrix that `propose` stands for."""
+        """Optional: the learning-rate matrix W of the step −Σ_x W_x ⊙ g_x that `propose` makes.
+
+        A strategy whose step is no such sum, as that of a solver, does not have it.
+        """
+        raise SettingsError(
+            f"strategy {self.name!r} has no learning-rate matrix: its step is no sum of gradients times rates."
+        )
+
+    @property
+    def explains_rates(self) -> bool:
+        """Whether the strategy has a learning-rate matrix."""
+        return type(self).learning_rates is not Strategy.learning_rates
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:
-        """Remember what a proposal said, after it has been written."""
+        """Take over the memory of a proposal, after its rows have been written."""
 
     def memory(self) -> dict[str, Tensor]:
         """All state that is not per row, for checkpoints."""
@@ -202,11 +263,11 @@ class Strategy(ABC):
         """Become what `memory` described."""
 
     def start_afresh(self) -> None:
-        """Go on from practice to a stream: state of rows that is not learned is new, and so is what counts with it."""
+        """Begin a stream after practice: row state that is not learned starts anew, and so do its counters."""
 
 
 def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
-    """The one user table and the one item table of a plain matrix factorisation, or an error with what there is."""
+    """The names of the one user table and the one item table of a plain matrix factorisation; else an error."""
     embeddings = {
         role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
     }

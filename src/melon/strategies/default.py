@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from melon.strategies.base import Situation
-from melon.strategies.optimizers import OptimizerSettings, StepStrategy
+from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
 
 
-class Default(StepStrategy):
+class Default(WeightedLossStrategy):
     """W_{x,m} = η (sum) or η/n (mean), the same for every interaction and parameter."""
 
     name = "default"

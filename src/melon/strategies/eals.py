@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.strategies.base import Situation
-from melon.strategies.optimizers import OptimizerSettings, StepStrategy
+from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
 
 
 class EALSSettings(OptimizerSettings):
@@ -22,7 +22,7 @@ class EALSSettings(OptimizerSettings):
     replay: int = Field(0, ge=0)
 
 
-class EALS(StepStrategy):
+class EALS(WeightedLossStrategy):
     """W_{x,m} = η·ω_x/n with ω_x = w_new for interactions of the stream and 1 for replayed ones: row-constant."""
 
     name = "eals"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from melon.errors import CheckpointError
-from melon.strategies.base import Situation, Strategy, StrategySettings
+from melon.strategies.base import Kept, Situation, Strategy, StrategySettings
+from melon.strategies.meta_adam import MetaAdam
+from melon.strategies.optimizers import OptimizerSettings, RowOptimizer
+from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 
 MetaLoss = Callable[[Mapping[str, Tensor]], Tensor]
@@ -38,12 +40,34 @@ class LearnedStrategy(Strategy):
     """
 
     settings: LearnedSettings
-    #: The evidence of a user's row is wanted apart for the positive and each negative (METHODS.md 4.9, row 1).
+    #: Whether the evidence of a user's row comes apart for the positive and each negative (METHODS.md 4.9, row 1).
     per_branch: bool = False
 
+    #: How the weights of the meta-model are drawn: with Xavier's spread, or from Normal(0, 0.01²).
+    init: Literal["normal", "xavier"] = "xavier"
+
+    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+        """Draw the meta-parameters for these tables.
+
+        A strategy that has a meta-model keeps it: trained on one recommender, it is deployed on another of its kind.
+        """
+        if hasattr(self, "_phi"):
+            return
+        phi = Parameters(self.seed, dtype, device, self.init)
+        self.build(specs, phi)
+        for name in self.fading_names(specs):
+            phi.zeros_exactly(name, 1)
+        self._phi = phi
+        settings = self.settings
+        self._meta_optimizer = MetaAdam(settings.meta_lr, settings.meta_weight_decay, settings.meta_clip)
+
     @abstractmethod
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
+        """Register the meta-parameters, and keep the parts of the meta-model that read them."""
+
     def parameters(self) -> dict[str, Tensor]:
         """Meta-parameters by name; leaves that require a gradient."""
+        return self._phi.tensors
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """Learned, from the one in the settings: log₂ of each item table's half-life moves by `fading_speed` · φ."""
@@ -82,8 +106,8 @@ class LearnedStrategy(Strategy):
         }, loss.detach()
 
     def adapt(self, gradients: Mapping[str, Tensor], situation: Situation) -> Situation:
-        """One Adam step on φ. Returns the batch as it is met now: what is learned row by row may have moved in it."""
-        self._optimizer.step(self.parameters(), gradients)
+        """One Adam step on φ. Returns the situation with the row state that was learned in it, if any."""
+        self._meta_optimizer.step(self.parameters(), gradients)
         return situation
 
     def fading_names(self, specs: Mapping[str, TableSpec]) -> list[str]:
@@ -93,8 +117,8 @@ class LearnedStrategy(Strategy):
         return [fading_name(name) for name, spec in specs.items() if spec.role == "item"]
 
     def fading_gradients(self, situation: Situation, gammas: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """∇_φ of the half-lives with γ known, for a look-ahead that adds its step to the old rows."""
-        found: dict[str, Tensor] = {}
+        """∇_φ of the half-lives from γ, for a look-ahead that adds its step to the old rows."""
+        slopes: dict[str, Tensor] = {}
         for table, gamma in gammas.items():
             name = fading_name(table)
             if name not in self.parameters():
@@ -102,169 +126,74 @@ class LearnedStrategy(Strategy):
             phi = self.parameters()[name]
             with torch.enable_grad():
                 old = self.aged(situation, table, situation.values[table][: len(gamma)])
-            found[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
-        return found
+            slopes[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
+        return slopes
 
     def undo(self) -> None:
-        """Take the last `adapt` back: its batch could not be learned."""
-        self._optimizer.undo(self.parameters())
-
-    def prepare_optimizer(self) -> None:
-        """Fresh moments; called once φ exists."""
-        self._optimizer = MetaAdam(self.settings)
+        """Undo the last `adapt`: its batch could not be learned."""
+        self._meta_optimizer.undo(self.parameters())
 
     def memory(self) -> dict[str, Tensor]:
-        held = {f"phi/{name}": value.detach().clone() for name, value in self.parameters().items()}
-        return {**held, **self._optimizer.memory()}
+        phi = {f"phi/{name}": value.detach().clone() for name, value in self.parameters().items()}
+        return {**phi, **self._meta_optimizer.memory()}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         self._require_own(memory)
         with torch.no_grad():
             for name, value in self.parameters().items():
                 value.copy_(memory[f"phi/{name}"])
-        self._optimizer.recall(memory)
+        self._meta_optimizer.recall(memory)
 
     def _require_own(self, memory: Mapping[str, Tensor]) -> None:
-        """Refuse what another strategy, preset or recommender remembered, before anything is changed."""
+        """Refuse the memory of another strategy, preset or recommender before anything is changed."""
         own = {name: tuple(value.shape) for name, value in self.parameters().items()}
-        told = {name.removeprefix("phi/"): tuple(t.shape) for name, t in memory.items() if name.startswith("phi/")}
-        moments = {f"adam/{order}/{name}": shape for name, shape in own.items() for order in (1, 2)}
-        odd = [f"has no {name}" for name in own if name not in told]
-        odd += [f"has {name}, which is unknown here" for name in told if name not in own]
-        odd += [f"has {n} as {told[n]} instead of {own[n]}" for n in own if n in told and told[n] != own[n]]
-        odd += [] if "adam/steps" in memory else ["has no state of its optimiser"]
-        for name, tensor in memory.items():
-            if name.startswith("adam/") and name != "adam/steps" and moments.get(name) != tuple(tensor.shape):
-                odd.append(f"has {name} as {tuple(tensor.shape)} instead of {moments.get(name, 'nothing')}")
-        if odd:
-            more = f", and {len(odd) - 3} more" if len(odd) > 3 else ""
+        saved = {name.removeprefix("phi/"): tuple(t.shape) for name, t in memory.items() if name.startswith("phi/")}
+        problems = [f"has no {name}" for name in own if name not in saved]
+        problems += [f"has {name}, which is unknown here" for name in saved if name not in own]
+        problems += [f"has {n} as {saved[n]} instead of {own[n]}" for n in own if n in saved and saved[n] != own[n]]
+        problems += self._meta_optimizer.problems_of(memory, own)
+        if problems:
+            more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(
                 f"this is not the meta-model of strategy {self.name!r} with these settings: it "
-                f"{'; '.join(odd[:3])}{more}. It was saved with another strategy, preset or recommender; load it with "
-                "the settings it was saved with."
+                f"{'; '.join(problems[:3])}{more}. It was saved with another strategy, preset or recommender; load it "
+                "with the settings it was saved with."
             )
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """Both moments of all parameters end to end, and which parameters these are."""
+class LearnedOptimizerStrategy(LearnedStrategy):
+    """A meta-model beside a plain optimiser of rows, whose step count is saved with φ and starts afresh on a stream."""
 
-    shapes: dict[str, torch.Size]
-    first: Tensor
-    second: Tensor
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._row_optimizer = RowOptimizer(self.row_optimizer_settings())
+        self.dense = self._row_optimizer.dense
 
-    def apart(self) -> dict[str, tuple[Tensor, Tensor]]:
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        both = zip(torch.split(self.first, sizes), torch.split(self.second, sizes), strict=True)
-        return {
-            name: (one.view(shape), two.view(shape))
-            for (name, shape), (one, two) in zip(self.shapes.items(), both, strict=True)
-        }
+    def row_optimizer_settings(self) -> OptimizerSettings:
+        """The optimiser's settings: the strategy's own, where these include them."""
+        assert isinstance(self.settings, OptimizerSettings)
+        return self.settings
 
+    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+        return self._row_optimizer.row_state()
 
-@dataclass(frozen=True)
-class _Before:
-    steps: int
-    moments: _Moments | None
-    values: Tensor
-
-
-class MetaAdam:
-    """Adam over named tensors, with its state in plain tensors so that a checkpoint can hold it.
-
-    A meta-model is many small tensors: they are laid end to end, so that a step is a few long operations.
-    """
-
-    _BETAS, _EPS = (0.9, 0.999), 1e-8
-
-    def __init__(self, settings: LearnedSettings) -> None:
-        self._settings = settings
-        #: What is left of the rate in the settings.
-        self.warmth = 1.0
-        self._steps = 0
-        self._moments: _Moments | None = None
-        self._before: _Before | None = None
-
-    @torch.no_grad()
-    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-        """Move every parameter."""
-        if not parameters:
-            return
-        settings, (beta_1, beta_2) = self._settings, self._BETAS
-        values, slopes = _end_to_end(parameters.values()), _end_to_end(self._slopes(parameters, gradients))
-        self._before = _Before(self._steps, self._moments, values)
-        kept = self._moments_of(parameters)
-        self._steps += 1
-        first = torch.lerp(kept.first, slopes, 1 - beta_1)
-        second = torch.mul(kept.second, beta_2).addcmul_(slopes, slopes, value=1 - beta_2)
-        scale = torch.div(second, 1 - beta_2**self._steps).sqrt_().add_(self._EPS)
-        rate = settings.meta_lr * self.warmth
-        moved = torch.addcdiv(values, first, scale, value=-rate / (1 - beta_1**self._steps))
-        _put_back(moved, parameters)
-        self._moments = _Moments(kept.shapes, first, second)
-
-    @torch.no_grad()
-    def undo(self, parameters: Mapping[str, Tensor]) -> None:
-        """Be as before the last step."""
-        if self._before is None:
-            return
-        self._steps, self._moments = self._before.steps, self._before.moments
-        _put_back(self._before.values, parameters)
-        self._before = None
-
-    def _moments_of(self, parameters: Mapping[str, Tensor]) -> _Moments:
-        """The moments in the order of the parameters; those of new ones are zeros."""
-        if self._moments is not None and list(self._moments.shapes) == list(parameters):
-            return self._moments
-        held = {} if self._moments is None else self._moments.apart()
-        both = [held.get(name) or (torch.zeros_like(v), torch.zeros_like(v)) for name, v in parameters.items()]
-        shapes = {name: value.shape for name, value in parameters.items()}
-        return _Moments(shapes, _end_to_end(one for one, _ in both), _end_to_end(two for _, two in both))
-
-    def _slopes(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:
-        """Gradients, clipped and with the decay of weights in them."""
-        scale, decay = clip_scale(gradients, self._settings.meta_clip), self._settings.meta_weight_decay
-        slopes = []
-        for name, value in parameters.items():
-            slope = gradients[name] if scale is None else gradients[name] * scale
-            slopes.append(slope + decay * value if decay and not is_bias(name) else slope)
-        return slopes
+    def keep(self, memory: Mapping[str, Tensor]) -> None:
+        self._row_optimizer.steps = int(memory["steps"])
 
     def memory(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint needs."""
-        held = {} if self._moments is None else self._moments.apart()
-        moments = {
-            f"adam/{order}/{name}": moment.clone()
-            for name, both in held.items()
-            for order, moment in enumerate(both, start=1)
-        }
-        return {"adam/steps": torch.tensor(self._steps, device="cpu"), **moments}
+        return {**super().memory(), "steps": torch.tensor(self._row_optimizer.steps, device="cpu")}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Become what `memory` described."""
-        self._steps = int(memory["adam/steps"])
-        names = [name.removeprefix("adam/1/") for name in memory if name.startswith("adam/1/")]
-        first, second = ([memory[f"adam/{order}/{name}"] for name in names] for order in (1, 2))
-        shapes = {name: moment.shape for name, moment in zip(names, first, strict=True)}
-        self._moments = _Moments(shapes, _end_to_end(first), _end_to_end(second)) if names else None
+        if "steps" not in memory:
+            raise CheckpointError(
+                f"this is not the meta-model of strategy {self.name!r}: it does not say how many steps were made. "
+                "It was saved with another strategy; load it with the one it was saved with."
+            )
+        super().recall(memory)
+        self.keep(memory)
 
-
-def _end_to_end(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def _put_back(flat: Tensor, parameters: Mapping[str, Tensor]) -> None:
-    parts = torch.split(flat, [value.numel() for value in parameters.values()])
-    shaped = [part.view(value.shape) for part, value in zip(parts, parameters.values(), strict=True)]
-    torch._foreach_copy_(list(parameters.values()), shaped)
-
-
-def clip_scale(gradients: Mapping[str, Tensor], most: float | None) -> Tensor | None:
-    """By what gradients are multiplied so that their common norm is at most `most`; none where nothing is clipped."""
-    if most is None:
-        return None
-    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-    return torch.clamp(most / (norm + 1e-6), max=1.0)
+    def start_afresh(self) -> None:
+        self._row_optimizer.steps = 0
 
 
 def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
@@ -272,10 +201,10 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
     with torch.enable_grad():
         free = {name: value.detach().requires_grad_() for name, value in provisional.items()}
         loss = meta_loss(free)
-        found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+        slopes = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
     gammas = {
         name: torch.zeros_like(value) if gamma is None else gamma
-        for (name, value), gamma in zip(provisional.items(), found, strict=True)
+        for (name, value), gamma in zip(provisional.items(), slopes, strict=True)
     }
     return gammas, loss.detach()
 
@@ -283,8 +212,3 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
 def fading_name(table: str) -> str:
     """The meta-parameter that moves a table's half-life."""
     return f"fading.{table}"
-
-
-def is_bias(name: str) -> bool:
-    """Whether weight decay leaves a tensor alone."""
-    return name.endswith("bias")

@@ -12,19 +12,21 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates
+from melon.adam import Adam, Moments
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
-from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, clip_scale, gammas_at
+from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
+from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
 from melon.tables import TableSpec
 
-#: What is kept for each row where rates are kept row by row: α as it is stored, Adam's moments of it, its step count.
+#: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.
 _ALPHA, _FIRST, _SECOND, _STEPS = "alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"
-_BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
+_ADAM = Adam()
 
 
 class MetaSGDSettings(LearnedSettings):
-    """`share` says for what there is one rate: an entry, a row, a column of a table, or a whole table.
+    """`share` is what has one rate: an entry, a row, a column of a table, or a whole table.
 
     `alpha_param="softplus"` keeps rates above zero and moves small ones by small amounts; `raw` lets them turn
     negative.
@@ -34,8 +36,8 @@ class MetaSGDSettings(LearnedSettings):
     share: Literal["scalar", "row", "dim", "table"] = "scalar"
     alpha_init: float = Field(0.3, ge=0)
     alpha_param: Literal["raw", "softplus"] = Field("softplus", validate_default=True)
-    aggregation: Aggregate = "sum"
-    shared_aggregation: Aggregate = "row_mean"
+    reduction: GradientReduction = "sum"
+    shared_reduction: GradientReduction = "row_mean"
 
     @field_validator("alpha_param")
     @classmethod
@@ -46,7 +48,7 @@ class MetaSGDSettings(LearnedSettings):
 
 
 class MetaSGD(LearnedStrategy):
-    """θ'_m = θ_m − α_m ḡ_m and W_{x,m} = α_m, scaled as the aggregation says: column-constant."""
+    """θ'_m = θ_m − α_m ḡ_m and W_{x,m} = α_m, scaled as the reduction says: column-constant."""
 
     name = "metasgd"
     settings_type = MetaSGDSettings
@@ -57,19 +59,10 @@ class MetaSGD(LearnedStrategy):
         """Whether rates belong to rows; then they live in the updater's tables, and grow and rest with the rows."""
         return self.settings.share in ("scalar", "row")
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, "constant")
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         widths = {name: spec.dim if self.settings.share == "dim" else 1 for name, spec in specs.items()}
         for name, width in widths.items() if not self.by_row else ():
-            self._phi.uniform(alpha_name(name), 1, width, 0.0, self._start)
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+            parameters.uniform(alpha_name(name), 1, width, 0.0, self._start)
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         if not self.by_row:
@@ -90,13 +83,13 @@ class MetaSGD(LearnedStrategy):
         with torch.no_grad():
             gradients = self._gradients(situation)
             gammas, loss = gammas_at(self._stepped(situation, gradients), meta_loss)
-            found = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
-            found |= self.fading_gradients(situation, gammas)
+            meta_gradients = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
+            meta_gradients |= self.fading_gradients(situation, gammas)
             for table, gradient in gradients.items():
                 stored = self._stored(situation, table)
                 slope = -(gammas[table] * gradient).sum_to_size(stored.shape)
-                found[alpha_name(table)] = slope * self._slope_of_rate(stored)
-        return found, loss
+                meta_gradients[alpha_name(table)] = slope * self._slope_of_rate(stored)
+        return meta_gradients, loss
 
     @torch.no_grad()
     def adapt(self, gradients: Mapping[str, Tensor], situation: Situation) -> Situation:
@@ -105,10 +98,10 @@ class MetaSGD(LearnedStrategy):
         if not self.by_row:
             return situation
         scale, state = clip_scale(gradients, self.settings.meta_clip), dict(situation.row_state)
-        for table, kept in situation.row_state.items():
+        for table, rates in situation.row_state.items():
             gradient = gradients.get(alpha_name(table))
             if gradient is not None:
-                state[table] = self._moved(kept, gradient, scale)
+                state[table] = self._moved(rates, gradient, scale)
         return replace(situation, row_state=state)
 
     @torch.no_grad()
@@ -122,10 +115,10 @@ class MetaSGD(LearnedStrategy):
     def learning_rates(self, situation: Situation) -> LearningRates:
         tables = [gradient.table for gradient in situation.evidence.gradients]
         rates = {t: self._rates(self._stored(situation, t)).expand_as(situation.values[t]) for t in tables}
-        return parameter_rates(situation, rates, self.settings.aggregation, self.settings.shared_aggregation)
+        return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
     def _gradients(self, situation: Situation) -> dict[str, Tensor]:
-        return aggregated(situation, self.settings.aggregation, self.settings.shared_aggregation)
+        return reduced_gradients(situation, self.settings.reduction, self.settings.shared_reduction)
 
     def _stepped(self, situation: Situation, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = {
@@ -154,29 +147,26 @@ class MetaSGD(LearnedStrategy):
     def _slope_of_rate(self, stored: Tensor) -> Tensor:
         return torch.ones_like(stored) if self.settings.alpha_param == "raw" else torch.sigmoid(stored)
 
-    def _moved(self, kept: Mapping[str, Tensor], gradient: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
+    def _moved(self, state: Mapping[str, Tensor], gradient: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
         """Adam on the rows that have a signal, each with a step count of its own; the others to the bit as they were.
 
         A row has one where it lies in both batches: its gradient from the last interactions, and γ from these.
         """
-        alpha, decay = kept[_ALPHA], self.settings.meta_weight_decay
+        alpha, decay = state[_ALPHA], self.settings.meta_weight_decay
         met = (gradient != 0).any(1, keepdim=True)
         slope = gradient if scale is None else gradient * scale
         slope = slope + decay * alpha if decay else slope
-        steps = kept[_STEPS] + met
-        first = torch.lerp(kept[_FIRST], slope, 1 - _BETA_1)
-        second = torch.addcmul(_BETA_2 * kept[_SECOND], slope, slope, value=1 - _BETA_2)
-        count = steps.clamp(min=1)
-        length = (second / (1 - _BETA_2**count)).sqrt_().add_(_EPS)
-        step = first / (1 - _BETA_1**count) / length
+        steps = state[_STEPS] + met
+        moments = _ADAM.moments(Moments(state[_FIRST], state[_SECOND]), slope)
+        moved = _ADAM.step(alpha, moments, steps.clamp(min=1), self.settings.meta_lr)
         return {
-            _ALPHA: torch.where(met, alpha - self.settings.meta_lr * step, alpha),
-            _FIRST: torch.where(met, first, kept[_FIRST]),
-            _SECOND: torch.where(met, second, kept[_SECOND]),
+            _ALPHA: torch.where(met, moved, alpha),
+            _FIRST: torch.where(met, moments.first, state[_FIRST]),
+            _SECOND: torch.where(met, moments.second, state[_SECOND]),
             _STEPS: steps,
         }
 
 
 def alpha_name(table: str) -> str:
-    """Under which name a table's rates are learned."""
+    """The name of the meta-gradient, and where rates are shared of the meta-parameter, of a table's rates."""
     return f"{table}.alpha"

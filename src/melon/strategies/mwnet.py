@@ -1,4 +1,4 @@
-"""MWNet (METHODS.md 3.3): a small net weighs each interaction by its loss, so that what is learned helps on what comes.
+"""MWNet (METHODS.md 3.3): a small net weighs each interaction by its loss, so that learning it helps on later ones.
 
 The virtual step is plain SGD, whatever the real optimiser is. It is large by default: with a step as small as the
 published one the meta-gradient is lost (3.3, pitfall a).
@@ -15,10 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedSettings, MetaLoss, gammas_at
-from melon.strategies.optimizers import OptimizerSettings, Reduction
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
+from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.stepped import SteppedStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -28,44 +27,35 @@ _BESIDE_ADAM = 0.3
 class MWNetSettings(LearnedSettings, OptimizerSettings):
     """The real step is Default's, with weights between 0 and `most_weight`; the virtual one is SGD.
 
-    Where `virtual_lr` or `virtual_reduction` is not said, the virtual step is the real one under `sgd`, and a usual
-    step for each interaction under Adam.
+    Without `virtual_lr` or `virtual_reduction`, the virtual step is the real one under `sgd`, and a usual step for each
+    interaction under Adam.
     """
 
-    reduction: Reduction = "sum"  # in turn would leave the look-ahead without a batch to look at
+    reduction: Literal["sum", "mean"] = "sum"  # not sequential: the look-ahead needs a batch
     meta_lr: float = Field(3e-3, ge=0)
     hidden: int = Field(100, ge=1)
     most_weight: float = Field(2.0, gt=0)
     init: Literal["even", "drawn"] = "even"
     normalise: bool = False
     virtual_lr: float | None = Field(None, gt=0)
-    virtual_reduction: Reduction | None = None
+    virtual_reduction: Literal["sum", "mean"] | None = None
 
 
-class MWNet(SteppedStrategy):
+class MWNet(LearnedOptimizerStrategy):
     """W_{x,m} = η·a_x with a_x = most_weight · σ(V_φ(L_x)): row-constant."""
 
     name = "mwnet"
     settings_type = MWNetSettings
     settings: MWNetSettings
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         hidden, drawn = self.settings.hidden, self.settings.init == "drawn"
-        self._phi = Parameters(self.seed, dtype, device, "uniform")
         # As frameworks draw a linear layer: uniform within one over the root of its inputs.
-        self._phi.uniform("hidden.weight", hidden, 1, 1.0)
-        self._phi.uniform("hidden.bias", 1, hidden, 1.0)
+        parameters.uniform("hidden.weight", hidden, 1, 1.0)
+        parameters.uniform("hidden.bias", 1, hidden, 1.0)
         # With an even output every weight starts at half of `most_weight`: the strategy starts as Default.
-        self._phi.uniform("out.weight", hidden, 1, hidden**-0.5 if drawn else 0.0)
-        self._phi.uniform("out.bias", 1, 1, hidden**-0.5 if drawn else 0.0)
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+        parameters.uniform("out.weight", hidden, 1, hidden**-0.5 if drawn else 0.0)
+        parameters.uniform("out.bias", 1, 1, hidden**-0.5 if drawn else 0.0)
 
     def weights(self, situation: Situation) -> Tensor:
         """a_x of each interaction; differentiable in φ, while the loss is a constant."""
@@ -94,16 +84,16 @@ class MWNet(SteppedStrategy):
                 reaching = F.pad(gamma, (0, 0, 0, rows - len(gamma)))  # what lies beyond cannot reach the loss
                 pull -= self._virtual_rate(situation, gradient.table) * gradient.dot(reaching)
         through = torch.autograd.grad(weights, list(net.values()), pull)
-        found = dict(zip(net, through, strict=True)) | self.fading_gradients(situation, gammas)
-        return {name: found[name] for name in self.parameters()}, loss
+        slopes = dict(zip(net, through, strict=True)) | self.fading_gradients(situation, gammas)
+        return {name: slopes[name] for name in self.parameters()}, loss
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        return self._stepper.propose(situation, self.weights(situation))
+        return self._row_optimizer.propose(situation, self.weights(situation))
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
-        return self._stepper.learning_rates(situation, self.weights(situation))
+        return self._row_optimizer.learning_rates(situation, self.weights(situation))
 
     def _virtual_step(self, situation: Situation, weights: Tensor) -> dict[str, Tensor]:
         values = {

@@ -10,11 +10,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from melon.adam import Adam, Moments
 from melon.errors import SettingsError
 from melon.strategies.base import (
     Kept,
     LearningRates,
     Proposal,
+    Reduction,
     RowState,
     Situation,
     Strategy,
@@ -24,9 +26,6 @@ from melon.strategies.base import (
 from melon.tables import TableSpec
 
 Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
-Reduction = Literal["sum", "mean"]
-#: How the interactions of a batch come together on a row; in turn, each starts from where the one before left it.
-RowReduction = Literal["sum", "mean", "sequential"]
 
 
 class OptimizerSettings(StrategySettings):
@@ -37,8 +36,8 @@ class OptimizerSettings(StrategySettings):
     """
 
     optimizer: Optimizer = "sgd"
-    reduction: RowReduction = "sum"
-    shared_reduction: Reduction = "mean"
+    reduction: Literal["sum", "mean", "sequential"] = "sum"
+    shared_reduction: Literal["sum", "mean"] = "mean"
     lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
     beta_1: float = Field(0.9, ge=0, lt=1)
@@ -46,20 +45,20 @@ class OptimizerSettings(StrategySettings):
     eps: float = Field(1e-8, gt=0)
 
 
-class StepStrategy(Strategy):
+class WeightedLossStrategy(Strategy):
     """A strategy that is one optimiser step on a (weighted) loss; what the weights are is all that differs."""
 
     settings: OptimizerSettings
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._stepper = Stepper(self.settings)
-        self.dense = self._stepper.dense
+        self._optimizer = RowOptimizer(self.settings)
+        self.dense = self._optimizer.dense
         self.in_turn = self.settings.reduction == "sequential"
         if self.dense and self.in_turn:
             raise SettingsError(
-                "reduction = 'sequential' will not do with optimizer = 'adam_dense', which moves every row at every "
-                "step. Use sgd or adam_lazy."
+                "reduction = 'sequential' does not go with optimizer = 'adam_dense', which moves all rows; "
+                "use optimizer = 'sgd' or 'adam_lazy'."
             )
 
     @abstractmethod
@@ -67,25 +66,25 @@ class StepStrategy(Strategy):
         """A weight for each interaction's loss; none where all count the same."""
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
-        return self._stepper.row_state()
+        return self._optimizer.row_state()
 
     def propose(self, situation: Situation) -> Proposal:
-        return self._stepper.propose(situation, self.weights(situation))
+        return self._optimizer.propose(situation, self.weights(situation))
 
     def learning_rates(self, situation: Situation) -> LearningRates:
-        return self._stepper.learning_rates(situation, self.weights(situation))
+        return self._optimizer.learning_rates(situation, self.weights(situation))
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:
-        self._stepper.steps = int(memory["steps"])
+        self._optimizer.steps = int(memory["steps"])
 
     def memory(self) -> dict[str, Tensor]:
-        return {"steps": torch.tensor(self._stepper.steps, device="cpu")}
+        return {"steps": torch.tensor(self._optimizer.steps, device="cpu")}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         self.keep(memory)
 
 
-class Stepper:
+class RowOptimizer:
     """Turns weighted evidence into new rows; the step count is its only memory.
 
     Weight decay is coupled L2. It reaches the rows of the compact copy, which for the lazy optimisers are those that
@@ -95,6 +94,7 @@ class Stepper:
     def __init__(self, settings: OptimizerSettings) -> None:
         self.settings = settings
         self.steps = 0
+        self._adam = Adam(settings.beta_1, settings.beta_2, settings.eps, "product")
 
     @property
     def dense(self) -> bool:
@@ -121,12 +121,10 @@ class Stepper:
             if settings.optimizer == "sgd":
                 values[table] = old - settings.lr * gradient
                 continue
-            kept = {key: moment[: len(gradient)] for key, moment in situation.row_state[table].items()}
-            moment_1 = torch.lerp(kept["moment_1"], gradient, 1 - settings.beta_1)
-            moment_2 = settings.beta_2 * kept["moment_2"] + (1 - settings.beta_2) * gradient.square()
-            scale = moment_2.div(1 - settings.beta_2**steps).sqrt_().add_(settings.eps)
-            values[table] = torch.addcdiv(old, moment_1, scale, value=-settings.lr / (1 - settings.beta_1**steps))
-            state[table] = {"moment_1": moment_1, "moment_2": moment_2}
+            first, second = (situation.row_state[table][key][: len(gradient)] for key in ("moment_1", "moment_2"))
+            moments = self._adam.moments(Moments(first, second), gradient)
+            values[table] = self._adam.step(old, moments, steps, settings.lr)
+            state[table] = {"moment_1": moments.first, "moment_2": moments.second}
         return Proposal(values, state, {"steps": torch.tensor(steps, device="cpu")})
 
     def learning_rates(self, situation: Situation, weights: Tensor | None = None) -> LearningRates:
@@ -136,7 +134,7 @@ class Stepper:
         scale = {table: 1 / n if self._reduction(situation, table) == "mean" else 1.0 for table in situation.values}
         return row_constant_rates(situation.evidence, base * rate, scale)
 
-    def _reduction(self, situation: Situation, table: str) -> RowReduction:
+    def _reduction(self, situation: Situation, table: str) -> Reduction:
         shared = situation.specs[table].role == "shared"
         return self.settings.shared_reduction if shared else self.settings.reduction
 

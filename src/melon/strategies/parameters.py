@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ Centre = float | np.ndarray[tuple[int, ...], np.dtype[np.floating]]
 class Parameters:
     """A flat dictionary of leaves; the parts of a meta-model register theirs under their own names."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, init: str) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, init: Literal["normal", "xavier"]) -> None:
         self._draws = Draws(seed, "meta-model")
         self._dtype, self._device, self._init = dtype, device, init
-        self.held: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
 
     def weight(self, name: str, rows: int, columns: int) -> None:
         """A matrix: Normal(0, 0.01²), or Xavier's spread."""
@@ -49,7 +50,7 @@ class Parameters:
         self._put(name, centre + half_width * (2 * drawn - 1))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.held[name]
+        return self.tensors[name]
 
     def _normals(self, name: str, rows: int, columns: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         return self._draws.normals(self._keys(name, rows), columns)
@@ -59,4 +60,4 @@ class Parameters:
         return np.arange(rows, dtype=np.int64) + (zlib.crc32(name.encode()) << 20)
 
     def _put(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
-        self.held[name] = torch.from_numpy(values).to(self._dtype).to(self._device).requires_grad_()
+        self.tensors[name] = torch.from_numpy(values).to(self._dtype).to(self._device).requires_grad_()

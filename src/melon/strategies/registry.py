@@ -1,8 +1,14 @@
 """The update strategies that can be chosen by name, with their presets and search spaces."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from melon.registry import Entry, Registry, Space
-from melon.strategies.melon.presets import RATE_PRESETS
-from melon.strategies.s2meta.presets import S2META_PRESETS
+from melon.strategies.presets import MELON_PRESETS, S2META_PRESETS
+
+if TYPE_CHECKING:
+    from melon.strategies.base import Strategy
 
 #: Half-lives of idle items in interactions, from none at all; searched only where fading is asked for.
 FADING = (None, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 300.0)
@@ -22,7 +28,7 @@ _RATE_SPACE = Space(
         "fading": FADING,
         "meta_lr": (0.0003, 0.001, 0.003, 0.01),
         "meta_cooling": (1.0, 0.1),  # fast streams gain by it, others do not
-        "aggregation": ("sum", "sqrt"),
+        "reduction": ("sum", "sqrt"),
         "passes": (10, 20),
     },
     ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
@@ -34,21 +40,22 @@ _PAPER_SML = {
     "optimizer": "adam_lazy",
     "lr": 0.01,
     "weight_decay": 1e-6,
-    "aggregation": "batch",
-    "shared_aggregation": "batch",
+    "reduction": "mean",
+    "shared_reduction": "mean",
     "meta_lr": 1e-3,
     "meta_weight_decay": 1e-4,
 }
 
-STRATEGIES = Registry(
-    "strategy",
-    "melon.strategies",
+_ENTRIES = (
     Entry(
         "default",
         "fine-tuning: one gradient step on each incoming batch",
         "melon.strategies.default:Default",
         Space(_STEP_AXES, _STEP_STARTS),
         {"default": {}, "paper": _PAPER_STEP},
+        in_comparison=True,
+        label="default steps (tuned)",
+        color=("#344054", "#d3dae4"),
     ),
     Entry(
         "eals",
@@ -64,11 +71,14 @@ STRATEGIES = Registry(
             ({"optimizer": "sgd", "lr": 0.1, "w_new": 4.0}, {"optimizer": "adam_lazy", "lr": 0.01, "w_new": 4.0}),
         ),
         {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},
+        in_comparison=True,
+        label="eALS",
+        color=("#d9622b", "#ff9d6b"),
     ),
     Entry(
         "als",
         "the genuine element-wise ALS solver on matrix-factorisation tables",
-        "melon.strategies.als:ALS",
+        "melon.strategies.als.strategy:ALS",
         Space(
             {
                 "reg": (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
@@ -81,6 +91,8 @@ STRATEGIES = Registry(
                 {"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},  # the published driver's
             ),
         ),
+        label="ALS",
+        color=("#a3341c", "#f07f66"),
     ),
     Entry(
         "mwnet",
@@ -109,6 +121,9 @@ STRATEGIES = Registry(
                 "meta_weight_decay": 0.0001,
             },
         },
+        in_comparison=True,
+        label="MWNet",
+        color=("#c58a14", "#f0c256"),
     ),
     Entry(
         "metasgd",
@@ -120,7 +135,7 @@ STRATEGIES = Registry(
                 "fading": FADING,
                 "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
                 "share": ("scalar", "row", "dim", "table"),
-                "aggregation": ("sum", "row_mean"),
+                "reduction": ("sum", "row_mean"),
             },
             ({"alpha_init": 0.3, "meta_lr": 0.01}, {"alpha_init": 0.3, "meta_lr": 0.003, "share": "dim"}),
         ),
@@ -130,11 +145,14 @@ STRATEGIES = Registry(
                 "share": "scalar",
                 "alpha_init": 0.05,
                 "alpha_param": "raw",
-                "aggregation": "batch",
-                "shared_aggregation": "batch",
+                "reduction": "mean",
+                "shared_reduction": "mean",
                 "meta_lr": 0.001,
             },
         },
+        in_comparison=True,
+        label="MetaSGD",
+        color=("#2e6fdb", "#7eb0ff"),
     ),
     Entry(
         "s2meta",
@@ -151,6 +169,9 @@ STRATEGIES = Registry(
             ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
         ),
         S2META_PRESETS,
+        in_comparison=True,
+        label="S2Meta",
+        color=("#7a4fd0", "#b79bff"),
     ),
     Entry(
         "sml",
@@ -167,29 +188,62 @@ STRATEGIES = Registry(
             ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
         ),
         {"default": {}, "paper": _PAPER_SML},
+        in_comparison=True,
+        label="SML",
+        color=("#c0399f", "#f08ad6"),
     ),
     Entry(
         "melon",
         "a learned rate for every (interaction, parameter) pair",
-        "melon.strategies.melon.variants:MeLON",
+        "melon.strategies.melon.strategy:MeLON",
         _RATE_SPACE,
-        RATE_PRESETS,
+        MELON_PRESETS,
+        in_comparison=True,
+        label="MeLON",
+        color=("#1f7a4d", "#5ecb97"),
     ),
     Entry(
         "melon_i",
         "MeLON's ablation with one learned rate per interaction",
-        "melon.strategies.melon.variants:MeLONI",
+        "melon.strategies.melon.strategy:MeLONI",
         _RATE_SPACE,
-        RATE_PRESETS,
+        MELON_PRESETS,
+        in_comparison=True,
+        label="MeLON_I",
+        color=("#8a9a00", "#c8d84e"),
     ),
     Entry(
         "melon_p",
         "MeLON's ablation with one learned rate per parameter",
-        "melon.strategies.melon.variants:MeLONP",
+        "melon.strategies.melon.strategy:MeLONP",
         _RATE_SPACE,
-        RATE_PRESETS,
+        MELON_PRESETS,
+        in_comparison=True,
+        label="MeLON_P",
+        color=("#0e9384", "#3fd6c4"),
     ),
 )
 
+STRATEGIES = Registry("strategy", "melon.strategies", *_ENTRIES)
+
 #: What `--strategies all` means.
-ALL_STRATEGIES = ("default", "eals", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
+ALL_STRATEGIES = tuple(entry.name for entry in _ENTRIES if entry.in_comparison)
+
+
+def space_of(strategy: str | type[Strategy]) -> Space:
+    """The search space of a strategy: its entry's, or else the one that its class declares.
+
+    A space without axes means that there is nothing to search, and that the strategy is compared as it is.
+    """
+    if isinstance(strategy, str):
+        entry = STRATEGIES[strategy]
+        return entry.space if entry.space.axes else space_of(entry.load())
+    if strategy.space.axes:
+        return strategy.space
+    target = f"{strategy.__module__}:{strategy.__qualname__}"
+    return next((entry.space for entry in _ENTRIES if entry.target == target), Space())
+
+
+def is_searchable(strategy: str | type[Strategy]) -> bool:
+    """Whether a strategy has settings to search; if not, a comparison must say so beside its name."""
+    return bool(space_of(strategy).axes)

@@ -26,39 +26,41 @@ def propose_in_turn(recommender: Recommender, strategy: Strategy, situation: Sit
     """
     whole = strategy.propose(situation)
     roles = {name: spec.role for name, spec in situation.specs.items()}
-    rows_alone = [name for name in whole.values if roles[name] != "shared"]
+    row_tables = [name for name in whole.values if roles[name] != "shared"]
     values = {name: old.clone() if roles[name] != "shared" else old for name, old in situation.values.items()}
     state: RowState = {
-        name: {key: old.clone() for key, old in kept.items()}
-        for name, kept in situation.row_state.items()
+        name: {key: old.clone() for key, old in tensors.items()}
+        for name, tensors in situation.row_state.items()
         if roles[name] != "shared"
     }
     for wave in waves(situation.examples):
-        held = {role: torch.unique(rows) for role, rows in (("user", wave.users), ("item", wave.items))}
-        small = replace(
+        rows = {role: torch.unique(positions) for role, positions in (("user", wave.users), ("item", wave.items))}
+        examples = replace(
             wave,
-            users=torch.searchsorted(held["user"], wave.users),
-            items=torch.searchsorted(held["item"], wave.items),
+            users=torch.searchsorted(rows["user"], wave.users),
+            items=torch.searchsorted(rows["item"], wave.items),
         )
-        here = {name: old if roles[name] == "shared" else old[held[roles[name]]] for name, old in values.items()}
-        kept_here = {name: {key: old[held[roles[name]]] for key, old in kept.items()} for name, kept in state.items()}
-        made = strategy.propose(
+        wave_values = {name: old if roles[name] == "shared" else old[rows[roles[name]]] for name, old in values.items()}
+        wave_state = {
+            name: {key: old[rows[roles[name]]] for key, old in tensors.items()} for name, tensors in state.items()
+        }
+        proposal = strategy.propose(
             replace(
                 situation,
-                examples=small,
-                values=here,
-                row_state={**situation.row_state, **kept_here},
-                evidence=recommender.evidence(here, small),
+                examples=examples,
+                values=wave_values,
+                row_state={**situation.row_state, **wave_state},
+                evidence=recommender.evidence(wave_values, examples),
                 around=None,
             )
         )
-        for name in rows_alone:
-            values[name][held[roles[name]]] = made.values[name]
-            for key, new in made.row_state.get(name, {}).items():
-                state[name][key][held[roles[name]]] = new
-    rows = {name: values[name] for name in rows_alone}
-    kept = {name: state[name] for name in whole.row_state if name in rows}
-    return Proposal({**whole.values, **rows}, {**whole.row_state, **kept}, whole.memory)
+        for name in row_tables:
+            values[name][rows[roles[name]]] = proposal.values[name]
+            for key, new in proposal.row_state.get(name, {}).items():
+                state[name][key][rows[roles[name]]] = new
+    new_values = {name: values[name] for name in row_tables}
+    new_state = {name: state[name] for name in whole.row_state if name in new_values}
+    return Proposal({**whole.values, **new_values}, {**whole.row_state, **new_state}, whole.memory)
 
 
 def waves(examples: Examples) -> Iterator[Examples]:
@@ -67,10 +69,10 @@ def waves(examples: Examples) -> Iterator[Examples]:
     rows = torch.cat([users[:, None], items + users.max() + 1], dim=1)
     left, size = torch.arange(len(users), device=users.device), int(rows.max()) + 1
     while len(left):
-        here = rows[left]
+        touched = rows[left]
         first = torch.full((size,), len(users), device=users.device)
-        first.scatter_reduce_(0, here.flatten(), left.repeat_interleave(here.shape[1]), "amin")
-        ready = (first[here] == left[:, None]).all(1)
+        first.scatter_reduce_(0, touched.flatten(), left.repeat_interleave(touched.shape[1]), "amin")
+        ready = (first[touched] == left[:, None]).all(1)
         yield _taken(examples, left[ready])
         left = left[~ready]
 

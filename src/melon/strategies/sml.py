@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.aggregates import Aggregate, aggregated, parameter_rates, touched_rows
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedSettings
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.stepped import SteppedStrategy
+from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients, touched_rows
 from melon.tables import TableSpec
 
 #: Filters of the two convolutions, as published.
@@ -26,20 +25,20 @@ _GUARD = 1e-12
 
 
 class SMLSettings(LearnedSettings):
-    """How rows are fine-tuned (`lr` to `shared_aggregation`), and what merges them."""
+    """How rows are fine-tuned (`lr` to `shared_reduction`), and what merges them."""
 
     optimizer: Literal["sgd", "adam_lazy"] = "sgd"
     lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
-    aggregation: Aggregate = "sum"  # of rows of users and items
-    shared_aggregation: Aggregate = "row_mean"  # of weights that every interaction touches
+    reduction: GradientReduction = "sum"  # of rows of users and items
+    shared_reduction: GradientReduction = "row_mean"  # of weights that every interaction touches
     residual: bool = True  # the merged row is the fine-tuned one plus what T says, from 0 on; else it is T alone
     bounded: bool = True  # with the residual: tanh T times the row's own step is added, rather than T itself
     width: int = Field(512, ge=1)
     meta_lr: float = Field(1e-3, ge=0)
 
 
-class SML(SteppedStrategy):
+class SML(LearnedOptimizerStrategy):
     """θ' = T(θ, ŵ) for the embeddings that the batch touches, ŵ being θ after a plain step; all else is that step.
 
     With the residual it is ŵ + T(θ, ŵ), or ŵ + (ŵ − θ) ⊙ tanh T(θ, ŵ) where that is bounded, and starts as ŵ. Every
@@ -51,25 +50,16 @@ class SML(SteppedStrategy):
     settings_type = SMLSettings
     settings: SMLSettings
 
-    def plain_step(self) -> OptimizerSettings:
-        told = self.settings
-        return OptimizerSettings(optimizer=told.optimizer, lr=told.lr, weight_decay=told.weight_decay)
+    def row_optimizer_settings(self) -> OptimizerSettings:
+        own = self.settings
+        return OptimizerSettings(optimizer=own.optimizer, lr=own.lr, weight_decay=own.weight_decay)
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, "uniform")
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         self._transfers = {
-            name: Transfer(name, spec.dim, self.settings, self._phi)
+            name: Transfer(name, spec.dim, self.settings, parameters)
             for name, spec in specs.items()
             if spec.kind == "embedding"
         }
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -85,7 +75,7 @@ class SML(SteppedStrategy):
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
         """The effective rates −Δ_m / Σ_x g_{x,m}; 0 where the gradients add up to 0, however far T moves the entry."""
-        new, totals = self.propose(situation).values, aggregated(situation, "sum")
+        new, totals = self.propose(situation).values, reduced_gradients(situation, "sum")
         rates = {
             table: ((situation.values[table] - new[table]) / total).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             for table, total in totals.items()
@@ -94,8 +84,8 @@ class SML(SteppedStrategy):
 
     def _tuned(self, situation: Situation) -> Proposal:
         """ŵ: the plain step, a constant to the meta-gradient."""
-        settings = self.settings
-        return self._stepper.step(situation, aggregated(situation, settings.aggregation, settings.shared_aggregation))
+        gradients = reduced_gradients(situation, self.settings.reduction, self.settings.shared_reduction)
+        return self._row_optimizer.step(situation, gradients)
 
     def _merged(self, situation: Situation, tuned: Proposal) -> dict[str, Tensor]:
         """All values that the next loss can see, touched rows merged."""
@@ -107,13 +97,13 @@ class SML(SteppedStrategy):
             if table not in tuned.values:
                 continue
             rows, before, tuned_rows = touched[table], read[touched[table]], tuned.values[table][touched[table]]
-            # What T sees is a constant, as any feature is; fading has its part in what T's word is added to.
+            # T's inputs are constants, as all features are; fading is differentiated in the row that T adds to.
             after = tuned_rows + (old[rows] - before)
             if table in self._transfers:
-                said = self._transfers[table](before, tuned_rows)
+                transferred = self._transfers[table](before, tuned_rows)
                 if self.settings.residual and self.settings.bounded:
-                    said = torch.tanh(said) * (tuned_rows - before)
-                after = after + said if self.settings.residual else said
+                    transferred = torch.tanh(transferred) * (tuned_rows - before)
+                after = after + transferred if self.settings.residual else transferred
             values[table] = old.index_copy(0, rows, after)
         return values
 
@@ -137,7 +127,7 @@ class Transfer:
             parameters.uniform(f"{table}.{number}.bias", 1, outputs, 0.0 if settings.residual else spread)
 
     def __call__(self, before: Tensor, after: Tensor) -> Tensor:
-        """The merged rows, or what is added to them, from constants: rows × dim."""
+        """The merged rows, or what is added to them (rows × dim), from constant rows."""
         rows, dim = before.shape
         common = before * after / (before.norm(dim=1, keepdim=True) + _GUARD)
         image = torch.stack([before, after, common]).view(3, rows * dim)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.interactions import Interactions
 from melon.errors import StreamError, unknown_name
-from melon.kernels.policy import stream_kernel
+from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import FirstSeen, pair_keys
 from melon.types import Flags, Ints
+
+if TYPE_CHECKING:
+    from melon.data.interactions import Interactions
 
 NEGATIVES = 99
 _OFFERED = 128
@@ -78,14 +81,14 @@ class Candidates:
 
     def _offer(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """Fill lines by rejection; returns those that are still short."""
-        kernel = stream_kernel()
-        if kernel is None:
+        loops = policy.load("stream")
+        if loops is None:
             return self._by_rounds(events, pending, pool, negatives)
         users, items = self._log.users[events], self._log.items[events]
         slots, bits, since = self._first_seen.storage
         ever, root, tries = self.mode == "full-log", self._draws.root, _OFFERS * _OFFERED
         short = np.empty(len(pending), dtype=bool)
-        kernel.candidates(slots, bits, since, ever, root, pool, tries, pending, events, users, items, negatives, short)
+        loops.candidates(slots, bits, since, ever, root, pool, tries, pending, events, users, items, negatives, short)
         return pending[short]
 
     def _by_rounds(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:

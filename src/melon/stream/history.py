@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from melon.kernels.policy import stream_kernel
+from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import PairSet, distinct, pair_keys
 from melon.stream.saved import MOST, Saved, part_of, require, saved_array
@@ -50,9 +50,9 @@ class PartnerRings:
         if not len(rows):
             return
         self._grow(int(rows.max()) + 1)
-        kernel = stream_kernel()
-        if kernel is not None:
-            met = kernel.remember(self._ring, self._met, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
+        loops = policy.load("stream")
+        if loops is not None:
+            met = loops.remember(self._ring, self._met, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
             self.most_met = max(self.most_met, int(met))
             return
         order = np.argsort(rows, kind="stable")
@@ -96,10 +96,10 @@ class PartnerRings:
     def sample(self, rows: Ints, draws: Draws, moment: int, most: int = NEIGHBOURS) -> Neighbours:
         """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
         partners = np.full((len(rows), most), NOBODY, dtype=np.int64)
-        kernel = stream_kernel()
-        if kernel is not None:
+        loops = policy.load("stream")
+        if loops is not None:
             counts = np.empty(len(rows), dtype=np.int64)
-            kernel.sample(self._ring, self._met, self._rows, rows, draws.root, moment, partners, counts)
+            loops.sample(self._ring, self._met, self._rows, rows, draws.root, moment, partners, counts)
             return Neighbours(partners, counts)
         kept = np.minimum(self.met(rows), RING)
         counts = np.minimum(kept, most)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from melon.errors import StreamError
-from melon.kernels.policy import stream_kernel
+from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
 from melon.stream.pairs import PairSet, pair_keys
@@ -35,18 +35,19 @@ class Negatives:
         """
         if self.pool < 2:
             raise StreamError(f"there is no negative among {self.pool} items; a stream teaches once it has two.")
+        users, items, events = (np.ascontiguousarray(each) for each in (users, items, events))
         columns = [self._one_each(users, items, events, column << 16) for column in range(count)]
         return np.stack(columns, axis=1)
 
     def _one_each(self, users: Ints, items: Ints, events: Ints, start: int) -> Ints:
-        kernel = stream_kernel() if self.popularity is None else None
-        if kernel is None:
+        loops = policy.load("stream") if self.popularity is None else None
+        if loops is None:
             chosen, pending = self._by_rounds(users, items, events, start)
         else:
             chosen = np.empty(len(users), dtype=np.int64)
             slots, bits = self.seen.storage
             tries, root = _ROUND * _ROUNDS, self.draws.root
-            missing = kernel.negatives(slots, bits, root, self.pool, tries, users, items, events, start, chosen)
+            missing = loops.negatives(slots, bits, root, self.pool, tries, users, items, events, start, chosen)
             pending = np.flatnonzero(chosen < 0) if missing else np.empty(0, dtype=np.int64)
         for line in pending:
             chosen[line] = self._exact(users[line], items[line], events[line])

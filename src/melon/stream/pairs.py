@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.policy import StreamKernel, stream_kernel
+from melon.kernels import policy
 from melon.stream.draws import Words
 from melon.types import Flags, Ints
 
@@ -41,9 +41,9 @@ class PairSet:
 
     def add(self, keys: Ints) -> None:
         """Put the keys in; those already there are left alone."""
-        kernel = stream_kernel()
-        if kernel is not None:
-            self._add_by(kernel, np.ascontiguousarray(keys).reshape(-1))
+        loops = policy.load("stream")
+        if loops is not None:
+            self._add_by(loops, np.ascontiguousarray(keys).reshape(-1))
             return
         fresh = distinct(keys)
         fresh = fresh[~self.contains(fresh)]
@@ -66,10 +66,10 @@ class PairSet:
     def find(self, keys: Ints) -> Ints:
         """The slot that holds each key, or -1; slots stay put until something is added."""
         flat = keys.reshape(-1)
-        kernel = stream_kernel()
-        if kernel is not None:
+        loops = policy.load("stream")
+        if loops is not None:
             found = np.empty(flat.shape, dtype=np.int64)
-            kernel.find(self._slots, self._bits, flat, found)
+            loops.find(self._slots, self._bits, flat, found)
             return found.reshape(keys.shape)
         slots = self._home(flat)
         held = self._slots[slots]
@@ -105,11 +105,11 @@ class PairSet:
         hashed >>= np.uint64(64 - self._bits)
         return hashed.view(np.int64)
 
-    def _add_by(self, kernel: StreamKernel, keys: Ints) -> None:
+    def _add_by(self, loops: policy.Loops, keys: Ints) -> None:
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
             self._reserve(self._size + len(some))
-            self._size += kernel.place(self._slots, self._bits, some)
+            self._size += loops.place(self._slots, self._bits, some)
 
     def _place(self, keys: Ints) -> None:
         slots, mask = self._home(keys), len(self._slots) - 1

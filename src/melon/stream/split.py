@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.interactions import Interactions
 from melon.errors import StreamError
 from melon.types import Ints
+
+if TYPE_CHECKING:
+    from melon.data.interactions import Interactions
 
 BATCH_SIZE = 256
 DEFAULT_SPLIT = (0.95, 0.005, 0.045)

@@ -1,52 +1,45 @@
-"""Readable tables in the terminal: a prepared stream, a stream's facts, a result beside its baselines."""
+"""Tables on the screen: a prepared stream, a stream's facts, a result beside its baselines, learning rates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from melon import display
+from melon.bench.record import Line, result_lines
+from melon.console import shown
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
-
-COLUMNS = ("HR@5", "HR@10", "HR@20", "NDCG@5", "NDCG@10", "NDCG@20")
-LABELS = {
-    "frozen": "frozen (no update)",
-    "popularity": "popularity",
-    "recent_popularity": "recent popularity",
-    "transitions_popularity": "transitions + popularity",
-    "knn_popularity": "item-kNN + popularity",
-    "frozen_popularity": "frozen + popularity",
-    "retrained": "retrained from scratch",
-    "default": "default (tuned)",
-}
+from melon.explain.matrix import BatchRates, RateFacts
 
 
 def show_preparation(report: PreparationReport, out: Path) -> None:
-    """What was read, dropped and written."""
-    console = Console(soft_wrap=True)
+    """Print what was read, dropped and written."""
+    console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"[bold]{escape(str(out))}[/bold]: {report.interactions:,} interactions of {report.users:,} users and "
         f"{report.items:,} items"
     )
     console.print(
-        f"read {report.rows_read:,} rows as {report.format} (times in {report.time_unit}) in {report.seconds:.1f} s, "
-        f"{report.bad_rows:,} bad, {report.filtered:,} below {report.min_interactions} interactions"
+        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad, "
+        f"{report.filtered:,} dropped because their user or item has fewer than {report.min_interactions} interactions"
     )
-    for note in report.notes:
-        console.print(f"  {note}", markup=False)
-    for bad in report.bad:
-        console.print(f"  {bad.count:,} × {bad}", markup=False)
+    for text in (*report.notes, *map(str, report.bad)):
+        console.print(indent(text, "  "), markup=False)
+    if any("(written " in bad.reason for bad in report.bad):
+        console.print("  which texts mean a missing id is set with --missing", markup=False)
 
 
 def show_info(info: StreamInfo, *, as_json: bool) -> None:
-    """The facts of a stream."""
+    """Print the facts of a stream."""
     console = Console()
     if as_json:
         console.print_json(json.dumps(info.as_dict()))
@@ -57,28 +50,15 @@ def show_info(info: StreamInfo, *, as_json: bool) -> None:
     console.print(table)
 
 
-def result_rows(record: Mapping[str, Any], which: str = "metrics") -> list[tuple[str, Mapping[str, float]]]:
-    """The baselines and the strategy, in the order a table shows them."""
-
-    def of(summary: Mapping[str, Any]) -> Mapping[str, float]:
-        found: Mapping[str, float] = summary if which == "metrics" else (summary.get(which) or {})
-        return found
-
-    rows = [(LABELS.get(name, name), of(found)) for name, found in record["baselines"].items()]
-    if record["strategy"] == "default" and record["pretrain"] == "shared":
-        return rows
-    return [*rows, (record["strategy"], record[which] or {})]
-
-
 def show_result(record: Mapping[str, Any]) -> None:
     """A result beside its baselines, and what was chosen."""
     console = Console(soft_wrap=True)
     stream = escape(record["dataset"]["path"] or "the stream")
-    show_table(console, f"{record['recommender']} on {stream}", result_rows(record))
+    show_table(f"{display.recommender_label(record['recommender'])} on {stream}", result_lines([record]))
     if record["without_repeats"] and record["without_repeats"] != record["metrics"]:
-        show_table(console, "without repeats of what the user already had", result_rows(record, "without_repeats"))
+        show_table("without repeats of what the user already had", result_lines([record], "without_repeats"))
     if record["full_ranking"]:
-        show_table(console, "ranked among the whole catalogue", result_rows(record, "full_ranking"))
+        show_table("ranked among the whole catalogue", result_lines([record], "full_ranking"))
     cold, speed = record["cold"], record["update_ms"]
     console.print(
         f"{record['interactions_evaluated']:,} interactions evaluated, {record['set_aside']:,} set aside, "
@@ -99,27 +79,22 @@ def show_result(record: Mapping[str, Any]) -> None:
         console.print(f"chosen for {name}: {chosen}{edge}", markup=False)
 
 
-def show_table(console: Console, title: str, rows: Iterable[tuple[str, Mapping[str, float]]]) -> None:
+def show_table(title: str, lines: Sequence[Line], console: Console | None = None) -> None:
     """Metrics of several methods, the best of each column in bold."""
-    lines = list(rows)
     table = RichTable(title=title, title_justify="left")
     table.add_column("")
-    for column in COLUMNS:
+    for column in display.COLUMNS:
         table.add_column(column, justify="right")
-    best = {column: max((found.get(column, 0.0) for _, found in lines), default=0.0) for column in COLUMNS}
-    for name, found in lines:
+    best = {column: max((line.metrics.get(column, 0.0) for line in lines), default=0.0) for column in display.COLUMNS}
+    for line in lines:
         cells = []
-        for column in COLUMNS:
-            value = found.get(column)
-            text = shown(value)
-            cells.append(f"[bold]{text}[/bold]" if value is not None and value == best[column] else text)
-        table.add_row(name, *cells)
-    console.print(table)
-
-
-def shown(value: float | None) -> str:
-    """A metric as tables print it."""
-    return "–" if value is None else f"{value:.3f}"
+        for column in display.COLUMNS:
+            value = line.metrics.get(column)
+            cells.append(
+                f"[bold]{shown(value)}[/bold]" if value is not None and value == best[column] else shown(value)
+            )
+        table.add_row(escape(line.label), *cells)
+    (console or Console(soft_wrap=True)).print(table)
 
 
 def _facts(info: StreamInfo) -> list[tuple[str, str]]:
@@ -144,3 +119,49 @@ def _facts(info: StreamInfo) -> list[tuple[str, str]]:
         ("repeats (last 5 %)", f"{info.repeats:.1%} ({info.tail_repeats:.1%})"),
         ("at the time of the one before", f"{info.equal_times:.1%}"),
     ]
+
+
+def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
+    """The learning-rate matrices of a batch in numbers, and where their picture is."""
+    console, about, facts = Console(soft_wrap=True), rates.about, rates.facts()
+    if as_json:
+        parts = {name: part.as_dict() for name, part in facts.items()}
+        console.print_json(json.dumps({**about, "picture": str(out), **parts}, allow_nan=False))
+        return
+    console.print(
+        f"[bold]{escape(about['strategy'])}[/bold] on {escape(about['recommender'])}, {about['learned']:,} interactions"
+        f" learned; {about['interactions']:,} from event {about['event']:,} on ({about['note']})"
+    )
+    table = RichTable()
+    table.add_column("learning rates")
+    for name in facts:
+        table.add_column({"rows": "rows of users and items", "shared": "shared weights"}[name], justify="right")
+    columns = [_rate_lines(part) for part in facts.values()]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    console.print(table)
+    console.print(f"wrote {out}", markup=False, highlight=False)
+
+
+def _rate_lines(facts: RateFacts) -> dict[str, str]:
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1%}"
+
+    def signed(value: float | None) -> str:
+        return "–" if value is None else f"{value:+.3f}"
+
+    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
+    return {
+        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
+        "least, mean, most": f"{facts.least:.4g}, {facts.mean:.4g}, {facts.most:.4g}",
+        "numerical rank": f"{facts.rank}",
+        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
+        "rank correlation with the loss": signed(facts.with_loss),
+        "rank correlation with |gradient|": signed(facts.with_gradient),
+        "rank correlation with the gradient": signed(facts.with_signed_gradient),
+        "variance by interaction": share(facts.by_interaction),
+        "variance by parameter": share(facts.by_parameter),
+        "variance by neither": share(facts.neither),
+        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
+        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
+    }

@@ -1,51 +1,43 @@
-"""The trials of a tuning in a file that can be gone on with: which were made, how they ended, which come next.
+"""The trials of a tuning in a journal that can be resumed: which were made, how they ended, which come next.
 
-Trials are asked for in rounds. What a round is asked depends on the rounds before it and on the seed alone, and so does
-what its trials are compared with; how many of them run at a time, and where, changes nothing.
+The journal is a file of JSON lines, each on disk before the next trial is planned. Trials are planned in rounds: a
+round depends on the rounds before it alone, and so does the trial that its own are compared with. How many of them run
+at a time, and where, changes nothing.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import warnings
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from melon.atomic import cannot_write
-from melon.errors import DataError, MissingExtraError, SettingsError
-from melon.stream.draws import Draws
-from melon.tuning.axes import Axes
+from melon.errors import DataError, SettingsError
+from melon.fitting.search import Search
+from melon.fitting.search import Trial as SearchTrial
 from melon.tuning.trials import Curve, Tried
 from melon.types import Plain
 
-if TYPE_CHECKING:
-    from optuna import Study as OptunaStudy
-    from optuna.trial import FrozenTrial
+_FORMAT, _VERSION = "melon tune", 1
+_OUTCOME = ("score", "seconds", "pruned", "problem", "curve")
 
-_NAME = "melon tune"
-#: Points that are drawn blindly, the declared starts among them, before the search looks at scores.
-_STARTUP = 8
-#: The share of a round that lies beside the best so far.
-_BESIDE = 0.5
-_ABOUT, _DEFAULTS, _PRETRAINING, _PASSED_OVER = "about", "defaults", "pre-training", "passed over"
+State = Literal["RUNNING", "COMPLETE", "PRUNED", "FAIL"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of the space, and how it did as far as that is known.
+    """A point of the space, its place among all trials, the round it belongs to, and how it ended if it did."""
 
-    Its number is Optuna's; its place counts those before it that were not passed over.
-    """
-
-    number: int
     place: int
+    round: int
     point: Plain
-    state: str
-    score: float | None
+    state: State = "RUNNING"
+    score: float | None = None
     seconds: float = 0.0
     problem: str | None = None
     curve: Curve | None = None
@@ -57,156 +49,121 @@ class Trial:
 
 
 class Study:
-    """Optuna's study in a journal file. One process at a time works on it."""
+    """A search whose trials are kept in a journal. One process at a time works on it (`alone`)."""
 
-    def __init__(self, path: Path, axes: Axes, about: Plain, *, seed: int, together: int) -> None:
-        optuna = import_optuna()
-        self._optuna, self._axes, self._seed, self._together = optuna, axes, seed, together
-        self._storage = _storage(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._study: OptunaStudy = optuna.create_study(
-                storage=self._storage, study_name=_NAME, direction="maximize", load_if_exists=True
-            )
-        self._claim(path, json.loads(json.dumps(about)))
-        for start in axes.starts:
-            self._study.enqueue_trial(axes.encode(start), skip_if_exists=True)
+    def __init__(self, path: Path, search: Search, about: Plain) -> None:
+        self._path, self._search = path, search
+        self._outcomes: dict[int, Plain] = {}
+        self.pretraining: Plain | None = None
+        self.defaults: Tried | None = None
+        about = json.loads(json.dumps(about))
+        lines = _read(path)
+        if not lines:
+            self._append({"journal": _FORMAT, "version": _VERSION, "about": about})
+        else:
+            self._claim(lines[0], about)
+        for line in lines[1:]:
+            self._take(line)
+        #: Every planned trial, in order: whole rounds that have ended, and the one under way.
+        self._planned: list[Trial] = []
+        self._plan()
 
-    @property
-    def defaults(self) -> Tried | None:
-        """How the strategy's own defaults did, once that is known."""
-        found = self._study.user_attrs.get(_DEFAULTS)
-        return None if found is None else Tried(**{**found, "curve": _curve(found["curve"])})
+    def keep_pretraining(self, settings: Plain) -> None:
+        """Remember how the recommender of all trials was pre-trained."""
+        if self.pretraining != settings:
+            self._keep({"pretraining": settings})
 
-    @defaults.setter
-    def defaults(self, tried: Tried) -> None:
-        plain = {"key": tried.key, "seconds": tried.seconds, "score": tried.score, "problem": tried.problem}
-        self._study.set_user_attr(_DEFAULTS, {**plain, "curve": _plain(tried.curve)})
-
-    @property
-    def pretraining(self) -> Plain | None:
-        """How the recommender of all trials was pre-trained, once that is known."""
-        found: Plain | None = self._study.user_attrs.get(_PRETRAINING)
-        return found
-
-    @pretraining.setter
-    def pretraining(self, settings: Plain) -> None:
-        self._study.set_user_attr(_PRETRAINING, settings)
+    def keep_defaults(self, tried: Tried) -> None:
+        """Remember how the strategy's own defaults did."""
+        self._keep({"defaults": {"key": tried.key, **_outcome(tried)}})
 
     def trials(self) -> list[Trial]:
-        """Every trial that counts, in the order in which they were asked for."""
-        found = self._study.get_trials(deepcopy=False)
-        asked = [one for one in found if one.state.name != "WAITING" and _PASSED_OVER not in one.user_attrs]
-        return [self._told(place, one) for place, one in enumerate(asked)]
+        """Every trial that has ended and those of the round under way that have not, in the order of their plan."""
+        return [self._with_outcome(trial) for trial in self._planned]
 
     def round(self, most: int) -> list[Trial]:
-        """Trials of the round under way that have not ended; where all have, those of the next, up to `most` trials.
-
-        None are left where there are `most`, or where the whole space was tried.
-        """
-        self._pass_over_the_unfinished()
-        asked = self.trials()
-        first = max(len(asked) - 1, 0) // self._together * self._together
-        current = asked[first:]
-        under_way = [trial for trial in current if not trial.ended]
-        if under_way and (len(current) == self._together or len(under_way) < len(current)):
-            return under_way
-        begun = len(asked) % self._together
-        stop = min(len(asked) - begun + self._together, most)
-        while len(asked) < stop and self._ask(asked):
-            asked = self.trials()
-        return [trial for trial in asked if not trial.ended]
+        """Trials of the round under way that have not ended; none where there are `most`, or nothing is left to try."""
+        return [trial for trial in self.trials() if not trial.ended and trial.place < most]
 
     def best_before(self, trial: Trial) -> Trial | None:
         """The best whole trial of the rounds before a trial's own: what it is compared with on its way."""
-        return best(self.trials()[: trial.place // self._together * self._together])
+        return best([earlier for earlier in self.trials() if earlier.round < trial.round])
 
-    def tell(self, number: int, tried: Tried) -> None:
+    def tell(self, trial: Trial, tried: Tried) -> None:
         """How a trial ended."""
-        states, frozen = self._optuna.trial.TrialState, self._study.trials[number]
-        identity = frozen._trial_id
-        self._storage.set_trial_user_attr(identity, "seconds", tried.seconds)
-        if tried.problem is not None:
-            self._storage.set_trial_user_attr(identity, "problem", tried.problem)
-            self._study.tell(number, state=states.FAIL)
-            return
-        assert tried.score is not None
-        assert tried.curve is not None
-        self._storage.set_trial_user_attr(identity, "curve", _plain(tried.curve))
-        if tried.pruned:
-            self._storage.set_trial_intermediate_value(identity, len(tried.curve.ranked), tried.score)
-            self._study.tell(number, state=states.PRUNED)
-        else:
-            self._study.tell(number, tried.score)
+        self._keep({"trial": trial.place, "point": trial.point, **_outcome(tried)})
+        self._plan()
 
-    def _ask(self, asked: list[Trial]) -> bool:
-        """One more trial; where the search would try a point again, its nearest neighbour that was not tried.
+    def _plan(self) -> None:
+        """Plan rounds until there is one with a trial that has not ended, or nothing is left to try."""
+        while all(trial.ended for trial in self.trials()):
+            for trial in self.trials()[len(self._search.trials) :]:
+                # A trial that was stopped early has seen less than others: its neighbours come last.
+                score = trial.score if trial.state == "COMPLETE" else None
+                self._search.tell(SearchTrial({**trial.point, **self._search.fixed}, score))
+            number = self._planned[-1].round + 1 if self._planned else 0
+            points = self._search.ask()
+            if not points:
+                return
+            self._planned += [Trial(len(self._planned) + at, number, point) for at, point in enumerate(points)]
 
-        Half of a round lies beside the best of the rounds before: on small budgets a walk from neighbour to neighbour
-        finds more than a model of few trials does. The other half is TPE's, which looks further away.
-        """
-        if self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.WAITING,)):
-            self._study.ask(self._axes.distributions())  # a start, or what a killed process had put in the queue
-            return True
-        tried = [trial.point for trial in asked]
-        place = len(asked) % self._together
-        top = best(asked[: len(asked) - place])
-        if top is not None and place < _BESIDE * self._together:
-            return self._ask_for(self._axes.untried(top.point, tried))
-        drawn = int(Draws(self._seed, "tuning").generator(len(asked)).integers(1 << 31))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna calls options experimental that it has had for years
-            self._study.sampler = self._optuna.samplers.TPESampler(
-                seed=drawn, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True
+    def _with_outcome(self, trial: Trial) -> Trial:
+        line = self._outcomes.get(trial.place)
+        if line is None:
+            return trial
+        if line["point"] != json.loads(json.dumps(trial.point)):
+            raise DataError(
+                f"{self._path}: trial {trial.place + 1} is {_short(line['point'])}, where this melon plans "
+                f"{_short(trial.point)}; it was made by another version. Choose another --study."
             )
-            made = self._study.ask(self._axes.distributions())
-        point = self._axes.decode(made.params)
-        if point not in tried:
-            return True
-        self._pass_over(made.number)
-        return self._ask_for(self._axes.untried(point, tried))
-
-    def _ask_for(self, point: Plain | None) -> bool:
-        """A trial of this very point; there is none where the whole space was tried."""
-        if point is None:
-            return False
-        self._study.enqueue_trial(self._axes.encode(point))
-        self._study.ask(self._axes.distributions())
-        return True
-
-    def _pass_over_the_unfinished(self) -> None:
-        """A process that was killed while it asked leaves a trial without all of its settings."""
-        for one in self._study.get_trials(deepcopy=False):
-            if one.state.name == "RUNNING" and one.params.keys() != self._axes.values.keys():
-                self._pass_over(one.number)
-
-    def _pass_over(self, number: int) -> None:
-        self._storage.set_trial_user_attr(self._study.trials[number]._trial_id, _PASSED_OVER, True)
-        self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
-
-    def _told(self, place: int, one: FrozenTrial) -> Trial:
-        told = one.user_attrs
-        return Trial(
-            one.number,
-            place,
-            self._axes.decode(one.params) if one.params.keys() == self._axes.values.keys() else {},
-            one.state.name,
-            one.value if one.state.name in ("COMPLETE", "PRUNED") else None,
-            told.get("seconds", 0.0),
-            told.get("problem"),
-            _curve(told.get("curve")),
+        state: State = "FAIL" if line["problem"] else "PRUNED" if line["pruned"] else "COMPLETE"
+        return replace(
+            trial,
+            state=state,
+            score=line["score"],
+            seconds=line["seconds"],
+            problem=line["problem"],
+            curve=_curve(line["curve"]),
         )
 
-    def _claim(self, path: Path, about: Plain) -> None:
-        known: Plain | None = self._study.user_attrs.get(_ABOUT)
-        if known is None:
-            self._study.set_user_attr(_ABOUT, about)
-            return
+    def _keep(self, line: Plain) -> None:
+        self._append(line)
+        self._take(line)
+
+    def _take(self, line: Plain) -> None:
+        try:
+            if "trial" in line:
+                self._outcomes[int(line["trial"])] = {name: line[name] for name in ("point", *_OUTCOME)}
+            elif "defaults" in line:
+                outcome = line["defaults"]
+                self.defaults = Tried(**{**outcome, "curve": _curve(outcome["curve"])})
+            else:
+                self.pretraining = dict(line["pretraining"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise DataError(f"{self._path} is no study of melon tune: {problem}. Choose another --study.") from problem
+
+    def _append(self, line: Plain) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as problem:
+            raise cannot_write(self._path, problem) from problem
+
+    def _claim(self, first: Plain, about: Plain) -> None:
+        known = first.get("about") if first.get("journal") == _FORMAT else None
+        if not isinstance(known, dict) or first.get("version") != _VERSION:
+            raise DataError(
+                f"{self._path} is no study of this melon tune (an earlier version kept its trials differently). Choose "
+                "another --study, or remove the file."
+            )
         for name, value in about.items():
             if known.get(name) != value:
                 raise SettingsError(
-                    f"{path} holds a study with {name} = {_short(known.get(name))}, and this one has {_short(value)}. "
-                    "Choose another --study (or --out), or remove the file."
+                    f"{self._path} holds a study with {name} = {_short(known.get(name))}, and this one has "
+                    f"{_short(value)}. Choose another --study (or --out), or remove the file."
                 )
 
 
@@ -216,9 +173,15 @@ def best(trials: list[Trial]) -> Trial | None:
     return max(complete, key=lambda trial: trial.score or 0.0, default=None)
 
 
+def counts(trials: list[Trial]) -> str:
+    """How many trials there were, and how they ended."""
+    by_state = {state: sum(trial.state == state for trial in trials) for state in ("COMPLETE", "PRUNED", "FAIL")}
+    return "trials: {COMPLETE} done, {PRUNED} stopped early, {FAIL} failed".format(**by_state)
+
+
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Nobody else works on the study meanwhile. The hold ends with the process, however that ends."""
+    """Nobody else works on the study meanwhile. The lock ends with the process, however that ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
@@ -234,56 +197,38 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
-def import_optuna() -> Any:
-    """Optuna, quiet; a clear line where it is not installed."""
+def _read(path: Path) -> list[Plain]:
+    """The lines of a journal; a last line that was cut short when its process was killed is removed."""
     try:
-        import optuna
-    except ImportError:
-        raise MissingExtraError("melon tune", "tune") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
-def _storage(path: Path) -> Any:
-    """The journal, without a line that was cut short when its process was killed."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _mend(path)
-        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # a killed process leaves it; see `alone`
-        return JournalStorage(JournalFileBackend(str(path)))
+        content = path.read_bytes() if path.exists() else b""
     except OSError as problem:
-        raise cannot_write(path, problem) from problem
-    except (ValueError, KeyError, TypeError, AssertionError) as problem:
-        raise DataError(f"{path} is no study of melon tune: {problem}. Choose another --study.") from problem
-
-
-def _mend(path: Path) -> None:
-    content = path.read_bytes()
+        raise DataError(f"{path} cannot be read: {problem.strerror or problem}.") from problem
     whole = content[: content.rfind(b"\n") + 1]
-    for number, line in enumerate(whole.splitlines(), 1):
+    lines = []
+    for number, text in enumerate(whole.splitlines(), 1):
         try:
-            known = isinstance(json.loads(line), dict)
-        except ValueError:
-            known = False
-        if not known:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict):
             raise DataError(f"{path} is no study of melon tune: line {number} is not its own. Choose another --study.")
+        lines.append(line)
     if len(whole) < len(content):
-        if not whole:
+        if not content.startswith(b'{"journal"'[: len(content)]):
             raise DataError(f"{path} is no study of melon tune. Choose another --study.")
         with path.open("r+b") as file:
             file.truncate(len(whole))
+    return lines
 
 
-def _plain(curve: Curve | None) -> Plain | None:
-    return None if curve is None else {"ranked": curve.ranked, "gained": curve.gained}
+def _outcome(tried: Tried) -> Plain:
+    curve = None if tried.curve is None else {"ranked": tried.curve.ranked, "gained": tried.curve.gained}
+    plain: Plain = {"score": tried.score, "seconds": tried.seconds, "pruned": tried.pruned, "problem": tried.problem}
+    return {**plain, "curve": curve}
 
 
-def _curve(told: Mapping[str, Any] | None) -> Curve | None:
-    return None if told is None else Curve(list(told["ranked"]), list(told["gained"]))
+def _curve(plain: Mapping[str, Any] | None) -> Curve | None:
+    return None if plain is None else Curve(list(plain["ranked"]), list(plain["gained"]))
 
 
 def _short(value: Any) -> str:

@@ -99,8 +99,8 @@ class Foundation:
         began = time.perf_counter()
         try:
             cell = Cell(log, self.config, work=work)
-            choice, _ = cell.window()
-            cell.window_again(choice["settings"])
+            choice, _ = cell.fitting.window()
+            cell.fitting.window_again()
         except MelonError as problem:
             return self.lost(str(problem))
         return Tried(self.key, time.perf_counter() - began, choice["score"], pretrain=choice["settings"])
@@ -130,9 +130,9 @@ class TrialJob:
         curve, tally = Curve(), Tally()
         try:
             cell = Cell(log, self.config, work=work)
-            selection, (choice, start) = cell.selection, cell.window()
-            again = cell.window_again(choice["settings"])
-            updater = selection.at_window(self.config.strategy, self.settings, start, self.config.seed, again)
+            selection, (_, start) = cell.selection, cell.fitting.window()
+            again = cell.fitting.window_again()
+            updater = selection.at_window(self.config.strategy, self.settings, start, again)
             for point in selection.through(updater):
                 curve.add(point)
                 if point.start >= selection.parts.judged_from:

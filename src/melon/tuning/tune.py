@@ -18,10 +18,9 @@ from melon.bench.jobs import Executor, drive_all
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StoppedError, StreamError
-from melon.fitting.search import edges
-from melon.terminal.tune_view import TuneWatcher, words
-from melon.tuning.axes import Axes
-from melon.tuning.study import Study, Trial, alone, best, import_optuna
+from melon.fitting.search import Search, edges
+from melon.progress import Progress
+from melon.tuning.study import Study, Trial, alone, best, counts
 from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
 from melon.tuning.writing import command, config_text
 from melon.types import Plain
@@ -48,6 +47,28 @@ class Asked:
             raise SettingsError(f"--out {self.out} must end in .toml.")
 
 
+@dataclass(frozen=True)
+class TrialEnd:
+    """A trial that has ended, its settings, and all trials so far."""
+
+    tried: Tried
+    settings: Plain
+    trials: list[Trial]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What was chosen, its gain over the strategy's defaults and the number of trials in words, and where it is."""
+
+    stream: Path
+    out: Path
+    strategy: str
+    settings: Plain
+    edge: tuple[str, ...]
+    gain: str
+    counts: str
+
+
 def tune_stream(
     stream: Path,
     asked: Plain,
@@ -59,9 +80,9 @@ def tune_stream(
     ray: str | None,
     study: Path | None,
     out: Path,
-) -> None:
+    progress: Progress | None = None,
+) -> TuneResult:
     """`melon tune`."""
-    import_optuna()
     told = Asked(trials, together, pruning, study or out.with_suffix(".journal"), out)
     config = CellConfig(**asked)
     require_writable(out)
@@ -72,7 +93,7 @@ def tune_stream(
             f"{stream} is too short to compare settings on: its selection window has too few interactions or items."
         )
     with alone(told.study):
-        tuning = _Tuning(stream, log, cell, told)
+        tuning = _Tuning(stream, log, cell, told, progress or Progress())
         if not tuning.complete:
             executor: Executor[Tried] = executor_for(
                 {tuning.stream: stream}, told.study.parent / "work", jobs=jobs, ray=ray, threads=config.threads
@@ -83,25 +104,25 @@ def tune_stream(
                 raise StoppedError(tuning.stopped()) from None
             finally:
                 executor.stop()
-        tuning.finish()
+        return tuning.finish()
 
 
 class _Tuning:
     """One tuning: its study, and the way from its trials to a file."""
 
-    def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked) -> None:
+    def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked, progress: Progress) -> None:
         self._path, self._log, self._config, self._asked = path, log, cell.config, asked
         self.stream = path.name.removesuffix(".parquet")
-        self._space = cell.selection.space(self._config.strategy, self._config.fixed)
-        self._axes = Axes.of(self._space, self._config.fixed)
-        if not self._axes.values:
+        space = cell.selection.space(self._config.strategy, self._config.fixed)
+        self._search = Search(space, self._config.fixed, asked.together)
+        if not self._search.axes:
             raise SettingsError(
                 f"there is nothing to search: every setting in the space of {self._config.strategy!r} is fixed."
             )
         self._group = f"{self.stream}-{self._config.recommender}-{self._config.seed}-{self._key()}"
-        self._study = Study(asked.study, self._axes, self._about(), seed=self._config.seed, together=asked.together)
-        self._watcher = TuneWatcher(asked.trials)
-        self._numbers: dict[str, int] = {}
+        self._study = Study(asked.study, self._search, self._about())
+        self._progress = progress
+        self._running: dict[str, Trial] = {}
 
     @property
     def complete(self) -> bool:
@@ -110,18 +131,18 @@ class _Tuning:
 
     def run(self, executor: Executor[Tried]) -> None:
         """Everything that is not done yet."""
-        with self._watcher as watcher:
-            watcher.stage(f"pre-training {self._config.recommender} for the selection window")
+        with self._progress as progress:
+            progress.stage(f"pre-training {self._config.recommender} for the selection window")
             foundation = Foundation(self.stream, self._group, self._config)
-            (laid,) = drive_all(executor, [foundation], watcher.waiting)
+            (laid,) = drive_all(executor, [foundation], progress.waiting)
             if laid.problem is not None:
                 raise LearningError(f"pre-training failed: {laid.problem}")
-            self._study.pretraining = dict(laid.pretrain or {})
-            watcher.known(self._study.trials(), executor.workers)
+            self._study.keep_pretraining(dict(laid.pretrain or {}))
+            progress.jobs(self._study.trials(), {}, executor.workers)
             while jobs := self._jobs():
-                for tried in drive_all(executor, jobs.values(), watcher.waiting):
+                for tried in drive_all(executor, jobs.values(), progress.waiting):
                     self._keep(tried)
-                    watcher.ended(tried, jobs[tried.key].settings, self._study.trials())
+                    progress.ended(TrialEnd(tried, jobs[tried.key].settings, self._study.trials()))
 
     def _jobs(self) -> dict[str, TrialJob]:
         """The next round; the strategy's defaults, to compare with, run beside the first."""
@@ -131,7 +152,7 @@ class _Tuning:
         for trial in self._study.round(self._asked.trials):
             before = self._study.best_before(trial) if self._asked.pruning else None
             key = f"trial {trial.place + 1}"
-            self._numbers[key] = trial.number
+            self._running[key] = trial
             made[key] = self._job(key, {**trial.point, **self._config.fixed}, before.curve if before else None)
         return made
 
@@ -140,9 +161,9 @@ class _Tuning:
 
     def _keep(self, tried: Tried) -> None:
         if tried.key == _DEFAULTS:
-            self._study.defaults = tried
+            self._study.keep_defaults(tried)
         else:
-            self._study.tell(self._numbers[tried.key], tried)
+            self._study.tell(self._running[tried.key], tried)
 
     def stopped(self) -> str:
         """Write the best so far; say how to go on."""
@@ -155,25 +176,17 @@ class _Tuning:
         self._write(chosen, trials)
         return f"{kept}; the best so far is in {self._asked.out}. Run the same command again to go on."
 
-    def finish(self) -> None:
-        """Write the best and say what it gained."""
-        from rich.console import Console
-
+    def finish(self) -> TuneResult:
+        """Write the best and return what it gained."""
         trials = self._study.trials()
         chosen = best(trials)
         if chosen is None:
             problem = next((trial.problem for trial in trials if trial.problem), "there was none")
             raise LearningError(f"no trial came through. The first that failed: {problem}")
         self._write(chosen, trials)
-        edge = edges(self._axes.values, chosen.point)
-        console = Console(soft_wrap=True)
-        for line in (
-            f"chosen for {self._config.strategy}: {words(chosen.point)}"
-            + (f"  (on the edge of its grid: {', '.join(edge)})" if edge else ""),
-            f"{self._gain(chosen)}; {counts(trials)}",
-            f"wrote {self._asked.out}: melon evaluate {self._path} --config {self._asked.out}",
-        ):
-            console.print(line, markup=False, highlight=False)
+        edge = edges(self._search.axes, chosen.point)
+        strategy, gain = self._config.strategy, self._gain(chosen)
+        return TuneResult(self._path, self._asked.out, strategy, chosen.point, edge, gain, counts(trials))
 
     def _gain(self, chosen: Trial) -> str:
         said = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"
@@ -187,13 +200,12 @@ class _Tuning:
     def _write(self, chosen: Trial, trials: list[Trial]) -> None:
         more = ["--trials", str(self._asked.trials), "--round", str(self._asked.together)]
         more += [] if self._asked.pruning else ["--no-pruning"]
-        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "optuna"))
         comments = [
             command(str(self._path), self._config, more),
             f"{self.stream}: {len(self._log):,} interactions, sha256 {self._log.sha256}",
             self._gain(chosen),
             counts(trials),
-            f"melon {melon.__version__}, {versions}, threads {self._config.threads}",
+            f"melon {melon.__version__}, torch {version('torch')}, threads {self._config.threads}",
         ]
         settings = {**chosen.point, **self._config.fixed}
         text = config_text(self._config, settings, self._study.pretraining or {}, self._asked.trials, comments)
@@ -202,18 +214,12 @@ class _Tuning:
     def _about(self) -> Plain:
         """What a study has to agree on to be gone on with; the number of trials may grow."""
         told = {name: value for name, value in self._config.plain().items() if name not in ("budget", "full_ranking")}
-        axes = {name: list(values) for name, values in self._axes.values.items()}
+        axes = {name: list(values) for name, values in self._search.axes.items()}
         more = {"round": self._asked.together, "pruning": self._asked.pruning, "axes": axes}
-        return {"stream": self._log.sha256, **told, **more, "starts": list(self._axes.starts)}
+        return {"stream": self._log.identity, **told, **more, "starts": list(self._search.starts)}
 
     def _key(self) -> str:
         """What pre-training for the window depends on: tunings in one folder that agree on it share it."""
         free = ("strategy", "preset", "settings", "pretrain", "fading", "full_ranking", "threads")
         told: dict[str, Any] = {name: v for name, v in self._config.plain().items() if name not in free}
-        return hashlib.sha256(json.dumps([self._log.sha256, told], sort_keys=True).encode()).hexdigest()[:8]
-
-
-def counts(trials: list[Trial]) -> str:
-    """How many trials there were, and how they ended."""
-    by_state = {state: sum(trial.state == state for trial in trials) for state in ("COMPLETE", "PRUNED", "FAIL")}
-    return "trials: {COMPLETE} done, {PRUNED} stopped early, {FAIL} failed".format(**by_state)
+        return hashlib.sha256(json.dumps([self._log.identity, told], sort_keys=True).encode()).hexdigest()[:8]

@@ -146,8 +146,8 @@ def test_front_pages_are_counted_and_do_not_offend_strict(tmp_path: Path) -> Non
 
 def test_bytes_that_are_not_utf8_are_said(tmp_path: Path) -> None:
     report = prepared(tmp_path, b"user,item,time\ncaf\xe9,1,10\nb,2,11\n")
-    assert any("not valid UTF-8" in note for note in report.notes)
-    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["caf\ufffd", "b"]
+    assert any("not valid UTF-8 and was read as cp1252 (guessed)" in note for note in report.notes)
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["café", "b"]
     report = prepared(
         tmp_path, b'{"user": "\xe9", "item": 1, "time": 1}\n{"user": "b", "item": 1, "time": 2}\n', "raw.jsonl"
     )
@@ -167,7 +167,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
     ).write_parquet(tmp_path / "raw.parquet")
     report = prepare(tmp_path / "raw.parquet", out=tmp_path / "s.parquet", min_interactions=1)
     shown = {each.reason: [row.line for row in each.examples] for each in report.bad}
-    assert shown == {"missing user": [2, 3], "missing item": [4]}
+    assert shown == {"missing user": [2], "user is not a whole number": [3], "missing item": [4]}
     assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == [1]
 
 
@@ -178,3 +178,98 @@ def test_several_files_are_one_stream(tmp_path: Path) -> None:
     assert report.rows_read == 4
     assert {each.reason: each.count for each in report.bad} == {"unparsable time": 1, "missing user": 1}
     assert load_stream(tmp_path / "s.parquet").times.tolist() == [100, 300]
+
+
+def test_ids_that_mean_missing_are_bad_rows(tmp_path: Path) -> None:
+    tokens = ["NaN", "nan", "None", "null", "NULL", "N/A", "NA"]
+    text = "user,item,time\nann,tea,1\n" + "".join(f"{token},tea,2\n" for token in tokens) + "ann,NA,3\n,tea,4\n"
+    report = prepared(tmp_path, text)
+    reasons = {bad.reason: bad.count for bad in report.bad}
+    assert reasons == {f"missing user (written {token})": 1 for token in tokens} | {
+        "missing item (written NA)": 1,
+        "missing user": 1,
+    }
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["ann"]
+    with pytest.raises(DataError, match=r"line 3: missing user \(written NaN\)"):
+        prepared(tmp_path, text, strict=True)
+    report = prepared(tmp_path, text, missing=())
+    assert {bad.reason: bad.count for bad in report.bad} == {"missing user": 1}
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["ann", *tokens]
+    report = prepared(tmp_path, text, missing=["tea", "null"])
+    assert {bad.reason: bad.count for bad in report.bad} == {
+        "missing item (written tea)": 7,
+        "missing user (written null)": 1,
+        "missing user": 1,
+    }
+
+
+def test_missing_ids_do_not_turn_integers_into_texts(tmp_path: Path) -> None:
+    prepared(tmp_path, "user,item,time\n1,5,1\nNaN,5,2\n2,5,3\n")
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == [1, 2]
+    prepared(tmp_path, "user,item,time\n1,5,1\n0,5,2\n-1,5,3\n", missing=["0", "-1"])
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == [1]
+
+
+def test_a_quoted_na_is_a_name(tmp_path: Path) -> None:
+    text = 'user,item,time\n"x,""y""",NA,1\n"NA","a, b",2\nNA,"c",3\nbob,"NA",soon\n7,d,5\n'
+    report = prepared(tmp_path, text)
+    assert lines_by_reason(report) == {
+        "missing item (written NA)": [2],
+        "missing user (written NA)": [4],
+        "unparsable time": [5],
+    }
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["NA", "7"]
+    prepared(tmp_path, 'user,item,time\n1,5,1\n"NA",5,2\n2,5,3\n')
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["1", "NA", "2"]
+
+
+def test_texts_of_json_and_parquet_are_what_they_are(tmp_path: Path) -> None:
+    row = '{"user": "%s", "item": 1, "time": 5}\n'
+    prepared(tmp_path, row % "NA" + row % "b", "raw.jsonl")
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["NA", "b"]
+    prepared(tmp_path, row % "NA" + row % "b", "raw.jsonl", missing=["NA"])
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["b"]
+
+
+def test_whole_numbers_with_a_decimal_point_are_integers(tmp_path: Path) -> None:
+    report = prepared(tmp_path, "user,item,time\n27.0,1.10,1\n3.0,1.1,2\n,1.0,3\n")
+    log = load_stream(tmp_path / "s.parquet")
+    assert log.user_ids.tolist() == [27, 3]
+    assert log.item_ids.tolist() == ["1.10", "1.1"]
+    assert any("user ids are whole numbers with a decimal point" in note for note in report.notes)
+    report = prepared(tmp_path, "user,item,time\n27.0,1,1\n27,1,2\n")
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["27.0", "27"]
+    assert not any("decimal point" in note for note in report.notes)
+
+
+def test_users_whose_names_differ_in_one_byte_stay_two(tmp_path: Path) -> None:
+    prepared(tmp_path, "user,item,time\nAndré,1,10\nAndrè,1,11\n".encode("latin-1"))
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["André", "Andrè"]
+
+
+@pytest.mark.parametrize("name", ["raw.csv", "raw.jsonl"])
+def test_lines_that_cannot_be_decoded_are_bad_rows(name: str, tmp_path: Path) -> None:
+    text = "user,item,time\né,1,10\n" if name == "raw.csv" else '{"user": "é", "item": 1, "time": 10}\n'
+    bad = b"\xe9,1,11\n" if name == "raw.csv" else b'{"user": "\xe9", "item": 1, "time": 11}\n'
+    report = prepared(tmp_path, text.encode() + bad, name, encoding="utf-8")
+    assert lines_by_reason(report) == {"not valid utf-8": [2 + (name == "raw.csv")]}
+    assert load_stream(tmp_path / "s.parquet").user_ids.tolist() == ["é"]
+
+
+def test_deep_json(tmp_path: Path) -> None:
+    good = '{"user": 1, "item": 2, "time": 3}\n'
+    for deep in ("[" * 100_000, '{"user": ' + "[" * 100_000 + "]" * 100_000 + ', "item": 1, "time": 1}'):
+        report = prepared(tmp_path, f"{good}{deep}\n{good}", "raw.jsonl")
+        assert lines_by_reason(report) == {"malformed JSON line": [2]}
+        assert all(len(row.text) < 200 for bad in report.bad for row in bad.examples)
+
+
+def test_what_people_read_about_bad_rows(tmp_path: Path) -> None:
+    rows = "".join(f"{n},1,x\n" for n in range(1_200)) + "1,1,5\n" * 1_300
+    report = prepared(tmp_path, f"user,item,time\n1,2,3\n,[b]{'y' * 500},4\n{rows}")
+    unparsable, missing = map(str, report.bad)
+    assert unparsable.splitlines()[:2] == ["1,200 rows left out: unparsable time", "  raw.csv, line 4: 0,1,x"]
+    assert unparsable.splitlines()[-1] == "  … and 1,195 more"
+    assert missing.splitlines()[0] == "1 row left out: missing user"
+    assert missing.splitlines()[1].startswith("  raw.csv, line 3: ,[b]yyy")
+    assert missing.endswith("…")

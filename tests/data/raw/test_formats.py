@@ -10,7 +10,7 @@ import pytest
 
 from melon.data.files import load_stream
 from melon.data.prepare import prepare
-from melon.data.raw.formats import FORMATS, guess_format
+from melon.data.raw.formats import FORMATS, Sample, guess_format
 from melon.errors import DataError, SettingsError
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -132,7 +132,7 @@ def test_wrong_format_says_what_was_expected(tmp_path: Path) -> None:
 
 def test_a_format_that_cannot_be_told() -> None:
     with pytest.raises(DataError, match=r"cannot tell the format of notes.txt.*--format, one of: csv, tsv"):
-        guess_format("notes.txt", ["hello world"])
+        guess_format(Sample("notes.txt", ["hello world"]))
 
 
 def test_amazon_order_is_said(tmp_path: Path) -> None:

@@ -5,19 +5,84 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from melon.data.raw.columns import ROLES, USUAL_NAMES, Columns, find_columns, plain
-from melon.errors import DataError, unknown_name
+from melon.data.columns import ROLES, USUAL_NAMES, plain_name
+from melon.errors import DataError
 
 FRONT_PAGE = "front page without article"
+SEPARATORS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
 
 Kind = Literal["delimited", "jsonl", "parquet"]
 
 # Reviewers' ids begin with A and are longer; an ASIN is B and nine characters, or an ISBN-10.
-ASIN = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
+_ASIN = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The beginning of a text file, by which its format is recognised: its name and its first lines that hold text.
+
+    `separator_asked` is the separator that a person named.
+    """
+
+    name: str
+    lines: Sequence[str]
+    separator_asked: str | None = None
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether any line begins as a JSON object does."""
+        return any(line.lstrip().startswith("{") for line in self.lines)
+
+    @cached_property
+    def json_keys(self) -> list[str]:
+        """Keys of the JSON objects among the lines, in order of appearance."""
+        keys: dict[str, None] = {}
+        for line in self.lines:
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                keys.update(dict.fromkeys(value))
+        return list(keys)
+
+    @cached_property
+    def separator(self) -> str | None:
+        """The separator that was asked for, or else the one that splits the lines most evenly; None if none does."""
+        if self.separator_asked or self.is_json:
+            return self.separator_asked
+        fields = {mark: len(split_line(self.lines[0], mark)) for mark in SEPARATORS}
+        # An interaction has three fields; two are worth a message about the third.
+        least = min(3, max(2, *fields.values()))
+        evenness = {mark: self._evenness(mark) for mark, count in fields.items() if count >= least}
+        best = [mark for mark, share in evenness.items() if share == max(evenness.values())]
+        if len(best) > 1:
+            # Of two that split equally, one may give columns with usual names.
+            named = [mark for mark in best if usual_roles(split_line(self.lines[0], mark))]
+            best = named if len(named) == 1 else best
+        if len(best) > 1:
+            choices = " or ".join(SEPARATORS[mark] for mark in best)
+            raise DataError(f"{self.name}: the separator can be {choices}; say which with --separator.")
+        return best[0] if best else None
+
+    @cached_property
+    def fields(self) -> list[str]:
+        """Fields of the first line."""
+        return split_line(self.lines[0], self.separator) if self.separator else [self.lines[0]]
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Names that the first line gives to the columns if it is a header."""
+        return {plain_name(name) for name in self.fields}
+
+    def _evenness(self, mark: str) -> float:
+        counts = [len(split_line(line, mark)) for line in self.lines]
+        return sum(count == counts[0] for count in counts) / len(counts)
 
 
 @dataclass(frozen=True)
@@ -25,77 +90,172 @@ class Variant:
     """One way in which files of a format are laid out."""
 
     kind: Kind
-    separator: str = ","
+    separator: str | None = None  # None: guessed
     fields: tuple[str, ...] = ()  # the fixed fields of a file without a header
     names: Mapping[str, Sequence[str]] | None = None  # role → the names it may have; None: any usual name
     quote: str | None = '"'
     typed_header: bool = False  # `name:type`, as RecBole writes it
 
     @property
-    def header(self) -> bool:
-        """Whether the first line names the columns."""
-        return self.kind == "delimited" and not self.fields
+    def is_open(self) -> bool:
+        """Whether this is a table of text whose columns may have any names, or none."""
+        return self.kind == "delimited" and not self.fields and self.names is None
 
 
 @dataclass(frozen=True)
 class Format:
-    """A raw format: what it is, how its columns are found, and the layouts it comes in."""
+    """A raw format: what it is, how its columns are found, and the layouts it comes in.
+
+    `recognise` says why a file looks like this format, or None; `arrange` gives the order of the fixed fields in a
+    file, and a note about it.
+    """
 
     name: str
     description: str
     columns: str
     variants: tuple[Variant, ...]
     missing_item: str = "missing item"
+    recognise: Callable[[Sample], str | None] = lambda _: None
+    arrange: Callable[[Sample], tuple[tuple[str, ...], str]] | None = None
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How one particular file is read."""
+def guess_format(sample: Sample) -> tuple[str, str]:
+    """The format that a text file looks like, and why."""
+    # The general formats stand first in the table, so the particular ones are asked before them.
+    for form in reversed(FORMATS.values()):
+        if reason := form.recognise(sample):
+            return form.name, reason
+    raise DataError(
+        f"cannot tell the format of {sample.name}, which begins with {sample.lines[0][:120]!r}. "
+        f"Say it with --format, one of: {', '.join(FORMATS)}; or say how fields are separated with --separator."
+    )
 
-    kind: Kind
-    columns: Columns
-    separator: str = ","
-    quote: str | None = '"'
-    header: bool = False
-    fields: tuple[str, ...] = ()
-    missing_item: str = "missing item"
-    note: str = ""
+
+def split_line(line: str, separator: str, quote: str | None = '"') -> list[str]:
+    """The fields of one line."""
+    if quote is None or quote not in line:
+        return line.split(separator)
+    try:
+        return next(csv.reader([line], delimiter=separator, quotechar=quote), [])
+    except csv.Error:  # a stray carriage return, or a field that is very long
+        return line.split(separator)
+
+
+def usual_roles(fields: Sequence[str]) -> int:
+    """How many of user, item and time are among these names of columns."""
+    names = {plain_name(name) for name in fields}
+    return sum(bool(names & set(USUAL_NAMES[role])) for role in ROLES)
+
+
+def _csv(sample: Sample) -> str | None:
+    # With two fields the time is missing, which is worth a message about columns if these are columns at all.
+    if len(sample.fields) > 2 or (len(sample.fields) == 2 and usual_roles(sample.fields)):
+        return "its lines have fields"
+    return None
+
+
+def _tsv(sample: Sample) -> str | None:
+    return "its lines have tabs" if sample.separator == "\t" and _csv(sample) else None
+
+
+def _jsonl(sample: Sample) -> str | None:
+    return "its lines are JSON objects" if sample.is_json else None
+
+
+def _recbole(sample: Sample) -> str | None:
+    typed = re.search(r":(token|float)(\t|,|$|_seq)", sample.lines[0])
+    inter = sample.name.lower().endswith(".inter")
+    return "its header is typed" if not sample.is_json and (inter or typed) else None
+
+
+def _rechorus(sample: Sample) -> str | None:
+    fits = sample.separator in ("\t", ",") and sample.names - {"negitems"} == {"userid", "itemid", "time"}
+    return "its header is user_id, item_id, time" if fits else None
+
+
+def _movielens(sample: Sample) -> str | None:
+    if re.fullmatch(r"[^:]+::[^:]+::[^:]+::[^:]+", sample.lines[0]):
+        return "its fields are separated by ::"
+    if sample.separator == "," and {"userid", "movieid", "timestamp"} <= sample.names:
+        return "its header has userId, movieId and timestamp"
+    if sample.separator == "\t" and len(sample.fields) == 4 and re.fullmatch(r"[0-9.]+", sample.fields[3]):
+        return "it has four tab-separated fields and no header"
+    return None
+
+
+def _amazon(sample: Sample) -> str | None:
+    if {"reviewerID", "asin"} <= set(sample.json_keys):
+        return "its objects have reviewerID and asin"
+    rating = sample.separator == "," and len(sample.fields) == 4 and re.fullmatch(r"[0-9.]+", sample.fields[3])
+    if rating and any(_ASIN.fullmatch(field) for field in sample.fields[:2]):
+        return "it has no header, four fields and a product number"
+    return None
+
+
+def _yelp(sample: Sample) -> str | None:
+    fits = {"user_id", "business_id", "date"} <= set(sample.json_keys)
+    return "its objects have user_id, business_id and date" if fits else None
+
+
+def _adressa(sample: Sample) -> str | None:
+    keys = set(sample.json_keys)
+    fits = {"userId", "time"} <= keys and keys & {"eventId", "activeTime"}
+    return "its objects have userId, time and eventId or activeTime" if fits else None
+
+
+def _globo(sample: Sample) -> str | None:
+    return "its header has click_article_id" if "clickarticleid" in sample.names else None
+
+
+def _amazon_order(sample: Sample) -> tuple[tuple[str, ...], str]:
+    """Whether the item comes first (2018) or the user does (2014), decided by what looks like a product's number."""
+    rows = [split_line(line, ",") for line in sample.lines]
+    first = sum(bool(_ASIN.fullmatch(row[0])) for row in rows if len(row) == 4)
+    second = sum(bool(_ASIN.fullmatch(row[1])) for row in rows if len(row) == 4)
+    if second > first:
+        return _RATINGS, "amazon ratings of 2014: the user comes first"
+    if first > second:
+        return _AMAZON_2018, "amazon ratings of 2018: the item comes first"
+    return _AMAZON_2018, "amazon ratings: no product number to tell the order by, read as of 2018 (item, user)"
 
 
 def _names(user: str, item: str, time: str) -> dict[str, tuple[str, ...]]:
     return {"user": (user,), "item": (item,), "time": (time,)}
 
 
-_AMAZON_2018 = ("item", "user", "rating", "timestamp")
-_AMAZON_2014 = ("user", "item", "rating", "timestamp")
 _RATINGS = ("user", "item", "rating", "timestamp")
+_AMAZON_2018 = ("item", "user", "rating", "timestamp")
+_ANY_NAMES = "any names, given by --user --item --time; usual names are found without"
 
 FORMATS: dict[str, Format] = {
-    each.name: each
-    for each in (
+    form.name: form
+    for form in (
         Format(
             "csv",
-            "comma-separated values with a header",
-            "any names, given by --user --item --time; usual names are found without",
+            "values separated by commas, semicolons, tabs or bars, with or without a header",
+            _ANY_NAMES,
             (Variant("delimited"),),
+            recognise=_csv,
         ),
         Format(
             "tsv",
             "tab-separated values with a header",
-            "any names, given by --user --item --time; usual names are found without",
+            _ANY_NAMES,
             (Variant("delimited", "\t"),),
+            recognise=_tsv,
         ),
         Format(
             "parquet",
             "Parquet",
-            "any names, given by --user --item --time; usual names are found without",
+            _ANY_NAMES,
             (Variant("parquet"),),
         ),
         Format(
             "jsonl",
             "one JSON object per line",
-            "any names, given by --user --item --time; usual names are found without",
+            _ANY_NAMES,
             (Variant("jsonl"),),
+            recognise=_jsonl,
         ),
         Format(
             "recbole",
@@ -110,6 +270,7 @@ FORMATS: dict[str, Format] = {
                     typed_header=True,
                 ),
             ),
+            recognise=_recbole,
         ),
         Format(
             "rechorus",
@@ -119,6 +280,7 @@ FORMATS: dict[str, Format] = {
                 Variant("delimited", "\t", names=_names("user_id", "item_id", "time")),
                 Variant("delimited", ",", names=_names("user_id", "item_id", "time")),
             ),
+            recognise=_rechorus,
         ),
         Format(
             "movielens",
@@ -130,22 +292,26 @@ FORMATS: dict[str, Format] = {
                 Variant("delimited", "\t", _RATINGS, quote=None),
                 Variant("delimited", ",", names=_names("userId", "movieId", "timestamp")),
             ),
+            recognise=_movielens,
         ),
         Format(
             "amazon",
             "Amazon ratings (CSV without header) or reviews (JSON lines)",
-            "2018: item, user, rating, timestamp; 2014: user, item, rating, timestamp (told apart by the ids); "
+            "2018: item, user, rating, timestamp; 2014: user, item, rating, timestamp (recognised by the ids); "
             "reviews: reviewerID, asin, unixReviewTime",
             (
                 Variant("jsonl", names=_names("reviewerID", "asin", "unixReviewTime")),
                 Variant("delimited", ",", _AMAZON_2018),
             ),
+            recognise=_amazon,
+            arrange=_amazon_order,
         ),
         Format(
             "yelp",
             "Yelp reviews: one JSON object per line",
             "user_id, business_id, date",
             (Variant("jsonl", names=_names("user_id", "business_id", "date")),),
+            recognise=_yelp,
         ),
         Format(
             "adressa",
@@ -153,145 +319,14 @@ FORMATS: dict[str, Format] = {
             "userId, id (the article; events without it are front pages, dropped and counted), time",
             (Variant("jsonl", names=_names("userId", "id", "time")),),
             missing_item=FRONT_PAGE,
+            recognise=_adressa,
         ),
         Format(
             "globo",
             "Globo.com clicks: CSV with a header",
             "user_id, click_article_id, click_timestamp (milliseconds)",
-            (Variant("delimited", names=_names("user_id", "click_article_id", "click_timestamp")),),
+            (Variant("delimited", ",", names=_names("user_id", "click_article_id", "click_timestamp")),),
+            recognise=_globo,
         ),
     )
 }
-
-
-def format_named(name: str) -> Format:
-    """The format of that name, or an error that lists them."""
-    if name not in FORMATS:
-        raise unknown_name("format", name, FORMATS)
-    return FORMATS[name]
-
-
-def split_line(line: str, separator: str, quote: str | None = '"') -> list[str]:
-    """The fields of one line."""
-    if quote is None or quote not in line:
-        return line.split(separator)
-    return next(csv.reader([line], delimiter=separator, quotechar=quote), [])
-
-
-def json_fields(lines: Sequence[str]) -> list[str]:
-    """The keys of the JSON objects among these lines, in order of appearance."""
-    keys: dict[str, None] = {}
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            keys.update(dict.fromkeys(value))
-    return list(keys)
-
-
-def layout_of(form: Format, lines: Sequence[str], place: str, asked: Mapping[str, str | None]) -> Layout:
-    """How a text file of this format that begins with these lines is read."""
-    first = lines[0]
-    variant = next((each for each in form.variants if _fits(each, lines)), None)
-    if variant is None:
-        raise DataError(
-            f"{place} does not look like {form.name} ({form.description}; columns: {form.columns}). "
-            f"Its first line is {first[:120]!r}. Choose another --format: {', '.join(FORMATS)}."
-        )
-    usual = variant.names or USUAL_NAMES
-    if variant.kind == "jsonl":
-        # A JSON object may leave a field out, so a fixed name need not be among the first lines.
-        there = json_fields(lines)
-        if variant.names is not None:
-            there += [name for role in ROLES for name in variant.names[role] if name not in there]
-        columns = find_columns(there, place, asked, usual=usual)
-        return Layout("jsonl", columns, missing_item=form.missing_item)
-    fields, note = variant.fields, ""
-    if form.name == "amazon":
-        fields, note = amazon_order(lines)
-    if variant.header:
-        fields = tuple(split_line(first, variant.separator, variant.quote))
-    if variant.typed_header:
-        fields = tuple(name.split(":")[0] for name in fields)
-        asked = {role: name.split(":")[0] if name else None for role, name in asked.items()}
-    columns = find_columns([name for name in fields if name], place, asked, usual=usual)
-    return Layout(
-        "delimited", columns, variant.separator, variant.quote, variant.header, fields, form.missing_item, note
-    )
-
-
-def amazon_order(lines: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Whether the item comes first (2018) or the user does (2014), told by what looks like a product's number."""
-    rows = [split_line(line, ",") for line in lines]
-    first = sum(bool(ASIN.fullmatch(row[0])) for row in rows if len(row) == 4)
-    second = sum(bool(ASIN.fullmatch(row[1])) for row in rows if len(row) == 4)
-    if second > first:
-        return _AMAZON_2014, "amazon ratings of 2014: the user comes first"
-    if first > second:
-        return _AMAZON_2018, "amazon ratings of 2018: the item comes first"
-    return _AMAZON_2018, "amazon ratings: no product number to tell the order by, read as of 2018 (item, user)"
-
-
-def _fits(variant: Variant, lines: Sequence[str]) -> bool:
-    first = lines[0]
-    if variant.kind == "jsonl":
-        return any(line.lstrip().startswith("{") for line in lines)
-    if variant.fields:
-        # A bad first line must not hide the format, so any line with the right fields will do.
-        return any(
-            len(parts) == len(variant.fields)
-            and all((not name) == (not part) for name, part in zip(variant.fields, parts, strict=True))
-            for parts in (split_line(line, variant.separator, variant.quote) for line in lines)
-        )
-    fields = split_line(first, variant.separator, variant.quote)
-    return len(fields) > 2 and (not variant.typed_header or all(":" in name for name in fields))
-
-
-def guess_format(name: str, lines: Sequence[str]) -> tuple[str, str]:
-    """The format that a text file of this name and these first lines looks like, and why."""
-    first = lines[0]
-    suffix = name.rpartition(".")[2].lower()
-    if any(line.lstrip().startswith("{") for line in lines):
-        return _guess_json(set(json_fields(lines)))
-    if suffix == "inter" or re.search(r":(token|float)(\t|,|$|_seq)", first):
-        return "recbole", "its header is typed"
-    if re.fullmatch(r"[^:]+::[^:]+::[^:]+::[^:]+", first):
-        return "movielens", "its fields are separated by ::"
-    separator = "\t" if "\t" in first else ","
-    fields = split_line(first, separator)
-    known = {plain(field) for field in fields}
-    if "clickarticleid" in known:
-        return "globo", "its header has click_article_id"
-    if {"userid", "movieid", "timestamp"} <= known:
-        return "movielens", "its header has userId, movieId and timestamp"
-    if known - {"negitems"} == {"userid", "itemid", "time"}:
-        return "rechorus", "its header is user_id, item_id, time"
-    if len(fields) == 4 and re.fullmatch(r"[0-9.]+", fields[3]):
-        if separator == "\t":
-            return "movielens", "it has four tab-separated fields and no header"
-        if ASIN.fullmatch(fields[0]) or ASIN.fullmatch(fields[1]):
-            return "amazon", "it has no header, four fields and a product number"
-    if len(fields) > 2:
-        return ("tsv", "its lines have tabs") if separator == "\t" else ("csv", "its lines have commas")
-    raise DataError(
-        f"cannot tell the format of {name}, which begins with {first[:120]!r}. "
-        f"Say it with --format, one of: {', '.join(FORMATS)}."
-    )
-
-
-def _guess_json(keys: set[str]) -> tuple[str, str]:
-    if {"reviewerID", "asin"} <= keys:
-        return "amazon", "its objects have reviewerID and asin"
-    if {"user_id", "business_id", "date"} <= keys:
-        return "yelp", "its objects have user_id, business_id and date"
-    if {"userId", "time"} <= keys and keys & {"eventId", "activeTime"}:
-        return "adressa", "its objects have userId, time and eventId or activeTime"
-    return "jsonl", "its lines are JSON objects"
-
-
-def parquet_layout(form: Format, columns: Sequence[str], place: str, asked: Mapping[str, str | None]) -> Layout:
-    """How a Parquet file with these columns is read."""
-    found = find_columns(columns, place, asked)
-    return replace(Layout("parquet", found), missing_item=form.missing_item)

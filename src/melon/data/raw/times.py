@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -10,20 +11,29 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from melon.data.raw.layout import ReadOptions
+from melon.data.raw.open import RawFile, Reasons
 from melon.errors import DataError, unknown_name
-from melon.types import Ints
+from melon.types import Floats, Ints
 
 Notation = Literal["integer", "decimal", "date"]
+Values = npt.NDArray[np.generic]
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 LAST_SECOND = 253_402_300_799  # the end of the year 9999
+LARGEST = 9.2e18  # stands for every number that is too large for 64 bits
 
 MISSING, NOT_A_NUMBER, UNPARSABLE = "missing time", "NaN time", "unparsable time"
 NEGATIVE, TOO_LATE = "negative time", "time after the year 9999"
 
+EXCEL = "excel"  # the name of Excel's serial days in --time-format
+_EXCEL_1970 = 25_569  # 1970-01-01 in days since 1899-12-30
+_EXCEL_DAYS = (20_000, 60_000)  # 1954 to 2064
+_CALENDAR_NUMBERS = (19_000_101, 20_991_231)  # dates such as 20241231, written as one number
+
 # The most usual first; %.f also matches no fraction at all. Times without an offset are taken as UTC.
-DATE_NOTATIONS = (
+_ISO = (
     "%Y-%m-%d %H:%M:%S%.f",
     "%Y-%m-%dT%H:%M:%S%.f",
     "%Y-%m-%d",
@@ -33,21 +43,29 @@ DATE_NOTATIONS = (
     "%Y-%m-%d %H:%M",
     "%Y-%m-%dT%H:%M",
     "%Y/%m/%d %H:%M:%S%.f",
+    "%Y/%m/%d %H:%M",
     "%Y/%m/%d",
 )
+_CLOCKS = ("", " %H:%M:%S%.f", " %H:%M", " %I:%M:%S %p", " %I:%M %p")
+# Dots are day-first wherever they are used. %y stands before %Y, which would read 24 as the year 24.
+_DOTTED = tuple(day + clock for day in ("%d.%m.%y", "%d.%m.%Y") for clock in _CLOCKS)
+_DAY_FIRST = tuple(f"%d{mark}%m{mark}%Y{clock}" for mark in "/-" for clock in _CLOCKS)
+_MONTH_FIRST = tuple(f"%m{mark}%d{mark}%Y{clock}" for mark in "/-" for clock in _CLOCKS)
+_EITHER_ORDER = r"^\s*[0-9]{1,2}([/-])[0-9]{1,2}[/-][0-9]{4}"
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The length of a tick, and how it was told."""
+    """How long a tick is, the unit that the source has, and how that was decided."""
 
+    tick: str
     unit: str
-    said: str
+    reason: str
 
     @property
     def per_second(self) -> int:
         """Ticks in a second."""
-        return UNITS[self.unit]
+        return UNITS[self.tick]
 
 
 def notation_of(sample: pl.Series) -> Notation:
@@ -56,59 +74,130 @@ def notation_of(sample: pl.Series) -> Notation:
     whole = texts.cast(pl.Int64, strict=False).is_not_null().sum()
     number = texts.cast(pl.Float64, strict=False).is_not_null().sum()
     if 2 * number < len(texts):
-        return "date"
+        dates = any_date_ticks(texts, _ISO + _DOTTED + _DAY_FIRST + _MONTH_FIRST).is_not_null().sum()
+        if dates >= number:
+            return "date"
     # NaN is a number that no integer column holds; a few of them do not make the others decimal.
     fractional = texts.str.contains(r"^[+-]?[0-9]*\.[0-9]*|[0-9][eE]").sum()
     return "decimal" if fractional > 0 or whole == 0 else "integer"
 
 
-def date_notation(sample: pl.Series) -> str:
-    """The date notation that reads most of these texts."""
-    texts = sample.drop_nulls()
-    hits = [int(texts_to_ticks(texts, each).is_not_null().sum()) for each in DATE_NOTATIONS]
-    return DATE_NOTATIONS[int(np.argmax(hits))]
+def date_formats(column: pl.LazyFrame, sample: pl.Series, place: str, option: str = "") -> tuple[str, ...]:
+    """Formats that the texts of a column may have; an error where days cannot be told from months.
+
+    `column` is the whole column as a frame with one column `time`: one 13/04/2024 in it settles the order for all.
+    `option` is how a person says the format, for the message.
+    """
+    if not bool(sample.drop_nulls().str.contains(_EITHER_ORDER).any()):
+        return _ISO + _DOTTED
+    text = pl.col("time").str.strip_chars()
+    day, month = (_parsed(text, formats).is_not_null() for formats in (_DAY_FIRST, _MONTH_FIRST))
+    example = text.filter(day | month).first()
+    only_day, only_month, first = (
+        column.select((day & ~month).sum().alias("day"), (month & ~day).sum().alias("month"), example.alias("text"))
+        .collect(engine="streaming")
+        .row(0)
+    )
+    if first is None or bool(only_day) != bool(only_month):
+        return _ISO + _DOTTED + (_MONTH_FIRST if only_month else _DAY_FIRST)
+    if only_day:
+        raise DataError(
+            f"{place}: the times have the day first in {only_day} rows and the month first in {only_month} rows; "
+            "write all of them in one way."
+        )
+    orders = [best_format(pl.Series([first]), formats).replace("%.f", "") for formats in (_DAY_FIRST, _MONTH_FIRST)]
+    way_out = (
+        f"Say which with {option} '{orders[0]}' or {option} '{orders[1]}'." if option else "Give datetimes instead."
+    )
+    raise DataError(
+        f"{place}: the time {first!r} can be read with the day first ({orders[0]}) or with the month first "
+        f"({orders[1]}), and no row settles it. {way_out}"
+    )
 
 
-def date_ticks(text: pl.Expr, notation: str) -> pl.Expr:
-    """Microseconds since 1970 of texts in this notation, null where they are not."""
-    return text.str.to_datetime(notation, strict=False, time_unit="us").dt.epoch("us")
+def best_format(sample: pl.Series, formats: Sequence[str]) -> str:
+    """The format that reads most of these texts."""
+    texts = sample.drop_nulls().to_frame("text")
+    hits = texts.select(date_ticks(pl.col("text"), one).is_not_null().sum().alias(one) for one in formats).row(0)
+    return formats[int(np.argmax(hits))]
 
 
-def texts_to_ticks(texts: pl.Series, notation: str) -> pl.Series:
-    """The same for texts at hand."""
-    return texts.to_frame("text").select(date_ticks(pl.col("text"), notation)).to_series()
+def date_ticks(text: pl.Expr, form: str) -> pl.Expr:
+    """Microseconds since 1970 of texts in this format, null where they are not."""
+    return text.str.to_datetime(form, strict=False, time_unit="us").dt.epoch("us")
 
 
-def any_date_ticks(texts: pl.Series) -> pl.Series:
-    """Microseconds since 1970, whatever notation each text is in."""
-    every = [date_ticks(pl.col("text").str.strip_chars(), each) for each in DATE_NOTATIONS]
-    return texts.to_frame("text").select(pl.coalesce(every)).to_series()
+def any_date_ticks(texts: pl.Series, formats: Sequence[str]) -> pl.Series:
+    """Microseconds since 1970 of texts in any of these formats."""
+    return texts.to_frame("text").select(_parsed(pl.col("text").str.strip_chars(), formats)).to_series()
 
 
-def clock_for(values: npt.NDArray[np.generic], unit: str | None) -> Clock:
+def _parsed(text: pl.Expr, formats: Sequence[str]) -> pl.Expr:
+    return pl.coalesce(date_ticks(text, form) for form in formats)
+
+
+def clock_for(values: npt.NDArray[np.generic], unit: str | None, place: str) -> Clock:
     """The unit that was asked for, or the one in which the median time lies in a plausible year.
 
     Seconds stay below 1e11 until the year 5138, while milliseconds have been above since 1973: the median is robust to
-    a few wild values. Small numbers (event counters, say) count as seconds.
+    a few wild values. Small numbers (event counters, say) count as seconds, except where they can be dates.
     """
     if unit is not None:
         if unit not in UNITS:
             raise unknown_name("time unit", unit, UNITS)
-        return Clock(unit, f"{UNIT_NAMES[unit]}, as asked")
+        return Clock(unit, unit, f"{UNIT_NAMES[unit]}, as asked")
     if not len(values):
-        return Clock("s", "seconds")
+        return Clock("s", "s", "seconds")
     middle = float(np.partition(values, len(values) // 2)[len(values) // 2])
-    size = abs(middle)
-    found = "s" if size < 1e11 else "ms" if size < 1e14 else "us" if size < 1e17 else "ns"
-    seconds = middle / UNITS[found]
+    if middle < 1e8 and (days := _as_days(values, place)):
+        return days
+    tick = "s" if middle < 1e11 else "ms" if middle < 1e14 else "us" if middle < 1e17 else "ns"
+    seconds = middle / UNITS[tick]
     when = f"; the middle one is {day(int(seconds))}" if 0 <= seconds <= LAST_SECOND else ""
-    return Clock(found, f"{UNIT_NAMES[found]}, by their size{when}")
+    doubt = " (if these are no counters, say what they are with --time-unit or --time-format)" if middle < 1e8 else ""
+    return Clock(tick, tick, f"{UNIT_NAMES[tick]}, guessed by their size{when}{doubt}")
 
 
-def decimal_ticks(values: npt.NDArray[np.float64], clock: Clock) -> tuple[Ints, Clock]:
+def _as_days(values: npt.NDArray[np.generic], place: str) -> Clock | None:
+    """Small numbers that are Excel's days; an error where they can be dates or counters."""
+    sample = values[:: max(1, len(values) // 10_000)].astype(np.float64)
+    low, high = np.quantile(sample, (0.01, 0.99))
+    example = f"{sample[0]:.10g}"
+    if _EXCEL_DAYS[0] <= low <= high <= _EXCEL_DAYS[1]:
+        when = day(int((sample[0] - _EXCEL_1970) * 86_400))
+        if bool((sample != np.floor(sample)).any()):
+            return excel_clock(f"days as Excel counts them, guessed by their size and fractions; the first is {when}")
+        raise DataError(
+            f"{place}: the time {example} can be a day as Excel counts them ({when}) or a counter in seconds. Say "
+            f"which with --time-format {EXCEL} or --time-unit s."
+        )
+    if _CALENDAR_NUMBERS[0] <= low <= high <= _CALENDAR_NUMBERS[1] and _calendar(sample):
+        raise DataError(
+            f"{place}: the time {example} can be a date or a number of seconds since 1970. Say which with "
+            "--time-format %Y%m%d or --time-unit s."
+        )
+    return None
+
+
+def _calendar(sample: Floats) -> bool:
+    texts = pl.Series(sample).cast(pl.Int64).cast(pl.String).to_frame("text")
+    return not texts.select(pl.col("text").str.to_date("%Y%m%d", strict=False)).to_series().null_count()
+
+
+def excel_clock(reason: str = "days as Excel counts them, as asked") -> Clock:
+    """The clock of days since 1899-12-30, which `excel_seconds` turns into seconds."""
+    return Clock("s", EXCEL, reason)
+
+
+def decimal_ticks(values: Floats, clock: Clock) -> tuple[Ints, Clock]:
     """Decimal times as whole microseconds, the finest that a float holds for today's dates."""
     micro = np.round(values * (UNITS["us"] / clock.per_second))
-    return micro.astype(np.int64), Clock("us", clock.said)
+    return micro.astype(np.int64), Clock("us", clock.unit, clock.reason)
+
+
+def excel_seconds(days: Floats) -> Floats:
+    """Seconds since 1970 of days as Excel counts them, to the millisecond."""
+    return np.round((days - _EXCEL_1970) * 86_400_000) / 1_000
 
 
 def day(seconds: int) -> str:
@@ -120,7 +209,8 @@ def ticks_of_typed(column: str, dtype: pl.DataType, place: str) -> tuple[pl.Expr
     """An expression for a time column that is not text, and the notation of what it gives."""
     expr = pl.col(column)
     if dtype.is_integer():
-        return expr.cast(pl.Int64, strict=False), "integer"
+        wide = dtype in (pl.UInt64, pl.Int128)
+        return (expr.clip(upper_bound=int(LARGEST)) if wide else expr).cast(pl.Int64, strict=False), "integer"
     if dtype.is_float() or dtype.is_decimal():
         return expr.cast(pl.Float64, strict=False), "decimal"
     if dtype == pl.Date:
@@ -131,3 +221,90 @@ def ticks_of_typed(column: str, dtype: pl.DataType, place: str) -> tuple[pl.Expr
         f"{place}: column {column!r} has type {dtype} and cannot be a time; "
         "use numbers, dates or texts, or name another column with --time."
     )
+
+
+class TimeColumn:
+    """A raw column of times: numbers or dates, in a notation that was asked for or guessed from the first rows."""
+
+    def __init__(self, file: RawFile, dtype: pl.DataType, sample: pl.Series, options: ReadOptions) -> None:
+        self.file, self.options = file, options
+        self.notation: Notation
+        self._text = pl.col("time")
+        self._formats: tuple[str, ...] = ()
+        self._is_text = dtype == pl.String
+        self._reason = "dates"
+        pattern = options.time_format
+        if pattern and pattern != EXCEL and dtype.is_integer():
+            # 20241231 is a date if a person says so.
+            self._text, self._is_text, sample = self._text.cast(pl.String), True, sample.cast(pl.String)
+        if not self._is_text:
+            self.quick, self.notation = ticks_of_typed("time", dtype, file.name)
+        elif pattern == EXCEL:
+            self.quick, self.notation = self._text.cast(pl.Float64, strict=False), "decimal"
+        elif pattern:
+            self.quick, self.notation, self._formats = date_ticks(self._text, pattern), "date", (pattern,)
+            self._reason = f"dates, read as {pattern}, as asked"
+        else:
+            self.notation = notation_of(sample)
+            self.quick = self._guessed(sample)
+
+    def ticks(self, column: pl.Series, reasons: Reasons) -> tuple[Ints, Clock]:
+        """Whole ticks of the clock that is returned, with a reason for each row that has no time."""
+        values = column.fill_null(0).to_numpy()
+        where = np.flatnonzero(column.is_null().to_numpy())
+        if len(where):
+            reasons.set(where, MISSING)
+            if self._is_text:
+                values = self._read_one_by_one(where, values, reasons)
+        if self.notation == "decimal":
+            reasons.set(np.isnan(values), NOT_A_NUMBER)
+            reasons.set(np.isinf(values), UNPARSABLE)
+            values = np.where(np.isfinite(values), values, 0.0)
+        clock = self._clock(values[reasons.good])
+        if clock.unit == EXCEL:
+            values, self.notation = excel_seconds(values.astype(np.float64)), "decimal"
+        late = (values > LAST_SECOND * clock.per_second) | (values >= LARGEST)
+        early = values < 0
+        reasons.set(late & reasons.good, TOO_LATE)
+        reasons.set(early & reasons.good, NEGATIVE)
+        if self.notation == "decimal":
+            return decimal_ticks(np.where(late | early, 0.0, values), clock)
+        return values.astype(np.int64), clock
+
+    def _guessed(self, sample: pl.Series) -> pl.Expr:
+        if self.notation == "integer":
+            return self._text.cast(pl.Int64, strict=False)
+        if self.notation == "decimal":
+            return self._text.cast(pl.Float64, strict=False)
+        self._formats = date_formats(self.file.scan, sample, self.file.name, "--time-format")
+        form = best_format(sample, self._formats)
+        self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
+        return date_ticks(self._text, form)
+
+    def _clock(self, values: Values) -> Clock:
+        if self.notation == "date":
+            return Clock("us", "date", self._reason)
+        if self.options.time_format == EXCEL:
+            return excel_clock()
+        return clock_for(values[values >= 0], self.options.time_unit, self.file.name)  # type: ignore[operator]
+
+    def _read_one_by_one(self, where: Ints, values: Values, reasons: Reasons) -> Values:
+        """Read the few times that are in another notation than the column's first rows, each for what it is."""
+        rows = self.file.scan.filter(self.quick.is_null()).select(self._text.str.strip_chars())
+        texts = rows.collect(engine="streaming").to_series()
+        absent = texts.is_null() | (texts == "") | texts.is_in(list(self.file.layout.missing))
+        reasons.set(where[(~absent).to_numpy()], UNPARSABLE)
+        if self.notation == "date":
+            numbers = any_date_ticks(texts, self._formats)
+        else:
+            numbers = texts.cast(pl.Float64, strict=False)
+            finite = numbers.is_finite().fill_null(value=False)
+            if self.notation == "integer" and bool((finite & (numbers != numbers.floor())).any()):
+                self.notation, values = "decimal", values.astype(np.float64)
+            reasons.set(where[numbers.is_nan().fill_null(value=False).to_numpy()], NOT_A_NUMBER)
+            numbers = numbers.set(~finite, None).clip(-LARGEST, LARGEST)
+        read = numbers.is_not_null().to_numpy()
+        reasons.codes[where[read]] = 0
+        values = values.copy()
+        values[where[read]] = numbers.drop_nulls().to_numpy().astype(values.dtype)
+        return values

@@ -98,7 +98,7 @@ class StreamFeatures:
         columns[:, _ALWAYS] = self.counts.idle(items)
         columns[:, _ALWAYS + 1] = self.counts.age(items)
         divisors = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT)).astype(self._dtype)
-        return _log1p(columns), divisors
+        return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from melon.adam import Adam, Moments
 from melon.errors import CheckpointError
 from melon.recommenders.blend.inputs import personal_score
 from melon.recommenders.evidence import FactorGradient, Values
@@ -22,7 +23,7 @@ LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_sh
 #: Scales are those of the first so many practised interactions, then fixed.
 SCALED_BY = 4_000
 _LEAST_SCALE = 1e-3
-_BETAS, _EPS = (0.9, 0.999), 1e-8
+_ADAM = Adam(squares="lerp")
 _STEPS = "steps"
 
 
@@ -184,11 +185,9 @@ class BlendHead(Head):
         kept: dict[str, Tensor] = {_STEPS: torch.tensor(steps, device="cpu")}
         for name, slope in slopes.items():
             first, second = (memory.get(f"{order}/{name}", torch.zeros_like(slope)) for order in (1, 2))
-            kept[f"1/{name}"] = first = torch.lerp(first, slope, 1 - _BETAS[0])
-            kept[f"2/{name}"] = second = torch.lerp(second, slope.square(), 1 - _BETAS[1])
-            scale = second.div(1 - _BETAS[1] ** steps).sqrt_().add_(_EPS)
-            shrunk = values[name] * (1 - lr * self.settings.decay)
-            made[name] = torch.addcdiv(shrunk, first, scale, value=-lr / (1 - _BETAS[0] ** steps))
+            moments = _ADAM.moments(Moments(first, second), slope)
+            kept[f"1/{name}"], kept[f"2/{name}"] = moments.first, moments.second
+            made[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
         return HeadStep(made, kept)
 
 

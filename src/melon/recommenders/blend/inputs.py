@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, TRANSITIONS, Columns
-from melon.recommenders.streaming.slots import Sums
-from melon.types import Ints
+from melon.recommenders.blend.features import ITEM_FEATURES, PAIR_FEATURES, TRANSITIONS
 
 STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
 #: Streaming features that are worth more, or less, for a user of whom much is known.
@@ -25,29 +21,6 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
-
-
-class KnownPairs(NamedTuple):
-    """What is known of candidates n × c before it is put together as inputs.
-
-    `places` are theirs among distinct items, to which `bias`, `columns` and `divisors` belong; `dots` and `sums` are of
-    pairs, `active` of users. `divided_by` says which of its divisors each kind of sum belongs to.
-    """
-
-    places: Ints
-    dots: Columns
-    bias: Columns
-    columns: Columns
-    divisors: Columns
-    sums: Sums
-    active: Columns
-    by_activity: Ints
-    divided_by: tuple[int, ...]
-
-    @property
-    def width(self) -> int:
-        """How many inputs each pair has."""
-        return len(INPUTS) + len(self.divided_by) - len(PAIR_FEATURES)
 
 
 def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from melon.kernels import policy
+from melon.kernels.blend import KnownPairs
 from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.catalogue import CatalogueScorer
 from melon.recommenders.blend.features import Named, StreamFeatures, activity
@@ -21,13 +23,10 @@ from melon.recommenders.blend.inputs import (
     INPUTS_WITH_TRANSITIONS,
     PARTS,
     STREAMED,
-    KnownPairs,
     inputs_of,
 )
-from melon.recommenders.blend.quick import compiles, quick_inputs, quick_scores
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
-from melon.recommenders.factor_kernel import quick_dots
-from melon.recommenders.factorisation import factor_evidence, factor_scores
+from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.stream.history import History
 from melon.stream.saved import part_of
@@ -143,8 +142,9 @@ class Blend(HeadedRecommender):
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
         named = Named.of(items.cpu().numpy())
-        if compiles(self.head.centre):
-            return Lesson(quick_inputs(self._known_pairs(users, named, context)), allowed)
+        loops = policy.load("blend", like=self.head.centre)
+        if loops is not None:
+            return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
         return Lesson(self._stored_inputs(users, named, context), allowed)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
@@ -153,8 +153,9 @@ class Blend(HeadedRecommender):
         if silent(head):
             dots, bias = self._stored_personal(users, named, context)
             return dots + bias[self._places(named)]
-        if compiles(head[LINEAR]):
-            return quick_scores(self.head, head, self._known_pairs(users, named, context))
+        loops = policy.load("blend", like=head[LINEAR])
+        if loops is not None:
+            return _compiled_scores(loops, self.head, head, self._known_pairs(users, named, context))
         linear, hidden, shift, output = self.head.folded(head)
         inputs = self._stored_inputs(users, named, context)
         deep = (inputs @ hidden.T).add_(shift).relu_() @ output
@@ -219,7 +220,7 @@ class Blend(HeadedRecommender):
         at, vectors = None if context is None else context.moment, self.tables["item_factors"]
         distinct = torch.from_numpy(named.distinct).to(users.device)
         factors = self.tables["user_factors"].gather(users, at)
-        dot = quick_dots(factors, vectors, distinct, named.places, at)
+        dot = compiled_dots(factors, vectors, distinct, named.places, at)
         if dot is None:
             dot = vectors.gather(distinct, at)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
         return dot, self.tables["item_bias"].gather(distinct, at)[:, 0]
@@ -245,6 +246,22 @@ class Blend(HeadedRecommender):
     def _no_features(self, like: Tensor) -> Tensor:
         more = len(self.inputs) - len(INPUTS)
         return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
+
+
+def _compiled_inputs(loops: policy.Loops, known: KnownPairs) -> Tensor:
+    """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
+    out = torch.empty((*known.places.shape, known.width), dtype=torch.float32, device="cpu")
+    loops.inputs(known, out.view(-1, known.width).numpy())
+    return out
+
+
+def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, known: KnownPairs) -> Tensor:
+    """The scores of candidates, as the head gives them, to rounding."""
+    linear, hidden, shift, output = head.folded(values)
+    weights = (each.contiguous().numpy() for each in (linear, hidden.T, shift, output))
+    out = torch.empty(known.places.shape, dtype=torch.float32, device="cpu")
+    loops.scores(known, head.trust, *weights, out.numpy())
+    return out.sub_(linear @ head.centre)
 
 
 def _dots(factors: Tensor, items: TableView, n_items: int) -> Tensor:

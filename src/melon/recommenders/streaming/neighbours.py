@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 
 from melon.errors import SettingsError
-from melon.recommenders.streaming.kernels import slot_kernel
+from melon.kernels import policy
+from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
 from melon.stream.pairs import distinct
@@ -76,7 +78,7 @@ class ItemNeighbours:
             rows, others = earlier, later
         if len(rows):
             self._grow(int(rows.max()) + 1)
-            slot_kernel().count(self._ids, self._counts, self._recent, rows, others, moments - self._reference)
+            _loops().count(self._ids, self._counts, self._recent, rows, others, moments - self._reference)
         self.events += len(items)
 
     def undo_point(self, users: Ints, items: Ints, past: PartnerRings) -> Callable[[], None]:
@@ -105,7 +107,8 @@ class ItemNeighbours:
         known = np.where(items < self._rows, items, self._rows)
         tables, columns = (self._ids, self._counts, self._recent), scratch(self._rows + 1)
         lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)  # one form, so that it is compiled once
-        return slot_kernel().add_up(*tables, *lines, np.ascontiguousarray(known), self._now, columns)
+        sums: Sums = _loops().add_up(*tables, *lines, np.ascontiguousarray(known), self._now, columns)
+        return sums
 
     def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
         """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""
@@ -182,6 +185,11 @@ class ItemNeighbours:
             self._counts = np.concatenate([self._counts, nothing])
             self._recent = np.concatenate([self._recent, nothing])
         self._rows = max(self._rows, rows)
+
+
+def _loops() -> policy.Loops | ModuleType:
+    """What works on slots; the sums of both differ in the last digits."""
+    return policy.load("neighbours") or numpy_loops
 
 
 def scratch(size: int) -> Slots:

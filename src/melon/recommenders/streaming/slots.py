@@ -1,19 +1,20 @@
-"""Slots of neighbours in plain numpy: the same two functions as `compiled`, and the ones that explain them."""
+"""Slots of neighbours in numpy: what `melon.kernels.neighbours` computes, where nothing is compiled."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from melon.types import Ints
+from melon.kernels.neighbours import EMPTY
+from melon.types import Floats, Ints, Singles, SmallInts
 
-EMPTY = -1
+__all__ = ["EMPTY", "Slots", "Sums", "Weights", "add_up", "count"]
+
 #: At most this many sums are held at a time.
 _SUMS_AT_ONCE = 1 << 20
 
-Slots = npt.NDArray[np.int32]
-Weights = npt.NDArray[np.float32]
-Sums = npt.NDArray[np.float64]
+Slots = SmallInts
+Weights = Singles
+Sums = Floats
 
 
 def count(ids: Slots, counts: Weights, recent: Weights, rows: Ints, others: Ints, moments: Sums) -> None:

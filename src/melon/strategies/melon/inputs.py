@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.kernels.melon.forms import UnitTerms
 from melon.strategies.base import Kept, Situation
-from melon.strategies.melon.kernels import UnitTerms
-from melon.strategies.melon.recent import HALF_LIVES, WIDTH, RecentCounts
+from melon.strategies.melon.lines import SharedLines, TableLines
 from melon.strategies.melon.settings import Input
-from melon.strategies.melon.touches import SharedLines, TableLines
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
 
+#: In interactions: a few batches, and some dozens of them.
+HALF_LIVES = (300.0, 3_000.0)
+#: Numbers kept for an item: its counts, and their moment in two parts, for float32 holds no number of events exactly.
+RECENT_WIDTH = len(HALF_LIVES) + 2
+_PART = 1 << 20
 #: All inputs in the order of their columns, and how many columns each has.
 COLUMNS: dict[Input, int] = {"touches": 1, "idle": 1, "item_rate": len(HALF_LIVES), "role": 3}
 #: Logarithms are divided by these: usual counts reach e³, idle times e¹⁰.
@@ -31,7 +35,7 @@ _WEIGHTS, _RECENT = "role.inputs", "recent"
 
 
 class _Touches(Protocol):
-    """What is known of some touches, one after another."""
+    """Facts about some touches, one number for each."""
 
     @property
     def touches(self) -> Ints:
@@ -47,7 +51,7 @@ class _Touches(Protocol):
 
     @property
     def role(self) -> Ints:
-        """0 for shared weights, which are the role that others are told from, then user, taken item, negative."""
+        """0 for shared weights, 1 for a user, 2 for a taken item, 3 for a negative."""
 
 
 class _RowTouches:
@@ -69,8 +73,8 @@ class _RowTouches:
         around = self._situation.around
         assert around is not None
         since = around.tables[self._table].idle(around.users if self._user else around.items).cpu().numpy()
-        found: Ints = since[self._row]
-        return found
+        idle: Ints = since[self._row]
+        return idle
 
     @property
     def item(self) -> Ints:
@@ -96,26 +100,26 @@ class _SharedTouches:
 
 
 class LineInputs:
-    """The inputs that were asked for, of lines on rows and on shared weights."""
+    """The inputs in the settings, for lines on rows and on shared weights."""
 
     def __init__(
-        self, asked: Sequence[Input], specs: Mapping[str, TableSpec], parameters: Parameters, width: int
+        self, inputs: Sequence[Input], specs: Mapping[str, TableSpec], parameters: Parameters, width: int
     ) -> None:
-        self._asked = [name for name in COLUMNS if name in asked]
+        self._names = [name for name in COLUMNS if name in inputs]
         self._phi = parameters
-        self._counted = _first_item_table(specs) if "item_rate" in asked else None
-        if self._asked:
-            parameters.zeros_exactly(_WEIGHTS, width, sum(COLUMNS[name] for name in self._asked))
+        self._counted = _first_item_table(specs) if "item_rate" in inputs else None
+        if self._names:
+            parameters.zeros_exactly(_WEIGHTS, width, sum(COLUMNS[name] for name in self._names))
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._names)
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         """Recent counts live with the rows of one table of items."""
-        return {_RECENT: Kept(width=WIDTH)} if spec.name == self._counted else {}
+        return {_RECENT: Kept(width=RECENT_WIDTH)} if spec.name == self._counted else {}
 
     def counted(self, situation: Situation) -> dict[str, dict[str, Tensor]]:
-        """That state after the batch."""
+        """The counts after the batch."""
         if self._counted is None:
             return {}
         recent = self._recent(situation)
@@ -124,19 +128,19 @@ class LineInputs:
     def with_rows(self, terms: UnitTerms, situation: Situation, table: TableLines) -> UnitTerms:
         """The terms of a table's lines, each now one of its own."""
         lines = table.lines
-        known = self._columns(_RowTouches(situation, table), situation)
+        columns = self._columns(_RowTouches(situation, table), situation)
         if table.aggregated:  # a line stands for all touches of its row
-            total = np.zeros((len(situation.values[table.table]), known.shape[1]))
-            np.add.at(total, table.positions.reshape(-1).cpu().numpy(), known)
-            known = total[lines.row] / lines.touches[lines.row, None]
+            total = np.zeros((len(situation.values[table.table]), columns.shape[1]))
+            np.add.at(total, table.positions.reshape(-1).cpu().numpy(), columns)
+            columns = total[lines.row] / lines.touches[lines.row, None]
         else:
-            known = known[lines.source]
-        return self._added(terms.at(torch.from_numpy(lines.unit).to(terms.logits.device)), known)
+            columns = columns[lines.source]
+        return self._added(terms.at(torch.from_numpy(lines.unit).to(terms.logits.device)), columns)
 
     def with_shared(self, terms: UnitTerms, situation: Situation, wide: SharedLines) -> UnitTerms:
         """The terms of units on shared weights."""
-        known = self._columns(_SharedTouches(situation, wide), situation)
-        return self._added(terms, known.mean(0, keepdims=True) if wide.aggregated else known)
+        columns = self._columns(_SharedTouches(situation, wide), situation)
+        return self._added(terms, columns.mean(0, keepdims=True) if wide.aggregated else columns)
 
     def _columns(self, touches: _Touches, situation: Situation) -> Floats:
         makers: dict[Input, Callable[[], Floats]] = {
@@ -145,12 +149,12 @@ class LineInputs:
             "item_rate": lambda: np.log1p(self._recent(situation).now())[touches.item] / _COUNTS,
             "role": lambda: np.eye(4, 3, k=-1)[touches.role],
         }
-        return np.concatenate([makers[name]() for name in self._asked], axis=1)
+        return np.concatenate([makers[name]() for name in self._names], axis=1)
 
-    def _added(self, terms: UnitTerms, known: Floats) -> UnitTerms:
+    def _added(self, terms: UnitTerms, columns: Floats) -> UnitTerms:
         assert terms.hidden is not None
-        columns = torch.from_numpy(known).to(terms.hidden)
-        return UnitTerms(torch.addmm(terms.hidden, columns, self._phi[_WEIGHTS].T), terms.logits)
+        inputs = torch.from_numpy(columns).to(terms.hidden)
+        return UnitTerms(torch.addmm(terms.hidden, inputs, self._phi[_WEIGHTS].T), terms.logits)
 
     def _recent(self, situation: Situation) -> RecentCounts:
         assert situation.around is not None
@@ -158,8 +162,35 @@ class LineInputs:
         return RecentCounts(situation.row_state[self._counted][_RECENT], situation.around.history.events)
 
 
+class RecentCounts:
+    """The counts of compact rows. An interaction that is k interactions old counts 2^(-k / half-life).
+
+    A row's counts are stored as of the last batch in which it was taken and decayed when they are read, so a row that
+    nobody touches costs nothing. The interactions of a batch count as of its start, whatever their order.
+    """
+
+    def __init__(self, stored: Tensor, now: int) -> None:
+        self._stored, self._now = stored, now
+
+    def now(self) -> Floats:
+        """Rows × half-lives, as of now."""
+        stored = self._stored.detach().cpu().numpy().astype(np.float64)
+        counts, high, low = stored[:, : len(HALF_LIVES)], stored[:, -2], stored[:, -1]
+        age = self._now - (high * _PART + low)
+        left: Floats = np.exp2(-age[:, None] / np.array(HALF_LIVES))
+        return counts * left
+
+    def after(self, taken: Tensor) -> Tensor:
+        """The row state after a batch that takes these rows, some several times; other rows stay as they are."""
+        times = torch.bincount(taken, minlength=len(self._stored)).cpu().numpy()
+        moment = np.array([self._now // _PART, self._now % _PART], dtype=np.float64)
+        fresh = np.concatenate([self.now() + times[:, None], np.broadcast_to(moment, (len(times), 2))], axis=1)
+        met = torch.from_numpy(times > 0).to(self._stored.device)[:, None]
+        return torch.where(met, torch.from_numpy(fresh).to(self._stored), self._stored)
+
+
 def _first_item_table(specs: Mapping[str, TableSpec]) -> str:
-    found = next((spec.name for spec in specs.values() if spec.role == "item"), None)
-    if found is None:
+    table = next((spec.name for spec in specs.values() if spec.role == "item"), None)
+    if table is None:
         raise SettingsError("the input 'item_rate' needs rows of items, and this recommender has none.")
-    return found
+    return table

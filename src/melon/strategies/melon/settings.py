@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from melon.strategies.learned import LearnedSettings
 
-Aggregation = Literal["sum", "row_mean", "batch", "sqrt"]
-#: What the rates can be told of a line besides: how often the batch touches its row, how long the row was idle, how
-#: often its item was taken of late, and whether it is a user's, a taken item's or a negative's.
+#: Optional inputs of the rates: how often the batch touches the row, how long the row was idle, how often its item
+#: was taken recently, and whether the row is a user's, a taken item's or a negative's.
 Input = Literal["touches", "idle", "item_rate", "role"]
 
 
@@ -23,7 +22,7 @@ class RateSettings(LearnedSettings):
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
     role_width: int = Field(20, ge=1)
-    inputs: tuple[Input, ...] = ()  # what the role is told besides (METHODS.md 8.2)
+    inputs: tuple[Input, ...] = ()  # optional inputs of the role (METHODS.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
     interaction_width: int = Field(20, ge=1)
     norm: Literal["layer", "batch", "none"] = "layer"  # 6
@@ -35,8 +34,8 @@ class RateSettings(LearnedSettings):
     rate_bias: float = 0.0  # 12: w starts at σ(rate_bias)
     forget_bias: float = 6.0  # 12: f starts at σ(forget_bias)
     spread: float = Field(0.0, ge=0)  # 12: head biases are drawn from ± spread around these
-    aggregation: Aggregation = "sum"  # 13, rows of users and items
-    shared_aggregation: Aggregation = "row_mean"  # 13, weights that every interaction touches
+    reduction: Literal["sum", "mean", "row_mean", "sqrt"] = "sum"  # 13: rows of users and items
+    shared_reduction: Literal["sum", "mean", "row_mean", "sqrt"] = "row_mean"  # 13: weights shared by all interactions
     shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows
     shared_forgetting: bool = False  # 11: the forgetting of shared weights, which ate the published NCF
     most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
@@ -45,12 +44,12 @@ class RateSettings(LearnedSettings):
     flat_rates: bool = False  # a control: every rate is replaced by its mean over the batch and role
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
-        """Settings from plain values. What was saved before there were `inputs` has `touch_feature` instead."""
-        told = dict(values)
-        if told.pop("touch_feature", False):
-            told["inputs"] = ["touches", *told.get("inputs", ())]
-        return super().parse(told, owner)
+    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their present names; before there were `inputs`, there was `touch_feature`."""
+        settings = super().renamed(saved)
+        if settings.pop("touch_feature", False):
+            settings["inputs"] = ["touches", *settings.get("inputs", ())]
+        return settings
 
     @field_validator("inputs", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The update that MeLON and its ablations share: rates for every line, added up into new rows (METHODS.md 3.0.5, 4)."""
+"""MeLON and its two ablations: a learned rate for every line, added up into new rows (METHODS.md 3.0.5, 4)."""
 
 from __future__ import annotations
 
@@ -11,33 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.settings import Settings
-from melon.strategies.base import Kept, LearningRates, Proposal, Situation
+from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
+from melon.strategies.base import Kept, LearningRates, Proposal, Reduction, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
-from melon.strategies.melon.interactions import InteractionModel
-from melon.strategies.melon.kernels import (
-    PairKernel,
-    RateNetwork,
-    RowTouches,
-    UnitTerms,
-    pair_kernel,
-    work_of_kernels,
-)
-from melon.strategies.melon.kernels.forms import Doubles
-from melon.strategies.melon.kernels.reference import Rates, line_rates, moved_at, shared_rates
-from melon.strategies.melon.pairs import PairModel
-from melon.strategies.melon.settings import Aggregation, RateSettings
-from melon.strategies.melon.touches import LineBook, Lines, SharedLines, TableLines, shared_lines
+from melon.strategies.melon.interaction_model import InteractionModel
+from melon.strategies.melon.kernel import PairKernel, at_work, pair_kernel
+from melon.strategies.melon.lines import LineBook, Lines, SharedLines, TableLines, shared_lines
+from melon.strategies.melon.pair_model import PairModel
+from melon.strategies.melon.reference import Rates, line_rates, moved_at, shared_rates
+from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
-from melon.types import Ints
+from melon.types import Floats, Ints
 
 
 class RateStrategy(LearnedStrategy):
-    """θ'_m = f̄_m θ_m − Σ_x w_{x,m} g_{x,m}, the sum scaled as the aggregation says."""
+    """θ'_m = f̄_m θ_m − Σ_x w_{x,m} g_{x,m}, the sum scaled as the reduction says."""
 
-    settings_type: ClassVar[type[Settings]] = RateSettings
+    settings_type = RateSettings
     settings: RateSettings
     sees_interaction: ClassVar[bool]
     sees_parameter: ClassVar[bool]
@@ -45,26 +37,18 @@ class RateStrategy(LearnedStrategy):
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self.per_branch = self.settings.pairwise
+        self.init = self.settings.init
         self._practised = 0
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, self.settings.init)
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.sees_interaction:
-            self._interactions = InteractionModel(specs, self.settings, self._phi, self.seed)
+            self._interactions = InteractionModel(specs, self.settings, parameters, self.seed)
         self._pairs = PairModel(
-            self.settings, self._phi, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
+            self.settings, parameters, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
         # What describes a role means nothing to a model without one.
-        asked = self.settings.inputs if self.sees_parameter else ()
-        self._inputs = LineInputs(asked, specs, self._phi, self.settings.role_width)
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+        inputs = self.settings.inputs if self.sees_parameter else ()
+        self._inputs = LineInputs(inputs, specs, parameters, self.settings.role_width)
 
     def memory(self) -> dict[str, Tensor]:
         return {**super().memory(), "practised": torch.tensor(self._practised, device="cpu")}
@@ -80,7 +64,7 @@ class RateStrategy(LearnedStrategy):
         """Adam's rate falls from pass to pass; a stream goes on with what is left after the last of them."""
         self._practised = passes
         done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
-        self._optimizer.warmth = self.settings.meta_cooling**done
+        self._meta_optimizer.warmth = self.settings.meta_cooling**done
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._inputs.row_state(spec)
@@ -89,7 +73,7 @@ class RateStrategy(LearnedStrategy):
         return self._updated(situation, self._unit_terms(situation))
 
     def at_work(self) -> AbstractContextManager[None]:
-        return work_of_kernels(self._pairs.network, next(iter(self.parameters().values())))
+        return at_work(self._pairs.network, next(iter(self.parameters().values())))
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
@@ -101,23 +85,23 @@ class RateStrategy(LearnedStrategy):
         terms, n, book = self._unit_terms(situation), len(situation.examples), self._book(situation)
         raw, realised, slots = [], [], []
         for gradient in situation.evidence.row_gradients:
-            here, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
-            old, positions = situation.values[here.table], gradient.positions.reshape(-1)
-            touched, own_terms = self._touched(situation, here, old, terms)
+            table, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
+            old, positions = situation.values[table.table], gradient.positions.reshape(-1)
+            touched, own_terms = self._touched(situation, table, old, terms)
             rates = line_rates(touched, own_terms, self._pairs.network).learning.expand(-1, dim)
             if self.settings.flat_rates:
-                rates = _flattened(rates, here.lines)
+                rates = _flattened(rates, table.lines)
             if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
-                row = torch.from_numpy(here.lines.row).to(old.device)
+                row = torch.from_numpy(table.lines.row).to(old.device)
                 rates = torch.zeros_like(old).index_copy(0, row, rates)[positions]
             scale = torch.from_numpy(touched.scale).to(old)[positions, None]
             raw.append(rates.reshape(n, -1))
             realised.append((rates * scale).reshape(n, -1))
-            slots += [(here.table, slot) for slot in range(width) for _ in range(dim)]
+            slots += [(table.table, slot) for slot in range(width) for _ in range(dim)]
         shared, raw_shared = {}, {}
         for wide in self._shared_lines(situation):
             shown = self._shared_rates(situation, wide, terms)
-            per_unit = torch.cat([each.learning.expand_as(gradient) for gradient, each in shown])
+            per_unit = torch.cat([rates.learning.expand_as(gradient) for gradient, rates in shown])
             if self.settings.flat_rates:
                 per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
             per_unit = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
@@ -171,25 +155,25 @@ class RateStrategy(LearnedStrategy):
         """New rows of users and items; without a kernel, at flat rates."""
         network, book = self._pairs.network, self._book(situation)
         tables = [book.of(gradient) for gradient in situation.evidence.row_gradients]
-        values = [situation.values[each.table][: len(each.lines.touches)] for each in tables]
-        olds = [self.aged(situation, each.table, old) for each, old in zip(tables, values, strict=True)]
-        found = [self._touched(situation, each, old, terms) for each, old in zip(tables, olds, strict=True)]
+        values = [situation.values[table.table][: len(table.lines.touches)] for table in tables]
+        olds = [self.aged(situation, table.table, old) for table, old in zip(tables, values, strict=True)]
+        pairs = [self._touched(situation, table, old, terms) for table, old in zip(tables, olds, strict=True)]
         if kernel is None:
-            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, found, strict=True)}
+            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, pairs, strict=True)}
         if self._inputs:  # each table has terms of its own
-            moved = tuple(kernel.moved_rows([touched], here, network)[0] for touched, here in found)
+            moved = tuple(kernel.moved_rows([touched], own_terms, network)[0] for touched, own_terms in pairs)
         else:
-            moved = kernel.moved_rows([touched for touched, _ in found], terms, network)
-        return dict(zip([each.table for each in tables], moved, strict=True))
+            moved = kernel.moved_rows([touched for touched, _ in pairs], terms, network)
+        return dict(zip([table.table for table in tables], moved, strict=True))
 
     def _touched(
         self, situation: Situation, table: TableLines, old: Tensor, terms: UnitTerms
     ) -> tuple[RowTouches, UnitTerms]:
         """Lines as a kernel takes them, and the terms that their units stand for."""
-        lines, here = table.lines, terms
+        lines, own_terms = table.lines, terms
         unit = lines.unit
         if self._inputs:  # then lines of one unit have terms of their own
-            here = self._inputs.with_rows(terms, situation, table)
+            own_terms = self._inputs.with_rows(terms, situation, table)
             unit = np.arange(len(unit))
         touched = RowTouches(
             values=situation.values[table.table][: len(lines.touches)],
@@ -199,10 +183,10 @@ class RateStrategy(LearnedStrategy):
             source=lines.source,
             gradient=table.gradient,
             feature=table.feature,
-            scale=self._scale(self.settings.aggregation, lines.touches, len(situation.examples)),
+            scale=self._scale(self.settings.reduction, lines.touches, len(situation.examples)),
             share=lines.share if self.settings.forgetting else None,
         )
-        return touched, here
+        return touched, own_terms
 
     def _updated_shared(
         self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel | None
@@ -213,17 +197,17 @@ class RateStrategy(LearnedStrategy):
             share = 1 / wide.units
         if kernel is None:
             return self._flat_shared(situation, wide, terms, scale, share)
-        here = self._shared_terms(situation, wide, terms)
-        return old + kernel.shared_move(old.flatten(), wide, here, self._pairs.network, scale, share).view_as(old)
+        own_terms = self._shared_terms(situation, wide, terms)
+        return old + kernel.shared_move(old.flatten(), wide, own_terms, self._pairs.network, scale, share).view_as(old)
 
     def _flat_shared(
         self, situation: Situation, wide: SharedLines, terms: UnitTerms, scale: float, share: float
     ) -> Tensor:
         theta, mean = situation.values[wide.table].flatten(), self._mean_shared_rate(situation, wide, terms)
         new = theta
-        for gradient, found in self._shared_rates(situation, wide, terms):
+        for gradient, rates in self._shared_rates(situation, wide, terms):
             new = new - gradient.sum(0) * mean * scale
-            new = new - ((1 - found.forgetting).expand_as(gradient) * theta).sum(0) * share
+            new = new - ((1 - rates.forgetting).expand_as(gradient) * theta).sum(0) * share
         return new.view_as(situation.values[wide.table])
 
     def _shared_rates(
@@ -233,8 +217,8 @@ class RateStrategy(LearnedStrategy):
         return shared_rates(theta, wide, self._shared_terms(situation, wide, terms), self._pairs.network)
 
     def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> Tensor:
-        found = [each.learning for _, each in self._shared_rates(situation, wide, terms)]
-        return torch.cat(found).mean()
+        rates = [rates.learning for _, rates in self._shared_rates(situation, wide, terms)]
+        return torch.cat(rates).mean()
 
     def _shared_terms(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
         return self._inputs.with_shared(terms, situation, wide) if self._inputs else terms
@@ -244,29 +228,55 @@ class RateStrategy(LearnedStrategy):
             "sum": 1.0,
             "row_mean": 1 / wide.touches,
             "sqrt": 1 / math.sqrt(wide.touches),
-            "batch": 1 / wide.touches,
+            "mean": 1 / wide.touches,
         }
-        return scales[self.settings.shared_aggregation] * self.settings.shared_scale
+        return scales[self.settings.shared_reduction] * self.settings.shared_scale
 
     @staticmethod
-    def _scale(aggregation: Aggregation, touches: Ints, n: int) -> Doubles:
+    def _scale(reduction: Reduction, touches: Ints, n: int) -> Floats:
         """By what a row's summed step is multiplied."""
-        if aggregation == "sum":
+        if reduction == "sum":
             return np.ones(len(touches))
-        if aggregation == "batch":
+        if reduction == "mean":
             return np.full(len(touches), 1 / n)
-        return 1 / np.maximum(touches, 1) if aggregation == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
+        return 1 / np.maximum(touches, 1) if reduction == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
+
+
+class MeLON(RateStrategy):
+    """W is two-dimensional: a rate for every (interaction, parameter) pair, from the interaction's neighbourhood and
+    the parameter's role in it.
+    """
+
+    name = "melon"
+    sees_interaction = True
+    sees_parameter = True
+
+
+class MeLONI(RateStrategy):
+    """The ablation that sees the interaction only. W is row-constant: w_x = σ(ωᵀ h_x + b)."""
+
+    name = "melon_i"
+    sees_interaction = True
+    sees_parameter = False
+
+
+class MeLONP(RateStrategy):
+    """The ablation that sees the parameter only: a rate from its role, whatever the interaction's neighbourhood."""
+
+    name = "melon_p"
+    sees_interaction = False
+    sees_parameter = True
 
 
 def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:
-    found = line_rates(touched, terms, network)
-    return moved_at(Rates(_flattened(found.learning, lines), found.forgetting), touched)
+    rates = line_rates(touched, terms, network)
+    return moved_at(Rates(_flattened(rates.learning, lines), rates.forgetting), touched)
 
 
 def _flattened(rates: Tensor, lines: Lines) -> Tensor:
     """Every rate replaced by its mean over the batch for the same slot (user, positive, negative)."""
     flat = torch.empty_like(rates)
     for slot in np.unique(lines.slot):
-        here = torch.from_numpy(lines.slot == slot).to(rates.device)
-        flat[here] = rates[here].mean()
+        at_slot = torch.from_numpy(lines.slot == slot).to(rates.device)
+        flat[at_slot] = rates[at_slot].mean()
     return flat

@@ -8,7 +8,7 @@ input gate, forget gate, output gate, candidate, so that three of them take one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ _EPSILON = 1e-5
 LOG_EPSILON = 1e-20
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """The cell state that scalars bring along (units × scalars), and which of them bring none: 1 there, else 0."""
 
     cell: Tensor
@@ -39,7 +38,7 @@ class Carried:
 
 def scale_and_sign(*values: Tensor) -> Tensor:
     """pre() of some tensors, two lines of features for each: inputs × scalars."""
-    return torch.cat([part.reshape(1, -1) for each in values for part in preprocess(each, LOG_EPSILON)])
+    return torch.cat([part.reshape(1, -1) for value in values for part in preprocess(value, LOG_EPSILON)])
 
 
 def cell_logits(
@@ -71,9 +70,9 @@ def cell_state(
     hidden = features.new_empty((len(start), features.shape[1]))
     cell = torch.empty_like(hidden)
     for tile in _tiles(features):
-        found = _Tile.of(features[:, tile], weights, start, None if kept is None else kept.at(tile), normalise)
-        torch.mul(found.hidden, 1 if normalise else 2, out=hidden[:, tile])
-        torch.mul(found.twice_cell, 0.5, out=cell[:, tile])
+        result = _Tile.of(features[:, tile], weights, start, None if kept is None else kept.at(tile), normalise)
+        torch.mul(result.hidden, 1 if normalise else 2, out=hidden[:, tile])
+        torch.mul(result.twice_cell, 0.5, out=cell[:, tile])
     return hidden, cell
 
 
@@ -150,8 +149,8 @@ class _CellLogits(Function):
         ctx.normalise = normalise
         logits = features.new_empty((len(head), features.shape[1]))
         for tile in _tiles(features):
-            found = _Tile.of(features[:, tile], weights, start, _kept(cell, fresh, tile), normalise)
-            torch.mm(head, found.hidden, out=logits[:, tile])
+            result = _Tile.of(features[:, tile], weights, start, _kept(cell, fresh, tile), normalise)
+            torch.mm(head, result.hidden, out=logits[:, tile])
         return logits
 
     @staticmethod
@@ -160,11 +159,11 @@ class _CellLogits(Function):
         features, weights, start, head, cell, fresh = ctx.saved_tensors
         to_weights, to_start, to_head = torch.zeros_like(weights), torch.zeros_like(start), torch.zeros_like(head)
         for tile in _tiles(features):
-            here, slope = features[:, tile], slopes[:, tile]
-            found = _Tile.of(here, weights, start, _kept(cell, fresh, tile), ctx.normalise)
-            to_head.addmm_(slope, found.hidden.T)
-            to_active, to_before = found.slopes(head.T @ slope)
-            to_weights.addmm_(to_active, here.T)
+            inputs, slope = features[:, tile], slopes[:, tile]
+            result = _Tile.of(inputs, weights, start, _kept(cell, fresh, tile), ctx.normalise)
+            to_head.addmm_(slope, result.hidden.T)
+            to_active, to_before = result.slopes(head.T @ slope)
+            to_weights.addmm_(to_active, inputs.T)
             to_start.add_(to_before.sum(1) if fresh is None else to_before @ fresh[tile])
         to_weights[3 * len(start) :] *= 4  # 2 for the doubled weights, and 2 for the halved candidate
         to_head = to_head if ctx.normalise else 2 * to_head

@@ -1,22 +1,21 @@
-"""Which implementation computes the cell: MELON_KERNEL=auto, torch or numba, and what is ready."""
+"""The implementation of S2Meta's cell: compiled loops or PyTorch (`cell`), as the policy says."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from melon.strategies.melon.kernels.stock import Stock, wanted
+from melon.kernels import policy
+from melon.kernels.s2meta.functions import CompiledCell
+from melon.kernels.threads import kernels_first
 from melon.strategies.s2meta import cell
 from melon.strategies.s2meta.cell import Carried
 
-if TYPE_CHECKING:
-    from melon.strategies.s2meta.compiled.functions import CompiledCell
-
 
 class CellKernel(Protocol):
-    """One step of the cell over every scalar; `cell.py` says what is given and what comes out."""
+    """One step of the cell over every scalar; `cell` says what is given and what comes out."""
 
     def scale_and_sign(self, *values: Tensor) -> Tensor:
         """Two lines of features for each of some tensors."""
@@ -47,40 +46,12 @@ class CellKernel(Protocol):
         """The hidden state and the cell state after the step."""
 
 
-class ReferenceCell:
-    """PyTorch."""
-
-    scale_and_sign = staticmethod(cell.scale_and_sign)
-    cell_logits = staticmethod(cell.cell_logits)
-    cell_state = staticmethod(cell.cell_state)
-
-
 def cell_kernel(like: Tensor) -> CellKernel:
     """The implementation for numbers like these."""
-    return (_STOCK.of("cell") if wanted(like) else None) or _REFERENCE
+    loops = policy.load("s2meta", like=like)
+    return cell if loops is None else CompiledCell(loops)
 
 
-def work_of_cell(like: Tensor) -> AbstractContextManager[None]:
-    """Around a whole step: where the compiled cell serves it, the threads are the cell's."""
-    from melon.strategies.melon.kernels.compiled.threads import kernels_first
-
-    return nullcontext() if cell_kernel(like) is _REFERENCE else kernels_first()
-
-
-def warm_up(*, in_background: bool = False) -> None:
-    """Have the compiled cell ready: now, or as soon as a thread is through with it, PyTorch until then."""
-    if wanted():
-        _STOCK.prepare("cell", in_background=in_background)
-
-
-def _cell(_: str) -> CompiledCell:
-    from melon.strategies.s2meta.compiled.functions import build
-
-    return build()
-
-
-def _stock() -> Stock[str, CompiledCell]:
-    return Stock("the cell of S2Meta", _cell)
-
-
-_REFERENCE, _STOCK = ReferenceCell(), _stock()
+def at_work(like: Tensor) -> AbstractContextManager[None]:
+    """Around a whole step: where compiled loops compute the cell, the threads are theirs."""
+    return nullcontext() if cell_kernel(like) is cell else kernels_first()

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from melon.strategies.aggregates import Aggregate
 from melon.strategies.learned import LearnedSettings
+from melon.strategies.reductions import GradientReduction
 
 
 class S2MetaSettings(LearnedSettings):
@@ -16,8 +16,8 @@ class S2MetaSettings(LearnedSettings):
     variant: Literal["A", "B"] = "A"  # ScenarioMeta, a network for each table; or MetaLSTM, one for all
     state: Literal["reset", "persist"] = "reset"  # each batch from the learned start, or from the row's last touch
     width: int = Field(16, ge=1)  # units of the cell
-    aggregation: Aggregate = "sum"  # ḡ of rows of users and items
-    shared_aggregation: Aggregate = "row_mean"  # ḡ of weights that every interaction touches
+    reduction: GradientReduction = "sum"  # ḡ of rows of users and items
+    shared_reduction: GradientReduction = "row_mean"  # ḡ of weights that every interaction touches
     shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows
     most_rate: float = Field(0.6, gt=0)
     rate_bias: float = 0.0

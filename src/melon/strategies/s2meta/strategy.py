@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from melon.strategies.aggregates import aggregated, parameter_rates, touched_rows
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.parameters import Parameters
+from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
 from melon.strategies.s2meta.cell import scale_and_sign
 from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
-from melon.strategies.s2meta.kernel import work_of_cell
+from melon.strategies.s2meta.kernel import at_work
 from melon.strategies.s2meta.settings import S2MetaSettings
 from melon.tables import TableSpec
 
@@ -32,32 +32,23 @@ class _Block:
 
 
 class S2Meta(LearnedStrategy):
-    """W_{x,m} = most_rate · i_m (over n or c_m, as the aggregation says), the same for every interaction."""
+    """W_{x,m} = most_rate · i_m (over n or c_m, as the reduction says), the same for every interaction."""
 
     name = "s2meta"
     settings_type = S2MetaSettings
     settings: S2MetaSettings
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        if hasattr(self, "_phi"):
-            return  # a meta-model that was trained on one recommender is deployed on another of the same kind
-        self._phi = Parameters(self.seed, dtype, device, "xavier")
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.settings.variant == "A":
-            self._networks = {name: GateNetwork(f"{name}.", self.settings, self._phi) for name in specs}
+            self._networks = {name: GateNetwork(f"{name}.", self.settings, parameters) for name in specs}
         else:
-            self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, self._phi))
-        for name in self.fading_names(specs):
-            self._phi.zeros_exactly(name, 1)
-        self.prepare_optimizer()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return self._phi.held
+            self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, parameters))
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._networks[spec.name].row_state(spec.dim)
 
     def at_work(self) -> AbstractContextManager[None]:
-        return work_of_cell(next(iter(self.parameters().values())))
+        return at_work(next(iter(self.parameters().values())))
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         values = self._aged_values(situation)
@@ -71,9 +62,9 @@ class S2Meta(LearnedStrategy):
         values, state = self._aged_values(situation), RowState()
         for block in self._blocks(situation):
             if self.settings.state == "persist":
-                gates, kept = self._networks[block.table].advance(block.seen)
+                gates, new_state = self._networks[block.table].advance(block.seen)
                 before = situation.row_state[block.table]
-                state[block.table] = {key: before[key].index_copy(0, block.rows, new) for key, new in kept.items()}
+                state[block.table] = {key: before[key].index_copy(0, block.rows, new) for key, new in new_state.items()}
             else:
                 gates = self._networks[block.table].open(block.seen)
             values[block.table] = self._updated(situation, values[block.table], block, gates)
@@ -87,18 +78,18 @@ class S2Meta(LearnedStrategy):
             rate = block.most * self._networks[block.table].open(block.seen).rate
             cut = (block.step / block.seen.gradient).nan_to_num(nan=1.0)
             rates[block.table] = torch.zeros_like(situation.values[block.table]).index_copy(0, block.rows, rate * cut)
-        return parameter_rates(situation, rates, self.settings.aggregation, self.settings.shared_aggregation)
+        return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
     def _blocks(self, situation: Situation) -> Iterator[_Block]:
         """The rows of each table that the batch touches and the next loss can see."""
         settings, touched = self.settings, touched_rows(situation)
         loss = scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
-        for table, total in aggregated(situation, settings.aggregation, settings.shared_aggregation).items():
+        for table, total in reduced_gradients(situation, settings.reduction, settings.shared_reduction).items():
             rows, shared = touched[table], situation.specs[table].role == "shared"
             gradient = total[rows]
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
-            kept = {key: held[rows] for key, held in situation.row_state.get(table, {}).items()}
-            seen = Seen(situation.values[table][rows], gradient, loss, kept or None)
+            state = {key: tensor[rows] for key, tensor in situation.row_state.get(table, {}).items()}
+            seen = Seen(situation.values[table][rows], gradient, loss, state or None)
             yield _Block(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
     def _updated(self, situation: Situation, old: Tensor, block: _Block, gates: Gates) -> Tensor:

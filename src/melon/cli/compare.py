@@ -1,0 +1,228 @@
+"""Commands that compare many models on streams: advise, bench, tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from melon.cli.options import (
+    CHOICE,
+    MACHINE,
+    MODEL,
+    OUTPUT,
+    PROTOCOL,
+    AlignTies,
+    Assignments,
+    BatchSize,
+    Budget,
+    CandidateMode,
+    Config,
+    Device,
+    Epochs,
+    Fading,
+    FullRanking,
+    Negatives,
+    Preset,
+    PretrainMode,
+    Ray,
+    Recommender,
+    RetrainEvery,
+    Seed,
+    Split,
+    Strategy,
+    Stream,
+    Threads,
+    requested,
+)
+from melon.recommenders.registry import RECOMMENDERS
+
+
+def advise(
+    stream: Stream,
+    minutes: Annotated[
+        float, typer.Option(help="How long it may take; with more time, more data and more strategies are tried.")
+    ] = 5.0,
+    recommenders: Annotated[
+        str | None,
+        typer.Option(help=f"Names, separated by commas. (default: {','.join(RECOMMENDERS.names())})"),
+    ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Names, separated by commas, in the order in which to try them. (default: seven, quick ones first)"
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Strategies at a time, each in its own process.")] = 1,
+    batch_size: BatchSize = None,
+    negatives: Negatives = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
+) -> None:
+    """Say which strategy fits a stream: a quick run on its most recent part, judged on what came last.
+
+    Settings are chosen on the earlier part of it. A more expensive strategy is advised only where the data show that it
+    is better; otherwise the cheapest is.
+    """
+    given = {"batch_size": batch_size, "negatives": negatives, "seed": seed, "threads": threads}
+    from melon.advice.advise import advise_stream
+    from melon.terminal.advice import AdviceProgress, show_advice
+
+    advice = advise_stream(
+        stream,
+        minutes=minutes,
+        recommenders=recommenders,
+        strategies=strategies,
+        config={name: value for name, value in given.items() if value is not None},
+        jobs=jobs,
+        progress=AdviceProgress(minutes),
+    )
+    show_advice(advice, as_json=json)
+
+
+def bench(
+    streams: Annotated[list[Path], typer.Argument(help="Prepared streams (melon data prepare makes them).")],
+    out: Annotated[Path, typer.Option(help="The folder of the records; run again to go on in it.")],
+    recommenders: Annotated[str, typer.Option(help="Names, separated by commas.", rich_help_panel=MODEL)] = "bpr",
+    strategies: Annotated[
+        str, typer.Option(help="Names, separated by commas, or all: the nine of the comparison.", rich_help_panel=MODEL)
+    ] = "all",
+    seeds: Annotated[int, typer.Option(help="5 means seeds 0 to 4.", rich_help_panel=PROTOCOL)] = 3,
+    jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.", rich_help_panel=MACHINE)] = 1,
+    ray: Ray = None,
+    preset: Preset = None,
+    pretrain: PretrainMode = None,
+    fading: Fading = None,
+    assignments: Assignments = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A TOML or JSON file of options; one that names a strategy is for its cells only. Or a folder of "
+            "STREAM-RECOMMENDER-STRATEGY.toml, as melon tune writes them. Repeatable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Shares of training, validation and test; STREAM=… for one of the streams. Repeatable. "
+            "(default: 0.95,0.005,0.045)",
+            rich_help_panel=PROTOCOL,
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    candidates: CandidateMode = None,
+    negatives: Negatives = None,
+    align_ties: AlignTies = None,
+    full_ranking: FullRanking = None,
+    retrain_every: RetrainEvery = None,
+    epochs: Epochs = None,
+    budget: Budget = None,
+    threads: Threads = None,
+    device: Device = None,
+    rates: Annotated[
+        bool,
+        typer.Option(
+            "--rates",
+            help="Also keep the learning rates of a batch of each cell, for the report.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+) -> None:
+    """Evaluate many strategies, recommenders, streams and seeds under one protocol, one record for each.
+
+    Cells that have a record are not run again, so a stopped bench resumes where it was. What the cells of a stream and
+    seed share (pre-training, plain fine-tuning, the baselines) is done once.
+    """
+    given = locals()
+    asked = requested({**given, "config": None, "split": None})
+    from melon.bench.run import bench_streams
+    from melon.terminal.bench_view import BenchProgress, show_bench
+
+    result = bench_streams(
+        streams,
+        asked,
+        recommenders=recommenders,
+        strategies=strategies,
+        seeds=seeds,
+        splits=split or [],
+        configs=config or [],
+        jobs=jobs,
+        ray=ray,
+        rates=rates,
+        out=out,
+        progress=BenchProgress(),
+    )
+    raise typer.Exit(show_bench(result))
+
+
+def tune(
+    stream: Stream,
+    out: Annotated[Path, typer.Option(help="The config file to write (TOML).", rich_help_panel=OUTPUT)],
+    recommender: Recommender = None,
+    strategy: Strategy = None,
+    trials: Annotated[int, typer.Option(help="Settings to try.", rich_help_panel=CHOICE)] = 40,
+    together: Annotated[
+        int,
+        typer.Option(
+            "--round",
+            help="Trials that are planned together; --jobs beyond this number have nothing to do.",
+            rich_help_panel=CHOICE,
+        ),
+    ] = 4,
+    no_pruning: Annotated[
+        bool,
+        typer.Option(
+            "--no-pruning",
+            help="Finish every trial, also one that falls far behind the best so far.",
+            rich_help_panel=CHOICE,
+        ),
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Trials at a time, each in its own process.", rich_help_panel=MACHINE)] = 1,
+    ray: Ray = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file of the trials; the same command resumes it. (default: beside --out, ending in .journal)",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    preset: Preset = None,
+    pretrain: PretrainMode = None,
+    fading: Fading = None,
+    assignments: Assignments = None,
+    config: Config = None,
+    split: Split = None,
+    batch_size: BatchSize = None,
+    candidates: CandidateMode = None,
+    negatives: Negatives = None,
+    align_ties: AlignTies = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    threads: Threads = None,
+    device: Device = None,
+) -> None:
+    """Search a strategy's settings on data before the test part, and write the best as a file for --config.
+
+    Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
+    tuning resumes where it was.
+    """
+    asked = requested(locals())
+    from melon.terminal.tune_view import TuneProgress, show_tuned
+    from melon.tuning.tune import tune_stream
+
+    result = tune_stream(
+        stream,
+        asked,
+        trials=trials,
+        together=together,
+        pruning=not no_pruning,
+        jobs=jobs,
+        ray=ray,
+        study=study,
+        out=out,
+        progress=TuneProgress(trials),
+    )
+    show_tuned(result)

@@ -1,0 +1,81 @@
+"""Help pages of commands: flags without a type, paragraphs that wrap, defaults filled in when they are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_SHORT = {"help_option_names": ["--help", "-h"]}
+
+
+class MelonCommand(TyperCommand):
+    """A command whose help says `{name}` where a default or a list of names belongs."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.help = _wrapped(self.help)
+        for parameter in self.params:
+            parameter.help = _filled(getattr(parameter, "help", None))  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+class MelonGroup(TyperGroup):
+    """A group of commands, in the same style."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.help = _wrapped(self.help)
+        super().format_help(ctx, formatter)
+
+
+class Commands(typer.Typer):
+    """A Typer app of such commands; `-h` is `--help` everywhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=MelonGroup, context_settings=dict(_SHORT), **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        return super().command(name, cls=MelonCommand, context_settings=dict(_SHORT), **options)
+
+
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+def _wrapped(text: str | None) -> str | None:
+    """Paragraphs on one line each, so that the terminal breaks them; indented ones stay as they are."""
+    if text is None:
+        return None
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(" ".join(one.split()) if not one.startswith("  ") else one for one in paragraphs)
+
+
+def _filled(text: str | None) -> str | None:
+    """`{batch_size}` becomes the default of that field of an evaluation, `{recommenders}` the names there are."""
+    if text is None or "{" not in text:
+        return text
+    from dataclasses import fields
+
+    from melon.bench.config import CellConfig
+    from melon.recommenders.registry import RECOMMENDERS
+    from melon.strategies.registry import STRATEGIES
+    from melon.stream.candidates import MODES
+
+    shown = {field.name: _shown(field.default) for field in fields(CellConfig)}
+    names = {"recommenders": RECOMMENDERS.names(), "strategies": STRATEGIES.names(), "modes": MODES}
+    return text.format_map(shown | {name: ", ".join(listed) for name, listed in names.items()})
+
+
+def _shown(value: Any) -> str:
+    return ",".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,135 @@
+"""Commands that use a saved model: recommend, find similar items, learn new interactions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from melon.data.ids import Id, IdBook
+
+Model = Annotated[Path, typer.Argument(help="The folder of a saved model (melon pretrain and Melon.save make one).")]
+Count = Annotated[int, typer.Option("--k", "-k", help="Items in a list.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def recommend(
+    model: Model,
+    user: Annotated[list[str], typer.Option(help="A user's id. Repeatable.")],
+    k: Count = 10,
+    seen: Annotated[bool, typer.Option("--seen", help="Also list items that the user has had.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print the best items for users, best first.
+
+    A user whom the model does not know gets the items that are popular now, and the list says so.
+    """
+    from melon.estimator import load
+
+    loaded = load(model)
+    ids = [typed_id(loaded.live.users, text) for text in user]
+    lists = loaded.recommend(ids, k=k, filter_seen=not seen)
+    if json:
+        _print_json(
+            [{"user": str(one.user), "source": one.source, "items": _plain(one.items)} for one in lists],
+        )
+        return
+    for one in lists:
+        known = "" if one.source == "model" else " (not known to the model: popular items)"
+        _print_table(f"user {one.user}{known}", one.items)
+
+
+def similar(
+    model: Model,
+    item: Annotated[list[str], typer.Option(help="An item's id. Repeatable.")],
+    k: Count = 10,
+    json: AsJson = False,
+) -> None:
+    """Print the items that are most like others, by the cosine of their vectors or, for the blend, by their users."""
+    from melon.estimator import load
+
+    loaded = load(model)
+    ids = [typed_id(loaded.live.items, text) for text in item]
+    lists = loaded.similar_items(ids, k=k)
+    if json:
+        _print_json([{"item": str(one), "items": _plain(like)} for one, like in zip(ids, lists, strict=True)])
+        return
+    for one, like in zip(ids, lists, strict=True):
+        _print_table(f"like item {one}", like)
+
+
+def learn(
+    model: Model,
+    new: Annotated[list[Path], typer.Argument(help="A prepared stream, or raw files as for melon data prepare.")],
+    out: Annotated[Path | None, typer.Option(help="Save to another folder. (default: the model's own)")] = None,
+    format: Annotated[str | None, typer.Option(help="The raw format; guessed when left out.")] = None,  # noqa: A002
+    user: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
+    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
+    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
+) -> None:
+    """Let a saved model learn new interactions in time order, and save it.
+
+    Users and items may be new. The folder holds the old model until the new one is complete.
+    """
+    from melon.atomic import require_writable
+    from melon.catchup import catch_up, read_new
+    from melon.console import say
+    from melon.estimator import load
+
+    target = out or model
+    loaded = load(model)
+    require_writable(target / "model")
+    log, notes = read_new(list(new), loaded.live, format=format, user=user, item=item, time=time)
+    for note in notes:
+        say(note)
+    learned = catch_up(loaded, log)
+    loaded.save(target)
+    say(str(learned))
+    say(f"wrote {target}")
+
+
+def typed_id(book: IdBook, text: str) -> Id:
+    """An id from the command line as the kind that the model's ids have: an integer, a text or a UUID."""
+    import uuid
+
+    from melon.errors import DataError
+
+    try:
+        if book.kind == "int":
+            return int(text)
+        return uuid.UUID(text) if book.kind == "uuid" else text
+    except ValueError:
+        kinds = {"int": "integers", "uuid": "UUIDs"}
+        raise DataError(
+            f"{book.what} {text!r} cannot be in this model, whose {book.what} ids are {kinds[str(book.kind)]}."
+        ) from None
+
+
+def _plain(items: Any) -> list[dict[str, Any]]:
+    return [{"item": one.item if isinstance(one.item, int) else str(one.item), "score": one.score} for one in items]
+
+
+def _print_json(content: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(content, ensure_ascii=False))
+
+
+def _print_table(title: str, items: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from melon.console import say
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("rank", "item", "score"):
+        table.add_column(name, justify="left" if name == "item" else "right")
+    for rank, one in enumerate(items, 1):
+        table.add_row(str(rank), str(one.item), f"{one.score:.4f}")
+    say(title)
+    if items:
+        Console().print(table, markup=False)
+    else:
+        say("  no item is left to recommend; --seen lists those that the user has had too")

@@ -1,0 +1,171 @@
+"""`melon.evaluate`: one evaluation of a recommender and a strategy on a stream, beside the baselines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from melon.atomic import require_writable
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig, config_from
+from melon.bench.record import write_result
+from melon.bench.result import Evaluation
+from melon.bench.work import Work, start_afresh, work_folder
+from melon.console import model_progress
+from melon.data.files import load_stream
+from melon.data.frames import interactions_from
+from melon.data.interactions import Interactions
+from melon.errors import SettingsError, StoppedError
+from melon.fitting import values
+from melon.fitting.auto import AUTO, settle_auto
+from melon.fitting.fit import threads as limited_threads
+from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
+from melon.progress import Progress
+from melon.recommenders.registry import RECOMMENDERS
+from melon.registry import Entry, Registry, Space
+from melon.strategies.registry import STRATEGIES
+
+
+def evaluate(
+    stream: Any,
+    recommender: RecommenderChoice = AUTO,
+    strategy: StrategyChoice = AUTO,
+    *,
+    split: tuple[float, float, float] | str | None = None,
+    seed: int | None = None,
+    seeds: int | Iterable[int] | None = None,
+    budget: int | None = None,
+    minutes: float | None = None,
+    epochs: int | None = None,
+    fading: str | float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    recommender_settings: Mapping[str, Any] | None = None,
+    pretrain_settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    pretrain: str | None = None,
+    batch_size: int | None = None,
+    candidates: str | None = None,
+    negatives: int | None = None,
+    align_ties: bool | None = None,
+    full_ranking: bool | None = None,
+    retrain_every: int | None = None,
+    threads: int | None = None,
+    device: str | None = None,
+    json: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Evaluation:
+    """Evaluate prequentially: each batch of the test part is predicted first, then learned.
+
+    Args:
+        stream: a prepared stream's path, or interactions as `Melon.fit` takes them.
+        recommender: a name, or a `Recommender` class of your own; "auto" is the blend.
+        strategy: a name, or a `Strategy` class of your own; "auto" is default with fading.
+        split: shares of training, validation and test in time order, by default (0.95, 0.005, 0.045).
+        seed: the root of everything random; or `seeds`, for a result over several: 5 means 0 to 4.
+        budget: trials for each choice on the selection window; 0 takes the defaults without a trial.
+        minutes: how long settings are tried; by default 30 where the strategy is "auto", else without limit.
+        epochs: at most this many passes of pre-training.
+        fading: "off", "auto" or a half-life; by default "auto" where the strategy is "auto", else "off".
+        settings: settings of the strategy that are decided; those of the recommender and of pre-training likewise.
+        preset: settings of the strategy that are fixed together, such as "paper".
+        pretrain: "shared" or "own": whether the strategy trains its own recommender.
+        batch_size: interactions in a mini-batch.
+        candidates: where negatives come from: "catalogue", "full-log" or "born"; `negatives` says how many.
+        align_ties: whether parts and batches are cut only where the time changes.
+        full_ranking: whether to rank among the whole catalogue too.
+        retrain_every: evaluate a model beside it that is trained from scratch every so many interactions.
+        threads: threads of the arithmetic.
+        device: where the tables live.
+        json: a file for the full result, with the rank of every event beside it.
+        resume: whether to go on where the same evaluation was stopped.
+        progress: whether to show on standard error how it comes along.
+    """
+    given = {name: value for name, value in locals().items() if name in _FIELDS and value is not None}
+    given |= {"recommender": _named(RECOMMENDERS, recommender), "strategy": _named(STRATEGIES, strategy)}
+    config = config_from(settle_auto(given))
+    out = Path(json) if json is not None else None
+    if out is not None and out.suffix != ".json":
+        raise SettingsError(f"json = {str(out)!r} must end in .json; the ranks go beside it.")
+    configs = [replace(config, seed=one) for one in _seeds(config.seed, seeds)]
+    files = [_file(out, one.seed, several=len(configs) > 1) for one in configs]
+    for file in files:
+        if file is not None:
+            require_writable(file)
+    path = str(stream) if isinstance(stream, str | os.PathLike) else ""
+    log = load_stream(path) if path else interactions_from(stream)
+    return Evaluation(
+        tuple(_run(log, one, path, file, resume, progress) for one, file in zip(configs, files, strict=True))
+    )
+
+
+#: Arguments that are fields of a configuration under the same name.
+_FIELDS = frozenset(CellConfig.__dataclass_fields__) - {"recommender", "strategy", "auto"}
+
+
+def _run(
+    log: Interactions, config: CellConfig, path: str, file: Path | None, resume: bool, progress: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record and the ranks of one seed."""
+    folder = work_folder(file, log, config.plain())
+    if not resume:
+        start_afresh(folder)
+    try:
+        with model_progress() if progress else Progress() as shown, limited_threads(config.threads):
+            work = Work(folder, report=shown.notice)
+            result = Cell(log, config, shown, work).run(path)
+    except KeyboardInterrupt:
+        raise StoppedError(
+            f"stopped; what was finished is kept in {folder}. Run the same command with --resume (in Python, "
+            "resume=True) to go on from there."
+        ) from None
+    record = write_result(result.record, result.ranks, file) if file is not None else result.record
+    work.forget()
+    return record, result.ranks
+
+
+def _seeds(seed: int, seeds: int | Iterable[int] | None) -> list[int]:
+    if seeds is None:
+        return [seed]
+    if isinstance(seeds, Iterable):
+        listed = [values.whole_number("seeds", one, 0) for one in seeds]
+    else:
+        listed = list(range(values.whole_number("seeds", seeds, 1)))
+    if not listed or len(set(listed)) != len(listed):
+        raise SettingsError(f"seeds = {seeds!r} must name each seed once, and at least one.")
+    return listed
+
+
+def _file(out: Path | None, seed: int, *, several: bool) -> Path | None:
+    return out.with_name(f"{out.stem}-{seed}.json") if out is not None and several else out
+
+
+@dataclass(frozen=True)
+class _ClassEntry(Entry):
+    """A class that the caller wrote, known by its name for as long as the process lives."""
+
+    made: Any = None
+
+    def load(self) -> Any:
+        return self.made
+
+
+def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> str:
+    """The name under which a registry knows the choice; a class is added to it."""
+    values.name_or_class(registry.kind, choice)
+    if isinstance(choice, str):
+        return choice
+    name = name_of(choice)
+    if name in registry.names():
+        if registry[name].load() is not choice:
+            raise SettingsError(
+                f"there is another {registry.kind} named {name!r}; give {getattr(choice, '__name__', choice)} a name "
+                "of its own."
+            )
+        return name
+    space = search_space(choice) if registry is STRATEGIES else Space()  # type: ignore[arg-type]
+    registry.add(_ClassEntry(name, (getattr(choice, "__doc__", None) or name).strip(), "", space, made=choice))
+    return name

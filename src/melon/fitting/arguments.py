@@ -1,0 +1,95 @@
+"""The arguments of `melon.Melon` as a plan, and those of its methods as lists."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from melon.data.ids import Id
+from melon.errors import DataError
+from melon.fitting import values
+from melon.fitting.auto import settle_auto
+from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan
+from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
+
+
+class Arguments(Protocol):
+    """The attributes of a `Melon` that say how a model is made."""
+
+    recommender: str | RecommenderFactory
+    strategy: str | StrategyFactory
+    seed: int
+    epochs: int | None
+    batch_size: int
+    fading: str | float | None
+    settings: Mapping[str, Any] | None
+    recommender_settings: Mapping[str, Any] | None
+    pretrain_settings: Mapping[str, Any] | None
+    budget: int
+    minutes: float | None
+    threads: int
+    dtype: str
+    device: str
+
+
+def plan_of(given: Arguments) -> Plan:
+    """The plan that the arguments describe. Wrong values are refused; the others are stored back as plain ones."""
+    values.name_or_class("recommender", given.recommender)
+    values.name_or_class("strategy", given.strategy)
+    for name, least in (("seed", 0), ("batch_size", 1), ("budget", 0), ("threads", 1), ("epochs", 0)):
+        if name != "epochs" or given.epochs is not None:
+            _store(given, name, partial(values.whole_number, least=least))
+    if given.minutes is not None:
+        _store(given, "minutes", values.number)
+    if given.fading is not None and not isinstance(given.fading, str):
+        _store(given, "fading", values.number)
+    for name in ("settings", "recommender_settings", "pretrain_settings"):
+        _store(given, name, values.settings_table)
+    values.one_of("dtype", given.dtype, DTYPES)
+    given.device = str(given.device)
+    asked = {"recommender": given.recommender, "strategy": given.strategy}
+    asked |= {name: getattr(given, name) for name in ("fading", "minutes") if getattr(given, name) is not None}
+    settled = settle_auto(asked)
+    fading, minutes = settled.get("fading", "off"), settled.get("minutes")
+    values.check_values(
+        budget=given.budget,
+        epochs=given.epochs,
+        minutes=minutes,
+        threads=given.threads,
+        fading=fading,
+        batch_size=given.batch_size,
+        seed=given.seed,
+    )
+    return Plan(
+        settled["recommender"],
+        settled["strategy"],
+        settings=dict(given.settings or {}),
+        recommender_settings=dict(given.recommender_settings or {}),
+        pretrain_settings=dict(given.pretrain_settings or {}),
+        fading=fading,
+        budget=given.budget,
+        epochs=given.epochs,
+        minutes=minutes,
+        protocol=EvaluationProtocol(given.seed, given.batch_size),
+        device=given.device,
+        dtype=given.dtype,
+        threads=given.threads,
+    )
+
+
+def id_list(ids: Any) -> list[Id]:
+    """One id, or any sequence of ids, as a list."""
+    if isinstance(ids, str | int | uuid.UUID | np.generic):
+        ids = [ids]
+    if not isinstance(ids, Iterable) or isinstance(ids, bytes | Mapping):
+        raise DataError(f"{ids!r} is neither an id nor a sequence of ids.")
+    listed = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
+    return [one.item() if isinstance(one, np.generic) else one for one in listed]
+
+
+def _store(given: Arguments, name: str, checked: Callable[[str, Any], Any]) -> None:
+    setattr(given, name, checked(name, getattr(given, name)))

@@ -1,0 +1,253 @@
+"""One path to a model: choose settings on the selection window, pre-train again on the whole past, practise, deploy.
+
+`fit` takes it to the end for `Melon.fit` and `melon pretrain`. An evaluated cell takes the same steps, with the test
+part sealed and with baselines beside the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from melon.data.interactions import Interactions
+from melon.errors import DataError
+from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
+from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit, untrained
+from melon.fitting.selection import Selection
+from melon.learning.model import LiveModel
+from melon.learning.pretrain import PretrainSettings, most_epochs
+from melon.learning.updater import Updater
+from melon.progress import Progress
+from melon.recommenders.heads import HeadedRecommender
+from melon.strategies.base import Strategy
+from melon.strategies.learned import LearnedStrategy
+from melon.stream.split import DEFAULT_SPLIT, Parts
+from melon.types import Plain
+
+#: The name of pre-training among the choices of a model.
+PRETRAINING = "pre-training"
+_Result = TypeVar("_Result")
+
+
+class Memo:
+    """The results of steps by name, in memory; a bench keeps them in files too."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, Any] = {}
+
+    def choice(self, name: str, make: Callable[[], Plain]) -> Plain:
+        """A choice, made the first time only."""
+        return self._once(name, make)
+
+    def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
+        """A pre-trained recommender, made the first time only."""
+        return self._once(name, make)
+
+    def practice(self, name: str, make: Callable[[], Practice]) -> Practice:
+        """What a strategy has practised, made the first time only."""
+        return self._once(name, make)
+
+    def _once(self, name: str, make: Callable[[], _Result]) -> _Result:
+        if name not in self._results:
+            self._results[name] = make()
+        result: _Result = self._results[name]
+        return result
+
+
+class Fitting:
+    """The steps from a log to a model, each of them done once.
+
+    Settings are chosen on the window of `log`; the recommender is trained on `past` and deployed behind it. `notes`
+    says what people should know of the choice: why there was none, or that time ran out. With `deploys_once` nothing is
+    kept in memory for a second deployment.
+    """
+
+    def __init__(
+        self,
+        log: Interactions,
+        parts: Parts,
+        past: Interactions,
+        plan: Plan,
+        progress: Progress | None = None,
+        memo: Memo | None = None,
+        *,
+        deploys_once: bool = False,
+    ) -> None:
+        self.plan, self.past, self.parts, self._deploys_once = plan, past, parts, deploys_once
+        self.progress, self._memo = progress or Progress(), memo or Memo()
+        self.selection = Selection(log, parts, plan, self.progress)
+        self.notes: list[str] = []
+
+    @property
+    def unchosen(self) -> str | None:
+        """Why nothing is chosen on the selection window; None where it is."""
+        if not self.plan.budget:
+            return "the budget is 0, so no settings were tried: defaults are used"
+        if self.plan.epochs == 0:
+            return "the recommender is not pre-trained (epochs = 0), so no settings were tried: defaults are used"
+        if not self.selection.possible:
+            return "these interactions are too few for a selection window, so no settings were tried: defaults are used"
+        return None
+
+    def choose(self, beside: Sequence[str] = ()) -> Plain:
+        """Settings of pre-training, of strategies to compare with, and of the plan's own, by name."""
+        strategies: dict[str, tuple[StrategyChoice, Plain]] = {
+            name: (name, self.plan.fixed_fading(name)) for name in beside
+        }
+        strategies[self.plan.strategy_name] = self.plan.strategy, self.plan.fixed()
+        if self.unchosen is not None:
+            self._tell(self.unchosen)
+            epochs = most_epochs(len(self.past)) if self.plan.epochs is None else self.plan.epochs
+            decided = {"pretrain": {"epochs": epochs, **self.plan.pretrain_settings}}
+            decided |= {name: fixed for name, (_, fixed) in strategies.items()}
+            return {name: without_trials(settings) for name, settings in decided.items()}
+        choices: Plain = {"pretrain": self.window()[0]}
+        choices |= {name: self._choice(strategy, fixed) for name, (strategy, fixed) in strategies.items()}
+        if not search_space(self.plan.strategy).axes:
+            self._tell(
+                f"strategy {self.plan.strategy_name!r} declares no search space, so its settings were not tried: "
+                "defaults are used"
+            )
+        if self.selection.time_is_up:
+            self._tell(f"the time limit of {self.plan.minutes:g} minutes cut the choice: the best so far was taken")
+        return choices
+
+    def window(self) -> tuple[Plain, PretrainedState]:
+        """The choice of pre-training, and the recommender that it gave on the log before the window."""
+
+        def pretraining() -> Plain:
+            self.progress.stage("choosing pre-training settings on the selection window")
+            choice, state = self.selection.pretraining()
+            self._memo.state("window", lambda: state)
+            return choice.plain()
+
+        choice = self._memo.choice("choice/pretrain", pretraining)
+        return choice, self._memo.state("window", lambda: self._trained_before_window(choice["settings"]))
+
+    def window_again(self) -> PretrainedState | None:
+        """The recommender on which strategies are judged, where it is not the one from before the window."""
+        if not self.selection.judges_again:
+            return None
+        settings = self.window()[0]["settings"]
+        return self._memo.state("window-again", lambda: self.selection.trained_again(settings))
+
+    def pretrained(self, choices: Plain) -> PretrainedState:
+        """The recommender, trained on the whole past with the settings that were chosen."""
+
+        def train() -> PretrainedState:
+            self.progress.stage(f"pre-training {self.plan.recommender_name} on {len(self.past):,} interactions")
+            settings = choices["pretrain"]["settings"]
+            observed: Observed | None = None if self._deploys_once else {}
+            return refit(self.plan, self.past, settings, self.progress.tick, observed)
+
+        return self._memo.state("refitted", train)
+
+    def practise(self, strategy: StrategyChoice, choices: Plain) -> Practice:
+        """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
+
+        def train() -> Practice:
+            made = self.plan.make_strategy(choices[name]["settings"], strategy)
+            learns = isinstance(made, LearnedStrategy) or isinstance(self.plan.build(), HeadedRecommender)
+            if self.unchosen is not None or not learns:
+                return {}
+            self.progress.stage(f"{name} practises on the selection window")
+            return self.selection.train_meta_model(made, self.window()[1], self.parts.train_stop)
+
+        name = name_of(strategy)
+        return self._memo.practice(f"practice/{name}", train)
+
+    def deployed(self, strategy: Strategy, state: PretrainedState, practice: Practice | None = None) -> Updater:
+        """An updater behind the whole past."""
+        return deploy(strategy, state, self.past, practice)
+
+    def _trained_before_window(self, settings: Plain) -> PretrainedState:
+        """The same recommender once more, where its choice was kept and its file was lost."""
+        return refit(self.plan, self.selection.before_window, settings, self.progress.tick, observed={})
+
+    def _choice(self, strategy: StrategyChoice, fixed: Plain) -> Plain:
+        def choose() -> Plain:
+            self.progress.stage(f"choosing settings of {name_of(strategy)}")
+            return self.selection.strategy(strategy, self.window()[1], fixed, self.window_again).plain()
+
+        return self._memo.choice(f"choice/{name_of(strategy)}", choose)
+
+    def _tell(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            self.progress.notice(text)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model, the settings it was made with by name, and what people should know of how they were chosen."""
+
+    model: LiveModel
+    choices: dict[str, Plain]
+    notes: tuple[str, ...]
+
+
+def fit(
+    log: Interactions,
+    plan: Plan,
+    progress: Progress | None = None,
+    on_choice: Callable[[dict[str, Plain]], None] = lambda _: None,
+) -> Fitted:
+    """A model from the whole log. `on_choice` gets the choices as soon as they are made, before the long training."""
+    if log.n_items < 2:
+        raise DataError(
+            f"fit needs interactions with at least two items to compare, and these {len(log)} have one "
+            f"({log.item_ids[0]!r}); give more, or start cold with partial_fit."
+        )
+    protocol = replace(plan.protocol, negatives=min(plan.protocol.negatives, _spare_items(log)))
+    with threads(plan.threads):
+        plan = replace(plan, protocol=protocol)
+        fitting = Fitting(log, _all_but_validation(log), log, plan, progress, deploys_once=True)
+        choices = fitting.choose()
+        settings = choices[plan.strategy_name]["settings"]
+        pretraining = PretrainSettings.parse(choices["pretrain"]["settings"], "pre-training").plain()
+        on_choice({PRETRAINING: pretraining, plan.strategy_name: dict(settings)})
+        practice = fitting.practise(plan.strategy, choices)
+        updater = _deployed(fitting, choices, practice)
+        model = LiveModel(updater)
+        model.adopt(log)
+    told = {PRETRAINING: pretraining, plan.strategy_name: updater.strategy.settings.plain()}
+    return Fitted(model, told, tuple(fitting.notes))
+
+
+def without_trials(settings: Plain) -> Plain:
+    """A choice that was settled without a trial, as a record holds it."""
+    return {"settings": settings, "score": None, "trials": []}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _deployed(fitting: Fitting, choices: Plain, practice: Practice) -> Updater:
+    """The plan's strategy behind the past; a strategy that trains the tables itself is given untrained ones."""
+    strategy = fitting.plan.make_strategy(choices[fitting.plan.strategy_name]["settings"])
+    state = untrained(fitting.plan) if strategy.pretrains else fitting.pretrained(choices)
+    return fitting.deployed(strategy, state, practice)
+
+
+def _all_but_validation(log: Interactions) -> Parts:
+    """The log as a training part and the short validation part behind it; there is no test part."""
+    n, (training, validation, _) = len(log), DEFAULT_SPLIT
+    return Parts(n - max(1, round(n * validation / (training + validation))), n, n)
+
+
+def _spare_items(log: Interactions) -> int:
+    """How many items nine users in ten have not had: no more than that can stand beside each positive."""
+    return log.n_items - 1 - int(np.quantile(np.bincount(log.users[~log.repeats]), 0.9))

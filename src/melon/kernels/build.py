@@ -1,0 +1,193 @@
+"""Compiles suites of kernels with numba and keeps the machine code on disk for the next process.
+
+The only module that imports numba. A suite is written out as one file in the user's cache folder, under a name that is
+a hash of everything that matters; numba keeps what it compiled beside it. So one compilation serves every process,
+every installation and every clone of the same version on a machine.
+
+A child process compiles, and this one reads the result from disk. Code that numba compiles and code that it reads back
+share parts in different ways, which shows in the last digits; like this, the first run has the bits of all others. Nor
+does a background warm-up keep a service from answering.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numba
+from numba.core import sigutils
+from numba.core.registry import cpu_target
+
+from melon.atomic import write_text
+from melon.kernels.suites import SUITES, Suite
+from melon.kernels.types import Fields
+
+#: No reordering of floating-point operations.
+EXACT: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "nogil": True}
+#: Everything that turns sums into vectors, and nothing that lets a NaN or an infinity go unseen.
+FAST: dict[str, Any] = {**EXACT, "fastmath": {"reassoc", "nsz", "arcp", "contract"}}
+
+Compiled = Callable[..., Any]
+logger = logging.getLogger("melon")
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+#: Python's syntax trees count their depth once for all threads: two that build trees at a time raise SystemError.
+_one_writer = threading.Lock()
+
+
+def entry(function: Compiled) -> Compiled:
+    """A kernel that is called from Python; numba keeps it on disk with all its parts."""
+    return _decorated(function, FAST, cache=True)
+
+
+def part(function: Compiled) -> Compiled:
+    """A kernel that only other kernels call; it is compiled into them."""
+    return _decorated(function, FAST)
+
+
+def inlined(function: Compiled) -> Compiled:
+    """A part that is put into its callers before anything is compiled."""
+    return _decorated(function, FAST, inline="always")
+
+
+def exact_entry(function: Compiled) -> Compiled:
+    """An entry whose floating-point operations stay in order."""
+    return _decorated(function, EXACT, cache=True)
+
+
+def exact_part(function: Compiled) -> Compiled:
+    """A part whose floating-point operations stay in order."""
+    return _decorated(function, EXACT)
+
+
+def compiled(name: str, width: int = 0) -> SimpleNamespace:
+    """The entries of a suite by name, from disk, where the first process on this machine puts them.
+
+    Where the cache folder cannot be used (read-only, full, a broken file), a temporary one serves this process.
+    """
+    suite, home = SUITES[name], cache_folder()
+    with _one_writer:
+        text = suite.text(width)
+    try:
+        with _one_process_at_a_time(home, name):
+            entries = _entries(suite, _written(home, name, suite, text))
+    except Exception as problem:  # whatever ails the folder, a fresh one is worth a try
+        entries = _entries(suite, _written(_temporary_folder(home, problem), name, suite, text))
+    return SimpleNamespace(width=width, **entries)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: in the user's cache."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    return (Path(chosen) if chosen else Path.home() / ".cache") / "melon" / "kernels"
+
+
+def _decorated(function: Compiled, options: dict[str, Any], **more: Any) -> Compiled:
+    dispatcher: Compiled = numba.njit(**options, **more)(function)
+    return dispatcher
+
+
+def _entries(suite: Suite, file: Path) -> dict[str, Compiled]:
+    """The compiled functions of a file; its module is what numba's cache on disk belongs to."""
+    entries = _functions(suite, file)
+    if not all(any(Path(each.stats.cache_path).glob(f"*.{name}-*.nbi")) for name, each in entries.items()):
+        _compile_in_child(suite, file)
+    _compile(suite, entries)
+    return entries
+
+
+def _functions(suite: Suite, file: Path) -> dict[str, Any]:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # what is read back from disk looks its module up by name
+    spec.loader.exec_module(module)
+    return {name: getattr(module, name) for name in suite.signatures}
+
+
+def _compile(suite: Suite, entries: dict[str, Any]) -> None:
+    """Compile each function for its types, or read it from disk; always in this order, since they share parts.
+
+    Other types are compiled on demand where that cannot change a result, and refused elsewhere.
+    """
+    for name, signature in (*suite.signatures.items(), *suite.also.items()):
+        entries[name].compile(tuple(_type(each) for each in signature))
+    if not suite.exact:
+        for function in entries.values():
+            function.disable_compile()
+
+
+def _compile_in_child(suite: Suite, file: Path) -> None:
+    if not sys.executable or getattr(sys, "frozen", False):
+        return  # no Python to start: this process compiles
+    began = time.monotonic()
+    if suite.takes:
+        logger.warning("compiling %s, once per machine; this takes %s", suite.title, suite.takes)
+    name = next(name for name, each in SUITES.items() if each is suite)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "melon.kernels.build", name, str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"the compiler ended with {done.returncode}"])[-1])
+    if suite.takes:
+        logger.warning("%s is compiled (%.0f s)", suite.title, time.monotonic() - began)
+
+
+def _type(written: str | Fields) -> Any:
+    if isinstance(written, Fields):
+        return numba.types.NamedTuple([_type(each) for each in written.types], written.of)  # type: ignore[no-untyped-call]  # numba is typed in parts
+    return sigutils.normalize_signature(f"({written},)")[0][0]  # type: ignore[no-untyped-call]
+
+
+def _written(home: Path, name: str, suite: Suite, text: str) -> Path:
+    """The file that holds the text, written once."""
+    source, machine = inspect.getsource(sys.modules[__name__]), cpu_target.target_context.codegen().magic_tuple()
+    matters = (text, suite.signatures, suite.also, source, numba.__version__, sys.implementation.cache_tag, machine)
+    file = home / f"melon_{name}_{hashlib.sha256(repr(matters).encode()).hexdigest()[:16]}.py"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    return file
+
+
+@contextmanager
+def _one_process_at_a_time(home: Path, name: str) -> Iterator[None]:
+    """Let one process compile a suite, so that the others find its work."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f"{name}.lock").open("w") as lock:
+        with suppress(ImportError):  # where there are no such locks, two processes may do the same work
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _temporary_folder(home: Path, problem: Exception) -> Path:
+    """A folder that lasts as long as this process; says once why."""
+    if not _temporary:
+        _temporary.append(tempfile.TemporaryDirectory(prefix="melon-kernels-"))
+        logger.warning(
+            "compiled loops cannot be kept in %s (%s), so each process compiles them anew; "
+            "let XDG_CACHE_HOME name a folder that can be written",
+            home,
+            problem,
+        )
+    return Path(_temporary[0].name)
+
+
+if __name__ == "__main__":
+    _suite = SUITES[sys.argv[1]]
+    _compile(_suite, _functions(_suite, Path(sys.argv[2])))

@@ -1,0 +1,24 @@
+"""Types of the arguments of compiled loops, as numba writes them: `::1` marks the axis without gaps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+INT, WORD, FLAG, SINGLE, DOUBLE = "int64", "uint64", "boolean", "float32", "float64"
+#: A first and a last number.
+RANGE = "UniTuple(int64, 2)"
+INTS, INT_TABLE = "int64[::1]", "int64[:, ::1]"
+SMALL_INTS, SMALL_INT_TABLE = "int32[::1]", "int32[:, ::1]"
+FLAGS, FLAG_TABLE = "boolean[::1]", "boolean[:, ::1]"
+SINGLES, SINGLE_TABLE, SINGLE_CUBE = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
+DOUBLES, DOUBLE_TABLE, DOUBLE_CUBE = "float64[::1]", "float64[:, ::1]", "float64[:, :, ::1]"
+
+
+class Fields(NamedTuple):
+    """The type of a named tuple: its class, and the type of each field."""
+
+    of: type
+    types: tuple[str, ...]
+
+
+Signature = tuple[str | Fields, ...]

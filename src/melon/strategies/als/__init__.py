@@ -1,0 +1,1 @@
+"""Element-wise ALS: an update strategy that solves for rows instead of stepping them."""

@@ -1,1 +1,0 @@
-"""S2Meta's cell compiled by numba. docs/kernel.md explains it; nothing outside imports this before it is chosen."""

@@ -1,0 +1,231 @@
+"""One path to a model: Python, the command line and an evaluated cell come to the same choices and the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from commands import Run
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig
+from melon.data.files import write_stream
+from melon.data.interactions import Interactions
+from melon.data.synthetic import synthetic_stream
+from melon.estimator import Melon
+from melon.fitting.fit import PRETRAINING, fit
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.learning.pretrain import Pretraining
+from melon.progress import Progress
+from melon.recommenders.bpr import BPR
+from melon.registry import Space
+from melon.strategies.default import Default
+
+SMALL: dict[str, Any] = {"epochs": 2, "budget": 2, "batch_size": 64, "recommender_settings": {"dim": 6}}
+WORDS = ("--epochs", "2", "--budget", "2", "--batch-size", "64", "--set", "recommender.dim=6")
+
+
+@pytest.fixture(scope="module")
+def log() -> Interactions:
+    return synthetic_stream("flip", n_users=30, n_items=40, n_events=2_000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory, log: Interactions) -> Path:
+    path = tmp_path_factory.mktemp("streams") / "flip.parquet"
+    write_stream(path, log, {})
+    return path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def plan(**more: Any) -> Plan:
+    protocol = EvaluationProtocol(batch_size=64, negatives=15)
+    given: dict[str, Any] = {"recommender_settings": {"dim": 6}, "epochs": 2, "budget": 2, "protocol": protocol}
+    return Plan(**given | more)
+
+
+class TestOneDefault:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({}, ()),
+            ({"recommender": "bpr", "strategy": "default"}, ("--recommender", "bpr", "--strategy", "default")),
+            (
+                {"recommender": "bpr", "strategy": "mwnet", "fading": "auto", "seed": 3, "settings": {"passes": 1}},
+                ("--recommender", "bpr", "--strategy", "mwnet", "--fading", "auto", "--seed", "3", "--set", "passes=1"),
+            ),
+            ({"budget": 0, "recommender": "ncf"}, ("--budget", "0", "--recommender", "ncf")),
+        ],
+        ids=["auto", "named", "learned", "without a trial"],
+    )
+    def test_python_and_the_command_line_give_the_same_bytes(
+        self,
+        arguments: dict[str, Any],
+        words: tuple[str, ...],
+        log: Interactions,
+        stream: Path,
+        tmp_path: Path,
+        run: Run,
+    ) -> None:
+        Melon(**SMALL | arguments).fit(log).save(tmp_path / "python")
+        ended = run("pretrain", stream, "--out", tmp_path / "command", *WORDS, *words)
+        assert ended.code == 0, ended.err
+        assert content(tmp_path / "python") == content(tmp_path / "command")
+
+    @pytest.mark.parametrize(
+        "more", [{}, {"strategy": "eals"}, {"fading": "auto"}, {"recommender": "blend", "fading": "auto"}]
+    )
+    def test_a_cell_chooses_the_same_on_the_same_log(self, more: dict[str, Any], log: Interactions) -> None:
+        config = CellConfig(
+            **{"epochs": 2, "budget": 3, "batch_size": 64, "negatives": 15, "recommender_settings": {"dim": 6}} | more
+        )
+        cell = Cell(log, config)
+        choices = cell.choose()
+        fitted = fit(log.head(cell.parts.validation_stop), config.plan)
+        chosen = choices["pretrain"]["settings"], choices[config.strategy]["settings"]
+        assert chosen[0].items() <= fitted.choices[PRETRAINING].items()
+        assert chosen[1].items() <= fitted.choices[config.strategy].items()
+
+    def test_fading_is_off_for_named_pairings_and_searched_by_auto(self, log: Interactions) -> None:
+        def fading(**more: Any) -> set[Any]:
+            lines: list[str] = []
+            Melon(**SMALL | {"progress": False, "report": lines.append} | more).fit(log)
+            return {line.split("fading=")[1].split(",")[0].split(":")[0] for line in lines if "fading=" in line}
+
+        named = {"recommender": "bpr", "strategy": "default"}
+        assert fading(**named) == {"None"}
+        assert fading(**named, fading="off") == {"None"}
+        assert fading(**named, fading="auto") == {"10000", "1000"}
+        assert fading() == {"10000", "1000"}
+        assert fading(**named, fading=500) == {"500"}
+        assert fading(**named, settings={"fading": 300.0}) == {"300"}
+        assert fading(**named, fading="auto", settings={"fading": None}) == {"None"}
+        assert fading(fading="off") == {"None"}
+
+
+class Searched(Default):
+    """A strategy that the caller wrote, with something to search."""
+
+    name = "searched"
+    space: ClassVar[Space] = Space({"lr": (0.1, 0.3, 1.0)}, ({"lr": 0.3},))
+
+
+class Unsearched(Default):
+    """And one without."""
+
+    name = "unsearched"
+
+
+class Own(BPR):
+    """A recommender that the caller wrote."""
+
+    name = "own"
+
+
+class TestWhatIsSaid:
+    def test_a_class_with_a_search_space_is_tuned(self, log: Interactions) -> None:
+        lines: list[str] = []
+        model = Melon(Own, Searched, **SMALL | {"budget": 3}, report=lines.append).fit(log)
+        assert [line.partition(":")[0] for line in lines if line.startswith("searched ")] == [
+            "searched lr=0.3, fading=None",
+            *("searched lr=1, fading=None", "searched lr=0.1, fading=None"),
+        ]
+        assert model.choices["searched"]["lr"] in (0.1, 0.3, 1.0)
+        assert any(line.startswith("pre-training l2=") for line in lines)
+        assert model.notes_ == ()
+
+    def test_a_class_without_one_is_told(self, log: Interactions, capsys: pytest.CaptureFixture[str]) -> None:
+        model = Melon("bpr", Unsearched, **SMALL).fit(log)
+        assert len(model.notes_) == 1
+        assert "'unsearched' declares no search space" in model.notes_[0]
+        assert model.notes_[0] in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ({"budget": 0}, "the budget is 0"),
+            ({"epochs": 0}, "epochs = 0"),
+            ({"minutes": 1e-9, "budget": 3}, "time limit of 1e-09 minutes cut the choice"),
+        ],
+    )
+    def test_why_nothing_or_little_was_chosen(
+        self, more: dict[str, Any], said: str, log: Interactions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from melon.estimator import load
+
+        model = Melon("bpr", "default", **SMALL | more).fit(log)
+        assert [said in note for note in model.notes_] == [True]
+        assert said in capsys.readouterr().err
+        model.save(tmp_path)
+        assert load(tmp_path).notes_ == model.notes_
+        assert said in model._repr_html_()
+
+    def test_a_short_log(self, log: Interactions) -> None:
+        assert "too few for a selection window" in Melon("bpr", "default", **SMALL).fit(log.head(60)).notes_[0]
+
+    def test_silence(self, log: Interactions, capsys: pytest.CaptureFixture[str]) -> None:
+        Melon("bpr", "default", **SMALL | {"budget": 0}, progress=False).fit(log)
+        assert capsys.readouterr() == ("", "")
+
+    def test_progress_goes_to_standard_error(self, log: Interactions, capsys: pytest.CaptureFixture[str]) -> None:
+        Melon("bpr", "default", **SMALL).fit(log)
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        for stage in ("choosing pre-training settings", "choosing settings of default", "pre-training bpr on 2,000"):
+            assert stage in shown.err
+
+    def test_an_evaluation_says_it_too(self, stream: Path, tmp_path: Path, run: Run) -> None:
+        words = ("--recommender", "bpr", "--strategy", "eals", "--negatives", "15", "--budget", "0")
+        ended = run("evaluate", stream, *WORDS, *words, "--json", tmp_path / "r.json")
+        assert ended.code == 0, ended.err
+        assert "the budget is 0" in ended.err
+        record = json.loads((tmp_path / "r.json").read_text())
+        assert "the budget is 0" in record["notes"][0]
+        chosen = record["config"]["chosen"]
+        assert all(choice["trials"] == [] for choice in chosen.values())
+        assert chosen["pretrain"]["settings"] == {"epochs": 2}
+        assert chosen["eals"]["settings"] == {"fading": None}
+
+
+class TestSteps:
+    def test_a_strategy_that_trains_the_tables_itself_is_not_trained_twice(
+        self, log: Interactions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trained: list[int] = []
+        inner = Pretraining.__init__
+
+        def spy(self: Pretraining, recommender: Any, given: Interactions, *rest: Any, **more: Any) -> None:
+            trained.append(len(given))
+            inner(self, recommender, given, *rest, **more)
+
+        monkeypatch.setattr(Pretraining, "__init__", spy)
+        fitted = fit(log, plan(strategy="als", budget=1))
+        assert len(log) not in trained
+        assert fitted.model.updater.recommender.rows_of("item") == log.n_items
+        trained.clear()
+        fit(log, plan(strategy="default", budget=1))
+        assert trained.count(len(log)) == 1
+
+    def test_choices_are_known_before_the_long_training(self, log: Interactions) -> None:
+        told: list[Any] = []
+
+        class Stops(Progress):
+            def stage(self, name: str) -> None:
+                if name.startswith("pre-training"):
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fit(log, plan(), Stops(), told.append)
+        assert told[0].keys() == {PRETRAINING, "default"}
+
+    def test_double_precision_is_used_all_the_way(self, log: Interactions) -> None:
+        fitted = fit(log, plan(dtype="float64", strategy="mwnet", settings={"passes": 1}))
+        tables = fitted.model.updater.recommender.tables.values()
+        assert {str(table.everything().dtype) for table in tables} == {"torch.float64"}
+        floating = [value for value in fitted.model.updater.strategy.memory().values() if value.is_floating_point()]
+        assert {str(value.dtype) for value in floating} == {"torch.float64"}

@@ -1,0 +1,63 @@
+"""Compiled suites on disk: one compilation for all processes, and a folder that cannot be used is no failure."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from melon.kernels import build
+from melon.kernels.suites import SUITES
+
+
+def test_the_first_process_reads_what_its_child_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that a process compiles itself may differ in the last digits from what others read from disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loops = build.compiled("neighbours")
+    assert sum(getattr(loops, name).stats.cache_hits.total() for name in SUITES["neighbours"].signatures) == 2
+    assert sum(getattr(loops, name).stats.cache_misses.total() for name in SUITES["neighbours"].signatures) == 0
+    ids, counts, recent = np.full((3, 2), -1, np.int32), np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32)
+    loops.count(ids, counts, recent, np.array([1, 1]), np.array([2, 2]), np.zeros(2))
+    assert ids.tolist() == [[-1, -1], [2, -1], [-1, -1]]
+    assert counts[1, 0] == 2
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files that would have been compiled, in order."""
+    files: list[Path] = []
+
+    def entries(suite: Any, file: Path) -> dict[str, Any]:
+        files.append(file)
+        assert file.read_text(encoding="utf-8") == suite.text()
+        return dict.fromkeys(suite.signatures)
+
+    monkeypatch.setattr(build, "_entries", entries)
+    monkeypatch.setattr(build, "_temporary", [])
+    return files
+
+
+def test_nowhere_to_keep_it_is_no_failure_and_said_once(
+    built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, logger="melon"):
+        build.compiled("factor")
+        build.compiled("stream")
+    assert [file.name.split("_")[1] for file in built] == ["factor", "stream"]
+    assert not any(tmp_path in file.parents for file in built)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"compiled loops cannot be kept in {tmp_path / 'file' / 'melon' / 'kernels'}" in message
+    assert "XDG_CACHE_HOME" in message
+
+
+def test_the_same_text_has_the_same_file(built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.compiled("factor")
+    build.compiled("factor")
+    assert built[0] == built[1]
+    built[0].write_text("broken")
+    build.compiled("factor")  # `entries` finds the text as it should be
+    assert built[2] == built[0]

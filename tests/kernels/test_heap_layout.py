@@ -1,0 +1,115 @@
+"""Compiled loops give the same bits wherever their arrays lie in memory.
+
+A compiler that cannot prove that two arrays are apart checks it at run time, and takes a loop without vector
+instructions if they might overlap. A sum that runs in such a loop has other last digits there. So the arrays of every
+real call are laid side by side in one buffer, in random orders, and the call is repeated.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from melon.checks import SMALL_RECOMMENDERS
+from melon.checks.pairings import Pairing
+from melon.checks.toys import toy_batches, toy_log
+from melon.kernels import policy
+from melon.kernels.suites import SUITES
+from melon.recommenders.bpr import BPR
+from melon.strategies.default import Default
+from melon.strategies.melon.strategy import MeLON
+from melon.strategies.s2meta.strategy import S2Meta
+from melon.stream.candidates import Candidates
+
+_ORDERS = 6
+
+
+class Recheck:
+    """A compiled function that repeats every call on arrays that lie side by side."""
+
+    def __init__(self, name: str, function: Any, seen: dict[str, int]) -> None:
+        self._name, self._function, self._seen = name, function, seen
+        self._random = np.random.default_rng(len(name))
+
+    def __call__(self, *arguments: Any) -> Any:
+        before = [_copied(each) for each in arguments]
+        answer = self._function(*arguments)
+        self._seen[self._name] = self._seen.get(self._name, 0) + 1
+        if self._seen[self._name] > 40:
+            return answer
+        for _ in range(_ORDERS):
+            again = self._side_by_side(before)
+            other = self._function(*again)
+            assert _bytes((answer, *arguments)) == _bytes((other, *again)), f"{self._name} depends on the heap"
+        return answer
+
+    def _side_by_side(self, arguments: list[Any]) -> list[Any]:
+        arrays = [each for argument in arguments for each in _arrays(argument)]
+        buffer = np.empty(sum(each.nbytes + 64 for each in arrays) + 256, np.uint8)
+        place, moved = 0, {}
+        for n in self._random.permutation(len(arrays)):
+            place += 16 * int(self._random.integers(0, 3))
+            place += -(buffer.ctypes.data + place) % 8
+            stop = place + arrays[n].nbytes
+            order = "C" if arrays[n].flags.c_contiguous else "F"
+            moved[id(arrays[n])] = buffer[place:stop].view(arrays[n].dtype).reshape(arrays[n].shape, order=order)
+            moved[id(arrays[n])][...] = arrays[n]
+            place = stop
+        return [_replaced(each, moved) for each in arguments]
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _arrays(each)
+
+
+def _replaced(value: Any, moved: dict[int, np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        return moved[id(value)]
+    if isinstance(value, tuple):
+        parts = [_replaced(each, moved) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _copied(value: Any) -> Any:
+    return _replaced(value, {id(each): each.copy(order="K") for each in _arrays(value)})
+
+
+def _bytes(values: tuple[Any, ...]) -> list[bytes]:
+    return [each.tobytes() for each in _arrays(values)]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Every compiled function rechecks itself; counts the calls of each."""
+    counts: dict[str, int] = {}
+    monkeypatch.setattr(policy, "PATIENCE", 0)
+    for name, suite in SUITES.items():
+        loops = policy.load(name, 20 if suite.layout is not None else 0)
+        assert loops is not None
+        for function in suite.signatures:
+            monkeypatch.setattr(loops, function, Recheck(f"{name}.{function}", getattr(loops, function), counts))
+    return counts
+
+
+def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
+    log = toy_log()
+    Candidates(log, seed=0, count=5).draw(100, 160)
+    for make, strategy in (
+        (SMALL_RECOMMENDERS["bpr"], partial(MeLON, {})),
+        (partial(BPR, {"dim": 64}), partial(MeLON, {})),
+        (SMALL_RECOMMENDERS["ncf"], partial(MeLON, {})),
+        (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
+        (SMALL_RECOMMENDERS["blend"], partial(Default, {})),
+    ):
+        updater = Pairing(make, strategy).updater()
+        for batch in toy_batches(log)[:12]:
+            updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
+            updater.learn(batch)
+    assert seen.keys() == {f"{name}.{function}" for name, suite in SUITES.items() for function in suite.signatures}

@@ -1,0 +1,47 @@
+"""Learned strategies from a stream to a record, with both ways of pre-training (METHODS.md 3.0.6)."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from learned_scenes import KINDS, slow
+
+from melon.bench.cell import Cell
+from melon.bench.config import CellConfig
+from melon.data.synthetic import synthetic_stream
+from melon.strategies.learned import LearnedStrategy
+from melon.strategies.registry import STRATEGIES
+
+#: Widths and steps that suit so small a stream.
+CALM: dict[str, dict[str, Any]] = {
+    "mwnet": {"lr": 0.05},
+    "metasgd": {"alpha_init": 0.1},
+    "s2meta": {"width": 5},
+    "sml": {"width": 12},
+}
+QUICK = [("bpr", "melon", "shared"), ("ncf", "metasgd", "own")]
+LEARNED = [entry.name for entry in STRATEGIES if issubclass(entry.load(), LearnedStrategy)]
+SWEEP = [each for each in product(KINDS, LEARNED, ("shared", "own")) if each not in QUICK]
+
+
+@pytest.mark.parametrize(("kind", "strategy", "mode"), [*QUICK, *(slow(*each) for each in SWEEP)])
+def test_a_cell(kind: str, strategy: str, mode: Any) -> None:
+    log = synthetic_stream("flip", n_users=30, n_items=40, n_events=800, seed=2)
+    config = CellConfig(
+        kind,
+        strategy,
+        pretrain=mode,
+        epochs=2,
+        budget=1,
+        split=(0.7, 0.05, 0.25),
+        negatives=15,
+        batch_size=64,
+        settings={"passes": 2, **CALM.get(strategy, {})},
+        recommender_settings={"dim": 4} if kind == "bpr" else {"dim": 3, "layers": (5, 4)},
+    )
+    record = Cell(log, config).run().record
+    assert record["pretrain"] == mode
+    assert record["strategy"] == strategy
+    assert record["interactions_evaluated"] == 200
+    assert 0 < record["metrics"]["HR@5"] < 1
+    assert record["step"]["moved"] > 0

@@ -1,0 +1,148 @@
+"""The meta-gradient (METHODS.md 3.0.4, 4.11): against central differences, in chunks, and without unreachable rows."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from learned_scenes import RELATIVE, require_exact_half_lives, require_exact_reach, slow, worst_error
+from melon_scenes import FAMILY, KINDS, look_ahead_of, past_and_batch, strategy_of, updater_of
+from torch import Tensor
+
+from melon.strategies.base import Situation
+from melon.strategies.learned import LearnedStrategy, MetaLoss
+from melon.strategies.melon import reference
+from melon.strategies.presets import MELON_PRESETS
+
+EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {name: value for name, value in MELON_PRESETS["paper"].items() if name != "role_width"},
+    "code": MELON_PRESETS["code"],
+    "split": {"extended": "split"},
+    "two layers": {"interaction_layers": 2},
+    "linear role": {"role": "linear"},
+    "pairwise": {"pairwise": True},
+    "touches": {"inputs": ["touches"]},
+    "idle": {"inputs": ["idle"]},
+    "item rate": {"inputs": ["item_rate"]},
+    "role": {"inputs": ["role"]},
+    "every input": {"inputs": EVERY_INPUT},
+    "every input of pairs": {"inputs": EVERY_INPUT, "pairwise": True},
+    "without theta": {"theta_feature": False},
+    "batch loss": {"loss_feature": "batch"},
+    "no forgetting": {"forgetting": False},
+    "shared forgetting": {"shared_forgetting": True},
+    "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
+    "square root": {"reduction": "sqrt", "shared_reduction": "sqrt"},
+    "batch mean": {"reduction": "mean", "shared_reduction": "mean"},
+    "bounded rate": {"most_rate": 0.3, "slope": 0.2},
+    "few neighbours": {"neighbours": 2, "cold": "current"},
+}
+
+
+def scene(kind: str, name: str, settings: dict[str, Any], **more: Any) -> tuple[LearnedStrategy, Situation, MetaLoss]:
+    past, batch = past_and_batch()
+    strategy = strategy_of(name, **settings)
+    updater = updater_of(kind, strategy, past, noise=0.5, phi_noise=0.4, **more)
+    return strategy, *look_ahead_of(updater, batch)
+
+
+#: Each part of the meta-model once: the others are settings of the same parts.
+QUICK = {
+    "bpr": ("default", "code", "pairwise", "every input", "batch loss", "no forgetting", "row mean", "few neighbours"),
+    "ncf": ("default", "every input of pairs", "shared forgetting", "square root"),
+}
+#: Options that change what is normalised, or through what the gradient goes on its way there.
+NORMALISED = ("default", "paper", "code", "split", "two layers", "pairwise", "shared forgetting")
+
+
+SWEEP = [
+    *product(KINDS, OPTIONS, ["none"]),
+    *product(KINDS, NORMALISED, ["layer"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "norm"), [each if each[1] in QUICK[each[0]] else slow(*each) for each in SWEEP]
+)
+def test_meta_gradient_is_that_of_central_differences(kind: str, option: str, norm: str) -> None:
+    strategy, situation, meta_loss = scene(kind, "melon", {**OPTIONS[option], "norm": norm})
+    found = worst_error(strategy, situation, meta_loss)
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_meta_gradient_is_that_of_central_differences_entry_by_entry(kind: str, option: str) -> None:
+    found = worst_error(*scene(kind, "melon", OPTIONS[option]), entries=5)
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize(
+    "option", ["default", "every input", "shared forgetting", slow("paper"), slow("touches"), slow("square root")]
+)
+@pytest.mark.parametrize("name", ["melon_i", "melon_p"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> None:
+    strategy, situation, meta_loss = scene(kind, name, OPTIONS[option])
+    found = worst_error(strategy, situation, meta_loss)
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_lives_are_learned_by_the_same_gradient(kind: str, name: str) -> None:
+    """METHODS.md 8.3: idle rows fade by 0.5^(idle / half-life); losses, gradients and features stay as they were."""
+    strategy, situation, meta_loss = scene(kind, name, {"fading": 30.0, "fading_speed": 5.0, "norm": "none"})
+    require_exact_half_lives(strategy, situation, meta_loss)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
+def test_meta_gradient_with_another_loss_or_more_negatives(kind: str, recommender: dict[str, Any]) -> None:
+    # A squared error bursts at the default's rates, so the past is learned with small ones.
+    strategy, situation, meta_loss = scene(kind, "melon", {"rate_bias": -4.0}, **recommender)
+    found = worst_error(strategy, situation, meta_loss)
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_learns(kind: str, name: str) -> None:
+    """Otherwise a comparison with differences compares nothing."""
+    strategy, situation, meta_loss = scene(kind, name, {"norm": "none"})
+    gradients, _ = strategy.meta_gradient(situation, meta_loss)
+    for tensor, gradient in gradients.items():
+        assert gradient.abs().max() > 1e-6, tensor
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, gradient in one.items():
+        torch.testing.assert_close(gradient, other[name], rtol=1e-9, atol=1e-14, msg=name)
+
+
+@pytest.mark.parametrize(
+    "option", ["default", "code", "every input", slow("paper"), slow("linear role"), slow("square root")]
+)
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [slow(1), 64])
+def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, situation, meta_loss = scene(kind, name, OPTIONS[option])
+    whole, loss = strategy.meta_gradient(situation, meta_loss)
+    monkeypatch.setattr(reference, "PAIRS_AT_ONCE", chunk)
+    pieces, loss_too = strategy.meta_gradient(situation, meta_loss)
+    assert_same(whole, pieces)
+    assert float(loss) == pytest.approx(float(loss_too), rel=1e-12)
+
+
+@pytest.mark.parametrize("option", ["default", "every input", slow("code"), slow("row mean"), slow("square root")])
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_out_of_reach_are_dropped_exactly(kind: str, name: str, option: str) -> None:
+    strategy, situation, meta_loss = scene(kind, name, OPTIONS[option])
+    assert situation.reach is not None
+    require_exact_reach(strategy, situation, meta_loss)

@@ -1,0 +1,201 @@
+"""`melon.Melon` among other tools: parameters, clones, pickles, notebooks, and numbers of numpy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import melon
+from melon.errors import SettingsError
+from melon.estimator import Melon
+from melon.recommenders.bpr import BPR
+from melon.strategies.default import Default
+
+LOG = [(f"u{n % 17}", f"i{n * n % 31}", n) for n in range(400)]
+QUICK: dict[str, Any] = {
+    "epochs": 2,
+    "budget": 0,
+    "batch_size": 32,
+    "recommender_settings": {"dim": 6},
+    "progress": False,
+}
+
+
+class OwnRecommender(BPR):
+    name = "mine"
+
+
+class OwnStrategy(Default):
+    name = "my way"
+
+
+def saved(model: Melon, folder: Path) -> dict[str, bytes]:
+    model.save(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def cloned(model: Melon) -> Melon:
+    """As `sklearn.base.clone` does it."""
+    parameters = {name: copy.deepcopy(value) for name, value in model.get_params(deep=False).items()}
+    twin = type(model)(**parameters)
+    for name, value in twin.get_params(deep=False).items():
+        assert value is parameters[name], f"the constructor changes {name}"
+    return twin
+
+
+class TestParameters:
+    def test_every_argument_is_a_parameter(self) -> None:
+        import inspect
+
+        names = set(inspect.signature(Melon).parameters)
+        assert set(Melon().get_params()) == names
+        assert {name: Melon().get_params()[name] for name in ("recommender", "strategy", "fading", "settings")} == {
+            "recommender": "auto",
+            "strategy": "auto",
+            "fading": None,
+            "settings": None,
+        }
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {},
+            {"recommender": "bpr", "strategy": "melon", "fading": 500.0, "settings": {"passes": 1}},
+            {"recommender": OwnRecommender, "strategy": OwnStrategy},
+            {"seed": np.int64(3), "settings": {"lr": np.float32(0.1)}},
+        ],
+    )
+    def test_a_clone_is_the_same_and_has_learned_nothing(self, given: dict[str, Any], tmp_path: Path) -> None:
+        model = Melon(**QUICK | given).fit(LOG)
+        twin = cloned(model)
+        assert twin.get_params() == model.get_params()
+        assert "learned nothing yet" in repr(twin)
+        assert saved(twin.fit(LOG), tmp_path / "a") == saved(model, tmp_path / "b")
+
+    def test_parameters_can_be_set(self) -> None:
+        model = Melon(**QUICK).fit(LOG)
+        assert model.set_params(recommender="bpr", strategy="eals", seed=np.int32(4)) is model
+        assert (model.recommender, model.strategy, model.seed) == ("bpr", "eals", 4)
+        assert model.n_interactions == 400
+        assert model.fit(LOG).updater.strategy.name == "eals"
+        with pytest.raises(SettingsError, match=r"unknown parameter of Melon 'sed'. Did you mean 'seed'"):
+            model.set_params(sed=1)
+        with pytest.raises(SettingsError, match="batch_size = 0"):
+            model.set_params(batch_size=0, seed=9)
+        assert model.seed == 4
+
+
+class TestCopies:
+    @pytest.mark.parametrize("given", [{}, {"recommender": "bpr"}, {"recommender": OwnRecommender}])
+    def test_a_pickle_learns_on_as_if_it_had_never_been_one(self, given: dict[str, Any], tmp_path: Path) -> None:
+        model = Melon(**QUICK | given).fit(LOG[:300])
+        twin = pickle.loads(pickle.dumps(model))
+        assert twin.get_params() == model.get_params()
+        assert twin.choices == model.choices
+        for one in (model, twin):
+            one.partial_fit(LOG[300:])
+        assert saved(model, tmp_path / "a") == saved(twin, tmp_path / "b")
+
+    def test_a_model_that_has_learned_nothing(self) -> None:
+        assert pickle.loads(pickle.dumps(Melon(seed=5))).seed == 5
+
+    def test_a_deep_copy_goes_its_own_way(self, tmp_path: Path) -> None:
+        model = Melon(**QUICK, report=lambda _: None).fit(LOG[:300])
+        before = saved(model, tmp_path / "a")
+        twin = copy.deepcopy(model).partial_fit(LOG[300:])
+        assert saved(model, tmp_path / "a") == before != saved(twin, tmp_path / "b")
+
+
+class TestNotebooks:
+    def test_a_table(self) -> None:
+        shown = Melon("bpr", "default", **QUICK).fit(LOG)._repr_html_()
+        assert shown.startswith("<table>")
+        for text in ("bpr with default", "interactions learned", "400", "chosen for default", "lr="):
+            assert text in shown
+        assert "<script>" not in Melon("bpr", type("<script>", (Default,), {"name": "<script>"}))._repr_html_()
+
+    def test_auto_is_called_so(self) -> None:
+        assert repr(Melon()) == "<Melon blend with default (auto): 0 users, 0 items, learned nothing yet>"
+        assert "(auto)" not in repr(Melon("blend", "default"))
+
+
+class TestNumbersOfNumpy:
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"seed": np.int64(3)},
+            {"epochs": np.int64(1)},
+            {"batch_size": np.int32(16)},
+            {"budget": np.uint8(0)},
+            {"minutes": np.float32(2)},
+            {"fading": np.float64(100)},
+            {"settings": {"lr": np.float32(0.1)}},
+            {"pretrain_settings": {"l2": np.float64(0.1)}},
+            {"recommender_settings": {"dim": np.int64(4)}},
+        ],
+        ids=lambda given: next(iter(given)),
+    )
+    def test_what_was_fitted_can_be_saved_and_loaded(self, given: dict[str, Any], tmp_path: Path) -> None:
+        model = Melon(**{**QUICK, "recommender": "bpr", "strategy": "default"} | given).fit(LOG)
+        model.save(tmp_path)
+        loaded = melon.load(tmp_path)
+        for name, value in given.items():
+            stored = getattr(model, name)
+            assert not isinstance(stored, np.generic)
+            assert stored == value
+            if name != "recommender_settings":
+                assert getattr(loaded, name) == stored
+
+    def test_also_where_they_are_set_later(self, tmp_path: Path) -> None:
+        model = Melon(**QUICK)
+        model.seed = np.int64(2)  # type: ignore[assignment]
+        model.fit(LOG).save(tmp_path)
+        assert melon.load(tmp_path).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"minutes": "5"}, "minutes = '5' must be a number"),
+        ({"minutes": float("inf")}, "minutes = inf must be a finite number"),
+        ({"minutes": float("nan")}, "minutes = nan"),
+        ({"recommender": 5}, "recommender = 5 must be a name"),
+        ({"strategy": None}, "strategy = None must be a name"),
+        ({"settings": [1]}, r"settings = \[1\] must be a dict"),
+        ({"settings": {1: 2}}, "settings = {1: 2} must be a dict"),
+        ({"settings": {"lr": object()}}, r"settings\['lr'\] = .* is no plain value"),
+        ({"dtype": ["float32"]}, r"dtype = \['float32'\] must be one of: float32, float64"),
+        ({"threads": 10**5}, "threads = 100000 must be between 1 and 1,024"),
+        ({"seed": 1.5}, "seed = 1.5 must be a whole number"),
+        ({"seed": -1}, "seed = -1"),
+        ({"batch_size": True}, "batch_size = True"),
+        ({"fading": "fast"}, "fading = 'fast' must be off, auto, or a half-life"),
+        ({"fading": -5}, "fading = -5 must be off, auto, or a half-life"),
+        ({"fading": [1]}, "fading = .* must be a number"),
+        ({"device": torch.device("cuda:99")}, "cuda:99"),
+    ],
+)
+def test_wrong_values_are_refused_at_the_door(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Melon(**given)
+
+
+def test_a_stopped_fit_leaves_the_model_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    model = Melon("bpr", "default", **QUICK, report=lines.append).fit(LOG)
+    before = repr(model), dict(model.choices)
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("melon.fitting.fit.deploy", stop)
+    with pytest.raises(KeyboardInterrupt):
+        model.set_params(settings={"lr": 0.5}).fit(LOG[:300])
+    assert (repr(model), model.choices) == before
+    assert lines[-1] == "stopped: nothing of this fit was kept"
