@@ -92,7 +92,7 @@ def learned(make: Any) -> dict[str, Any]:
     return {name: table.state()["values"].numpy() for name, table in updater.recommender.tables.items()}
 
 
-@pytest.mark.parametrize("strategy", [MeLON, S2Meta])
+@pytest.mark.parametrize("strategy", [MeLON, pytest.param(S2Meta, marks=pytest.mark.slow)])
 def test_a_compiler_at_work_in_the_background_changes_no_bit(
     strategy: Any, monkeypatch: pytest.MonkeyPatch, nothing_loaded: None
 ) -> None:
@@ -122,8 +122,7 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     assert policy.load("stream") is not None
 
 
-@pytest.mark.parametrize("recommender", [BPR, NCF, Blend])
-@pytest.mark.parametrize("strategy", [Default, MeLON, S2Meta])
+@pytest.mark.parametrize(("recommender", "strategy"), [(BPR, MeLON), (NCF, S2Meta), (Blend, Default)])
 def test_a_model_is_warmed_up_with_what_it_uses(recommender: Any, strategy: Any, nothing_loaded: None) -> None:
     updater = Updater(recommender({"dim": 4}), strategy(), seed=1)
     updater.warm_up()
