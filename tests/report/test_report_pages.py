@@ -150,7 +150,7 @@ def test_the_winner_is_named_with_its_recommender_and_auto_by_its_name(tmp_path:
     write_run(tmp_path, "default", ranks_with(90, n), recommender="blend", fading="auto")
     write_run(tmp_path, "melon", ranks_with(80, n), stream="other")
     lead = report(read_bench([tmp_path]), "melon report").lead
-    assert lead == "auto has the highest HR@5 on 1 of 2 streams, +.300 ahead of the next method; MeLON on BPR on 1."
+    assert lead == "MeLON on BPR has the highest HR@5 on 1 of 2 streams, +.800 ahead of the next method; auto on 1."
 
 
 def test_a_strategy_that_was_not_tuned_is_marked(tmp_path: Path) -> None:
