@@ -20,6 +20,7 @@ from melon.cli.examples import EXAMPLES
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
 from melon.demo import write_synthetic
+from melon.display import label
 from melon.evaluation.ranking import metrics
 
 SMALL = (
@@ -120,7 +121,7 @@ def test_from_raw_file_to_info_to_result_as_real_processes(tmp_path: Path, run: 
 
     result = tmp_path / "deep" / "result.json"
     shown = done("evaluate", out, "--strategy", "eals", "--json", result, "--html", tmp_path / "page.html", *SMALL)
-    for name in ("frozen (no update)", "recent popularity", "default (tuned)", "eals", "chosen for eals:"):
+    for name in ("frozen (no update)", "recent popularity", "default steps (tuned)", "eALS", "chosen for eals:"):
         assert name in shown
     record = json.loads(result.read_text())
     assert record["dataset"]["sha256"] == load_stream(out).sha256
@@ -250,9 +251,10 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeyp
     )
     ended = run("demo", "--out", tmp_path / "d", "--events", "1200")
     assert ended.code == 0, ended.err
-    for name in ("frozen (no update)", "popularity", "recent popularity", "default (tuned)", *demo.ALL_STRATEGIES[1:]):
-        assert name in ended.out
-    assert "blend with default" in ended.out
+    for name in ("frozen", "popularity", "recent_popularity", *demo.ALL_STRATEGIES, "auto"):
+        assert label(name) in ended.out
+    assert " did best: in " in ended.out
+    assert (tmp_path / "d" / "demo.svg").read_text().startswith("<svg")
     assert json.loads((tmp_path / "d" / "auto.json").read_text())["recommender"] == "blend"
     assert f"Open {tmp_path / 'd' / 'index.html'}" in ended.out
     assert "<svg" in (tmp_path / "d" / "index.html").read_text()

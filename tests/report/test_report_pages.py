@@ -130,7 +130,7 @@ def test_a_plain_report_knows_no_paper_and_leaves_out_what_is_empty(folder: Path
 
 
 def test_the_first_screen_says_who_won_then_the_table_then_the_rules(html: str) -> None:
-    sentence = html.index("MeLON has the highest HR@5 in 2 of 3 contests on 2 streams, +.")
+    sentence = html.index("MeLON on BPR has the highest HR@5 on 2 of 2 streams, +.")
     table, rules = html.index("<table>"), html.index("The reference is default steps (tuned)")
     assert sentence < table < rules
 
@@ -140,8 +140,17 @@ def test_one_contest_has_one_sentence(tmp_path: Path) -> None:
     for name, hits in (("melon", 320), ("eals", 80)):
         write_run(tmp_path, name, ranks_with(hits, n), baselines={"default": ranks_with(200, n)})
     lead = report(read_bench([tmp_path]), "melon report").lead
-    assert lead.startswith("MeLON has the highest HR@5 on toy · BPR: .800, +.300 [+.")
+    assert lead.startswith("MeLON has the highest HR@5 on toy: .800, +.300 [+.")
     assert lead.endswith("over default steps (tuned), the next of 6 methods.")
+
+
+def test_the_winner_is_named_with_its_recommender_and_auto_by_its_name(tmp_path: Path) -> None:
+    n = 100
+    write_run(tmp_path, "melon", ranks_with(60, n))
+    write_run(tmp_path, "default", ranks_with(90, n), recommender="blend", fading="auto")
+    write_run(tmp_path, "melon", ranks_with(80, n), stream="other")
+    lead = report(read_bench([tmp_path]), "melon report").lead
+    assert lead == "MeLON on BPR has the highest HR@5 on 1 of 2 streams, +.800 ahead of the next method; auto on 1."
 
 
 def test_a_strategy_that_was_not_tuned_is_marked(tmp_path: Path) -> None:

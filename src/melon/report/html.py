@@ -230,7 +230,6 @@ code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-si
   .error { display: block; margin: -.15rem 0 0; }
   td:first-child, td.words:first-child { min-width: 7.6rem; max-width: 8.6rem; white-space: normal;
     line-height: 1.25; overflow-wrap: anywhere; }
-  thead th { white-space: nowrap; }
   main > section > ul { padding-left: 1.1rem; font-size: .9rem; }
 }
 @media print { nav { display: none; } body { font-size: 11px; } .part, figure { break-inside: avoid; } }

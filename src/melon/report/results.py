@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from melon.display import COLUMNS, label, recommender_label
+from melon.display import AUTO, COLUMNS, label, recommender_label
 from melon.evaluation.compare import Comparison
 from melon.report.contests import REFERENCE, Bench, Contest, View
 from melon.report.document import (
@@ -40,6 +41,8 @@ _MARKS: Mapping[str, Mark] = {
     "worse": "bad",
     "not decided": "open",
 }
+#: More contests than this stand below each other in the overview.
+_MOST_ACROSS = 4
 _RULES = (
     f"The reference is {label(REFERENCE)}: plain fine-tuning, named before any number was seen; methods are compared "
     f"by {METRIC}. “Better” and “worse”: the 95 % interval of the difference per event, from a bootstrap over users, "
@@ -48,57 +51,87 @@ _RULES = (
 )
 
 
+@dataclass(frozen=True)
+class _Entrant:
+    """A method in a contest, under a name that says on which recommender where there are several."""
+
+    contest: Contest
+    method: str
+    name: str
+
+    @property
+    def value(self) -> float:
+        return self.contest.hit_rate(self.method)
+
+
 def headline(bench: Bench, comparisons: Comparisons) -> str:
     """One sentence: who won, by how much, on how many streams."""
-    leads = {contest: _leaders(contest) for contest in bench.main}
+    leads = [_lead(bench, stream) for stream in dict.fromkeys(contest.stream for contest in bench.main)]
     if len(leads) == 1:
-        ((contest, (first, second)),) = leads.items()
-        found = comparisons.against(contest, first, [second])[second].difference
-        return (
-            f"{contest.label(first)} has the highest {METRIC} on {where(contest)}: {number(contest.hit_rate(first))}, "
-            f"{signed(found.difference)} {interval(found.by_user)} over {contest.label(second)}, the next of "
-            f"{counted(len(contest.methods), 'method')}."
-        )
-    wins = Counter(first for first, _ in leads.values())
+        ((first, second),) = leads
+        gap, contest = signed(first.value - second.value), first.contest
+        if second.contest is contest or (second.method in contest.baselines and second.method != REFERENCE):
+            compared = comparisons.against(contest, first.method, [second.method])[second.method].difference
+            gap = f"{signed(compared.difference)} {interval(compared.by_user)}"
+        methods = counted(len({entrant.name for entrant in _entrants(bench, contest.stream)}), "method")
+        text = f"{first.name} has the highest {METRIC} on {contest.stream}: {number(first.value)}, "
+        return text + f"{gap} over {second.name}, the next of {methods}."
+    wins = Counter(first.name for first, _ in leads)
     (winner, count), *others = wins.most_common()
-    ahead = [c.hit_rate(first) - c.hit_rate(second) for c, (first, second) in leads.items() if first == winner]
+    ahead = [first.value - second.value for first, second in leads if first.name == winner]
     by = " to ".join(dict.fromkeys((signed(min(ahead)), signed(max(ahead)))))
-    streams, contests = len({contest.stream for contest in leads}), counted(len(leads), "contest")
-    text = f"{label(winner)} has the highest {METRIC} in {count} of {contests} on {counted(streams, 'stream')}, "
-    text += f"{by} ahead of the next method there"
-    if others:
-        text += f"; {', '.join(f'{label(name)} in {wins[name]}' for name, _ in others)}"
-    if winner != REFERENCE:
-        met = [comparisons.family(c, c.strategies or [winner]) for c in leads if winner in c.methods]
-        verdicts = Counter(family[winner].verdict for family in met if winner in family)
-        if verdicts:
-            text += f". Against {label(REFERENCE)} it is " + ", ".join(f"{v} in {n}" for v, n in verdicts.items())
-    return text + "."
+    text = f"{winner} has the highest {METRIC} on {count} of {counted(len(leads), 'stream')}, {by} ahead of the next "
+    return text + "method" + "".join(f"; {name} on {wins[name]}" for name, _ in others) + "."
+
+
+def _lead(bench: Bench, stream: str) -> tuple[_Entrant, _Entrant]:
+    """The best of a stream, and the best of another name."""
+    first, *rest = sorted(_entrants(bench, stream), key=lambda entrant: -entrant.value)
+    return first, next(entrant for entrant in rest if entrant.name != first.name)
+
+
+def _entrants(bench: Bench, stream: str) -> list[_Entrant]:
+    several = len({contest.recommender for contest in bench.main}) > 1
+    entrants = []
+    for contest in bench.main:
+        for method in contest.methods if contest.stream == stream else ():
+            name = contest.label(method)
+            if several and (method == REFERENCE or method not in contest.baselines) and name != AUTO:
+                name += f" on {recommender_label(contest.recommender)}"
+            entrants.append(_Entrant(contest, method, name))
+    return entrants
 
 
 def short(bench: Bench) -> Section:
     """The overview."""
     note = (
-        "Best of each line in bold, second underlined; the mean over seeds. A stream is fast where what was popular "
+        "The mean over seeds, best of each contest in bold, second underlined. A stream is fast where what was popular "
         "lately beats a recommender that is never updated."
     )
-    return Section("short", "In short", "", [Part(f"{METRIC} at a glance", note, [overview(bench)])])
+    return Section("short", f"{METRIC} at a glance", note, [overview(bench)])
 
 
 def overview(bench: Bench) -> Table:
-    """Contests down, methods across."""
+    """Methods down and contests across; the other way round where there are many contests."""
     methods = list(dict.fromkeys(method for contest in bench.main for method in contest.methods))
-    rows = []
-    for contest in bench.main:
-        values = {method: contest.hit_rate(method) for method in contest.methods}
-        first, second = podium(values)
-        cells = [Cell(where(contest)), Cell(bench.pace(contest.stream), "soft")]
-        for method in methods:
-            mark: Mark = "best" if method in first else "second" if method in second else ""
-            absent = "N/A" if method in _absences(contest) else "–"
-            cells.append(Cell(number(values[method]), mark) if method in values else Cell(absent, "soft"))
-        rows.append(cells)
-    return Table(["", "stream is", *(label(method).partition(" (")[0] for method in methods)], rows)
+    names = [f"{where(contest)} ({bench.pace(contest.stream)})" for contest in bench.main]
+    columns = [_overview_cells(contest, methods) for contest in bench.main]
+    if len(columns) > _MOST_ACROSS:
+        head = ["", *(label(method).partition(" (")[0] for method in methods)]
+        return Table(head, [[Cell(name), *cells] for name, cells in zip(names, columns, strict=True)])
+    rows = zip(methods, *columns, strict=True)
+    return Table(["", *names], [[Cell(label(method), method=method), *cells] for method, *cells in rows])
+
+
+def _overview_cells(contest: Contest, methods: Sequence[str]) -> list[Cell]:
+    values = {method: contest.hit_rate(method) for method in contest.methods}
+    first, second = podium(values)
+    cells = []
+    for method in methods:
+        mark: Mark = "best" if method in first else "second" if method in second else ""
+        absent = Cell("N/A" if method in _absences(contest) else "–", "soft")
+        cells.append(Cell(number(values[method]), mark) if method in values else absent)
+    return cells
 
 
 def results(bench: Bench, comparisons: Comparisons) -> Section:
@@ -192,12 +225,6 @@ def slug(contest: Contest) -> str:
     """A contest's name for files."""
     text = "-".join(each for each in (contest.stream, contest.recommender, contest.apart) if each)
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "contest"
-
-
-def _leaders(contest: Contest) -> tuple[str, str]:
-    """The two methods with the highest HR@5."""
-    first, second, *_ = sorted(contest.methods, key=lambda method: -contest.hit_rate(method))
-    return first, second
 
 
 def _compared(contest: Contest, comparisons: Comparisons) -> tuple[dict[str, Compared], dict[str, Compared]]:
