@@ -157,7 +157,7 @@ class TestCompiledCell:
         drawn = Drawn(3, 5, 7, persist=True)
         weights = [each.float() for each in drawn.learned]
         kept = drawn.kept(torch.float32)
-        given_to_loops = functions._given(drawn.features.float(), *weights[:3], kept, True)
+        given_to_loops = functions._arguments(drawn.features.float(), *weights[:3], kept, True)
         logits = np.empty((2, 7), np.float32)
         cells.cell_logits((0, 1), *given_to_loops, weights[3].numpy(), logits)
         wanted = compiled_cell().cell_logits(drawn.features.float(), *weights, kept, normalise=True)

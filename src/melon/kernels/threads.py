@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-#: Pieces that each thread gets at most. Whoever is through takes the next one, so that few wait at the end.
+#: Pieces that each thread gets at most. A thread that is done takes the next one, so that few wait at the end.
 PIECES = 8
 
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -25,16 +25,16 @@ _lent = 0
 def kernels_first() -> Iterator[None]:
     """Lend the kernels all threads but one of PyTorch's, for as long as this lasts."""
     global _lent  # noqa: PLW0603
-    asked = torch.get_num_threads()
-    if asked == 1:  # nothing to lend, or lent already
+    threads = torch.get_num_threads()
+    if threads == 1:  # nothing to lend, or lent already
         yield
         return
-    _lent = asked
+    _lent = threads
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(asked)
+        torch.set_num_threads(threads)
         _lent = 0
 
 

@@ -1,8 +1,18 @@
-"""Types of the arguments of compiled loops, as numba writes them: `::1` marks the axis without gaps."""
+"""Arguments of compiled loops: their types, as numba writes them, and tensors as arrays.
+
+`::1` marks the axis along which an array has no gaps.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from melon.types import Singles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INT, WORD, FLAG, SINGLE, DOUBLE = "int64", "uint64", "boolean", "float32", "float64"
 #: A first and a last number.
@@ -22,3 +32,9 @@ class Fields(NamedTuple):
 
 
 Signature = tuple[str | Fields, ...]
+
+
+def array_of(tensor: Tensor) -> Singles:
+    """A tensor's numbers as an array without gaps, copied only where there are some."""
+    array: Singles = tensor.detach().numpy()
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -23,6 +23,7 @@ from melon.kernels.melon.forms import (
 from melon.kernels.melon.interactions import unit_terms
 from melon.kernels.policy import Loops
 from melon.kernels.threads import spread
+from melon.kernels.types import array_of
 from melon.types import Floats, Singles
 
 #: Pairs in a block of rows, and units in a block of shared weights: what one thread works on at a time.
@@ -89,10 +90,10 @@ class _MovedRows(Function):
     ) -> tuple[Tensor, ...]:
         w = free[:4]
         ctx.loops, ctx.shapes = loops, (hidden.shape, w[0].shape)
-        terms, packed = (_padded(hidden, loops.width), _array(logits)), _packed(loops.width, *w)
+        terms, packed = (_padded(hidden, loops.width), array_of(logits)), _packed(loops.width, *w)
         ctx.tables = [_table(each, most_rate, terms, packed) for each in touches]
         return tuple(
-            torch.from_numpy(_moved(loops, blocks, inputs, _array(old)))
+            torch.from_numpy(_moved(loops, blocks, inputs, array_of(old)))
             for (blocks, inputs), old in zip(ctx.tables, free[4:], strict=True)
         )
 
@@ -116,9 +117,9 @@ def _table(
     """How many blocks the lines of a table make, and what a kernel is given of them."""
     per_block = max(PAIRS // max(touches.values.shape[1], 1), 1)
     places = (touches.row, touches.unit, touches.source)
-    applied = _array(touches.gradient)
-    seen = applied if touches.feature is touches.gradient else _array(touches.feature)
-    inputs = (per_block, *places, _array(touches.values), applied, seen, *terms, _shares(touches, most_rate), packed)
+    applied = array_of(touches.gradient)
+    seen = applied if touches.feature is touches.gradient else array_of(touches.feature)
+    inputs = (per_block, *places, array_of(touches.values), applied, seen, *terms, _shares(touches, most_rate), packed)
     return -(-len(touches.row) // per_block), inputs
 
 
@@ -140,7 +141,7 @@ def _moved_back(
 ) -> tuple[Floats, Tensor | None]:
     """Gradients of the weights and, where wanted, of the old rows; those of the units' terms are added to."""
     _, row, unit, *_, packed = inputs
-    slopes, to_weights = _array(gamma), np.zeros((blocks, len(packed)))
+    slopes, to_weights = array_of(gamma), np.zeros((blocks, len(packed)))
     of_hidden, of_logits = np.zeros((len(row), loops.width), np.float32), np.zeros((len(row), 2), np.float32)
     of_old = np.empty((len(row) if wanted else 0, slopes.shape[1]), np.float32)
     out = (to_weights, of_hidden, of_logits, of_old.reshape(-1))
@@ -166,8 +167,8 @@ class _SharedMove(Function):
         logits: Tensor,
         *w: Tensor,
     ) -> Tensor:
-        theta, left, right = (_array(each) for each in constants)
-        terms = (_padded(hidden, loops.width), _array(logits))
+        theta, left, right = (array_of(each) for each in constants)
+        terms = (_padded(hidden, loops.width), array_of(logits))
         ctx.inputs = (UNITS, theta, left, right, *terms, _packed(loops.width, *w), *map(np.float32, sizes))
         ctx.loops, ctx.blocks, ctx.shapes = loops, -(-len(left) // UNITS), (hidden.shape, w[0].shape)
         out = np.zeros((ctx.blocks, theta.size), np.float32)
@@ -187,13 +188,8 @@ class _SharedMove(Function):
         return None, None, None, *of_lines, *_unpacked(to_weights.sum(0), loops.width, first)
 
 
-def _array(tensor: Tensor) -> Singles:
-    array: Singles = tensor.detach().numpy()
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
 def _flat(tensor: Tensor) -> Singles:
-    return _array(tensor).reshape(-1)
+    return array_of(tensor).reshape(-1)
 
 
 def _shares(touches: RowTouches, most_rate: float) -> Singles:
@@ -208,9 +204,9 @@ def _shares(touches: RowTouches, most_rate: float) -> Singles:
 def _padded(lines: Tensor, width: int) -> Singles:
     """Lines × units, with zeros for the units that only fill a kernel up."""
     if lines.shape[1] == width:
-        return _array(lines)
+        return array_of(lines)
     out = np.zeros((len(lines), width), np.float32)
-    out[:, : lines.shape[1]] = _array(lines)
+    out[:, : lines.shape[1]] = array_of(lines)
     return out
 
 

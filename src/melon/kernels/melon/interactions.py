@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from melon.kernels.melon.forms import SideTargets, SideWeights, UnitHeads, UnitLayer, UnitTerms
 from melon.kernels.policy import Loops
+from melon.kernels.types import array_of
 from melon.types import Floats, Singles
 
 
@@ -46,13 +47,15 @@ class _UnitTerms(Function):
             for attended, side in zip(ctx.attended, sides, strict=True)
         ]
         parts = [(extended @ half.T).numpy() for extended, half in zip(ctx.extended, ctx.halves, strict=True)]
-        ctx.layer, ctx.heads = np.stack([_floats(row) for row in layer[1:]]), _packed_heads(*heads[:2])
+        ctx.layer, ctx.heads = np.stack([array_of(row) for row in layer[1:]]), _packed_heads(*heads[:2])
         ctx.role_shape, role = None if heads[2] is None else heads[2].shape, _packed_role(*heads[2:])
-        ctx.given = (_floats(losses), *(each.at for each in targets))
-        ctx.kept = [np.empty((units, width), np.float32), np.empty(units, np.float32)]
-        ctx.kept.append(np.empty((units, width), np.float32))
+        ctx.arguments = (array_of(losses), *(each.at for each in targets))
+        ctx.normals = [np.empty((units, width), np.float32), np.empty(units, np.float32)]
+        ctx.normals.append(np.empty((units, width), np.float32))
         logits, hidden = np.empty((units, 2), np.float32), np.empty((units, role.shape[1]), np.float32)
-        loops.unit_terms(ctx.given[0], *parts, *ctx.given[1:], ctx.layer, ctx.heads, role, *ctx.kept, logits, hidden)
+        loops.unit_terms(
+            ctx.arguments[0], *parts, *ctx.arguments[1:], ctx.layer, ctx.heads, role, *ctx.normals, logits, hidden
+        )
         return torch.from_numpy(logits), torch.from_numpy(hidden)
 
     @staticmethod
@@ -61,11 +64,11 @@ class _UnitTerms(Function):
         width = ctx.layer.shape[1]
         to_parts = [np.zeros((extended.shape[0], width), np.float32) for extended in ctx.extended]
         to_layer, to_heads, to_role = np.zeros((3, width)), np.zeros((2, width + 1)), np.zeros((3, to_hidden.shape[1]))
-        slopes = (_floats(to_logits), _floats(to_hidden))
+        slopes = (array_of(to_logits), array_of(to_hidden))
         ctx.loops.unit_terms_back(
-            *ctx.given, ctx.layer, ctx.heads, *ctx.kept, *slopes, *to_parts, to_layer, to_heads, to_role
+            *ctx.arguments, ctx.layer, ctx.heads, *ctx.normals, *slopes, *to_parts, to_layer, to_heads, to_role
         )
-        found, to_halves = [], []
+        to_sides, to_halves = [], []
         for part, side, attended, extended, half, extend in zip(
             to_parts, ctx.targets, ctx.attended, ctx.extended, ctx.halves, ctx.extends, strict=True
         ):
@@ -74,16 +77,16 @@ class _UnitTerms(Function):
             through = torch.ops.aten.threshold_backward(slope @ half, extended, 0)
             to_gathered = through @ extend[:, side.nodes.shape[1] :]
             to_attention = _attended_back(ctx.loops, attended, to_gathered)
-            found += [to_attention, through.T @ attended[0], through.sum(0)]
+            to_sides += [to_attention, through.T @ attended[0], through.sum(0)]
         of_layer, of_heads = (torch.from_numpy(sums.astype(np.float32)) for sums in (to_layer, to_heads))
         of_role = (None, None) if ctx.role_shape is None else _unpacked_role(to_role, ctx.role_shape)
         of_units = (torch.cat(to_halves, 1), *of_layer, of_heads[:, :-1], of_heads[:, -1:], *of_role)
-        return None, None, None, None, *found, *of_units
+        return None, None, None, None, *to_sides, *of_units
 
 
 def _packed_heads(interaction: Tensor, bias: Tensor) -> Singles:
     """Both heads, with their biases in the last column."""
-    return np.concatenate([_floats(interaction), _floats(bias)], axis=1)
+    return np.concatenate([array_of(interaction), array_of(bias)], axis=1)
 
 
 def _packed_role(role: Tensor | None, bias: Tensor | None) -> Singles:
@@ -91,7 +94,7 @@ def _packed_role(role: Tensor | None, bias: Tensor | None) -> Singles:
     if role is None or bias is None:
         return np.empty((3, 0), np.float32)
     packed = np.empty((3, len(role)), np.float32)
-    packed[:2], packed[2] = role.detach()[:, :2].T.numpy(), _floats(bias)
+    packed[:2], packed[2] = role.detach()[:, :2].T.numpy(), array_of(bias)
     return packed
 
 
@@ -108,20 +111,15 @@ def _attended(
     targets, most = len(side.places), side.there.shape[1]
     joined = side.nodes.new_empty((targets, weights.attention.shape[1]))
     shares, leaks = np.empty((targets, most), np.float32), np.empty((targets, most), np.float32)
-    given = (_floats(side.nodes), _floats(side.partners), side.there.numpy(), side.places)
-    loops.attend(_floats(weights.attention)[0], np.float32(slope), *given, joined.numpy(), shares, leaks)
-    return joined, given, shares, leaks
+    arguments = (array_of(side.nodes), array_of(side.partners), side.there.numpy(), side.places)
+    loops.attend(array_of(weights.attention)[0], np.float32(slope), *arguments, joined.numpy(), shares, leaks)
+    return joined, arguments, shares, leaks
 
 
 def _attended_back(
     loops: Loops, attended: tuple[Tensor, tuple[Any, ...], Singles, Singles], to_gathered: Tensor
 ) -> Tensor:
-    joined, given, shares, leaks = attended
+    joined, arguments, shares, leaks = attended
     to_attention = np.zeros(joined.shape[1])
-    loops.attend_back(*given, shares, leaks, _floats(to_gathered), to_attention)
+    loops.attend_back(*arguments, shares, leaks, array_of(to_gathered), to_attention)
     return torch.from_numpy(to_attention.astype(np.float32))[None]
-
-
-def _floats(tensor: Tensor) -> Singles:
-    array: Singles = tensor.detach().numpy()
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from melon.kernels.policy import Loops
 from melon.kernels.s2meta import cells
 from melon.kernels.threads import spread
+from melon.kernels.types import array_of
 from melon.types import Singles
 
 #: Scalars in a block, which one thread works on at a time.
@@ -32,7 +33,7 @@ class CompiledCell:
         """Two lines of features for each of some tensors."""
         lines = np.empty((2 * len(values), values[0].numel()), np.float32)
         for place, each in enumerate(values):
-            self._loops.scale_and_sign(_array(each).reshape(-1), lines[2 * place], lines[2 * place + 1])
+            self._loops.scale_and_sign(array_of(each).reshape(-1), lines[2 * place], lines[2 * place + 1])
         return torch.from_numpy(lines)
 
     def cell_logits(
@@ -63,10 +64,10 @@ class CompiledCell:
         normalise: bool,
     ) -> tuple[Tensor, Tensor]:
         """The hidden state, normalised if so asked, and the cell state after one step: units × scalars each."""
-        given = _given(features, weights, bias, start, kept, normalise)
+        arguments = _arguments(features, weights, bias, start, kept, normalise)
         shape = (len(start), features.shape[1])
         hidden, cell = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        spread(_blocks(features), lambda some: self._loops.cell_states(some, *given, hidden, cell))
+        spread(_blocks(features), lambda some: self._loops.cell_states(some, *arguments, hidden, cell))
         return torch.from_numpy(hidden), torch.from_numpy(cell)
 
 
@@ -84,33 +85,33 @@ class _CellLogits(Function):
         head: Tensor,
     ) -> Tensor:
         ctx.loops, ctx.blocks, ctx.inputs = loops, _blocks(features), len(features)
-        ctx.given = (*_given(features, weights, bias, start, kept, normalise), _array(head))
+        ctx.arguments = (*_arguments(features, weights, bias, start, kept, normalise), array_of(head))
         logits = np.empty((len(head), features.shape[1]), np.float32)
-        spread(ctx.blocks, lambda some: loops.cell_logits(some, *ctx.given, logits))
+        spread(ctx.blocks, lambda some: loops.cell_logits(some, *ctx.arguments, logits))
         return torch.from_numpy(logits)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
-        _, _, weights, bias, start, *_, head = ctx.given
+        _, _, weights, bias, start, *_, head = ctx.arguments
         sums = tuple(np.zeros((ctx.blocks, *each.shape)) for each in (weights, bias, start, head))
-        given = (*ctx.given, _array(slopes))
-        spread(ctx.blocks, lambda some: ctx.loops.cell_back(some, *given, *sums))
+        arguments = (*ctx.arguments, array_of(slopes))
+        spread(ctx.blocks, lambda some: ctx.loops.cell_back(some, *arguments, *sums))
         to_weights, *others = (torch.from_numpy(each.sum(0).astype(np.float32)) for each in sums)
         return None, None, None, None, to_weights[:, : ctx.inputs], *others
 
 
-def _given(
+def _arguments(
     features: Tensor, weights: Tensor, bias: Tensor, start: Tensor, kept: Before | None, normalise: bool
 ) -> tuple[Any, ...]:
     """What every loop is given, with features filled up to whole groups."""
     cell, fresh = np.empty((0, 0), np.float32), np.empty(0, np.float32)
     if kept is not None:
-        cell, fresh = (_array(each) for each in kept)
+        cell, fresh = (array_of(each) for each in kept)
     size = -(-len(features) // cells.GROUP) * cells.GROUP
-    padded = _filled(_array(features), (size, features.shape[1]))
-    wide = _filled(_array(weights), (len(weights), size))
-    return SCALARS, padded, wide, _array(bias), _array(start), cell, fresh, normalise
+    padded = _filled(array_of(features), (size, features.shape[1]))
+    wide = _filled(array_of(weights), (len(weights), size))
+    return SCALARS, padded, wide, array_of(bias), array_of(start), cell, fresh, normalise
 
 
 def _filled(values: Singles, shape: tuple[int, int]) -> Singles:
@@ -124,8 +125,3 @@ def _filled(values: Singles, shape: tuple[int, int]) -> Singles:
 
 def _blocks(features: Tensor) -> int:
     return -(-features.shape[1] // SCALARS)
-
-
-def _array(tensor: Tensor) -> Singles:
-    array: Singles = tensor.detach().numpy()
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

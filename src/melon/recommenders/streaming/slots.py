@@ -32,14 +32,14 @@ def count(ids: Slots, counts: Weights, recent: Weights, rows: Ints, others: Ints
     by_turn = order[np.argsort(turn, kind="stable")]
     for round_ in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
         row, other, moment = rows[round_], others[round_].astype(np.int32), moments[round_]
-        there = ids[row]
-        match = there == other[:, None]
-        found = match.any(axis=1)
-        worth = np.where(there == EMPTY, -np.inf, recent[row])
-        slot = np.where(found, match.argmax(axis=1), worth.argmin(axis=1))
-        before = np.where(found, recent[row, slot] - moment, -np.inf)
+        neighbours = ids[row]
+        match = neighbours == other[:, None]
+        known = match.any(axis=1)
+        worth = np.where(neighbours == EMPTY, -np.inf, recent[row])
+        slot = np.where(known, match.argmax(axis=1), worth.argmin(axis=1))
+        before = np.where(known, recent[row, slot] - moment, -np.inf)
         ids[row, slot] = other
-        counts[row, slot] = np.where(found, counts[row, slot], 0) + 1
+        counts[row, slot] = np.where(known, counts[row, slot], 0) + 1
         recent[row, slot] = np.log2(np.exp2(before) + 1) + moment
 
 
