@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def warm_up(*suites: Wanted, in_background: bool = False) -> threading.Thread | 
         _prepare(keys)
         return None
     _coming.update(keys)
-    thread = threading.Thread(target=_prepare, args=(keys,), name="melon-kernel-warm-up", daemon=True)
+    thread = threading.Thread(target=_prepare_quietly, args=(keys,), name="melon-kernel-warm-up", daemon=True)
     thread.start()
     return thread
 
@@ -94,6 +95,12 @@ def _prepare(keys: list[tuple[str, int]]) -> None:
             _prepared(key)
     finally:
         _coming.difference_update(keys)
+
+
+def _prepare_quietly(keys: list[tuple[str, int]]) -> None:
+    """In a background thread: the call that needs the loops reports a failure."""
+    with suppress(SettingsError):
+        _prepare(keys)
 
 
 def _prepared(key: tuple[str, int]) -> Loops | None:
