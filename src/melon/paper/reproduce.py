@@ -166,9 +166,7 @@ def _tune(request: Reproduction, datasets: Sequence[Found], streams: Mapping[str
 def _show(folder: Path, datasets: Sequence[Found], missing: Sequence[Wanted]) -> None:
     for dataset in datasets:
         where = dataset.prepared or ", ".join(str(path) for path in dataset.raw)
-        stands_in = (
-            f" stands in for {dataset.wanted.paper.name}" if dataset.prepared else f" is {dataset.wanted.paper.name}"
-        )
-        say(f"{where}{stands_in}; split {dataset.wanted.split}")
+        verb = "stands in for" if dataset.prepared else "is"
+        say(f"{where} {verb} {dataset.wanted.paper.name}; split {dataset.wanted.split}")
     for wanted in missing:
         say(f"{wanted.paper.name} is not in {folder}: get {wanted.how}")

@@ -148,9 +148,7 @@ def learning_rates(bench: Bench) -> Section | None:
     """Learning-rate matrices with their numbers, where `melon bench --rates` matrices them."""
     figures, rows = [], []
     for contest in bench.main:
-        matrices = {
-            method: matrix for method in contest.strategies if (matrix := _rates_of(contest, method)) is not None
-        }
+        matrices = {method: matrix for method in contest.strategies if (matrix := _rates_of(contest, method))}
         facts = {method: matrix.facts() for method, matrix in matrices.items()}
         varying = [method for method in matrices if facts[method]["rows"].neither is not None]
         if varying:
