@@ -240,8 +240,20 @@ def test_outputs_that_cannot_be_written_are_told_before_anything_is_done(
         refused(ended, 1, f"{target}", "cannot be written")
         assert "pre-training" not in ended.err
     refused(run("data", "synthetic", "flip", "--out", file / "s.parquet"), 1, "cannot be written")
-    ended = run("demo", "--out", tmp_path / "d")
-    refused(ended, 1, "melon demo needs the extra 'plots'", "melon-recommender[plots] @ ")
+    refused(run("demo", "--out", file / "d", "--events", "500"), 1, "cannot be written")
+    assert file.read_text() == "mine"
+
+
+def test_a_page_without_matplotlib_is_refused_before_anything_is_done(
+    run: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = run("evaluate", write(), *SMALL, "--html", tmp_path / "p.html")
+    refused(ended, 1, "needs the extra 'plots'", "pip install -e '.[plots]'")
+    assert "choosing" not in ended.err
+    refused(
+        run("demo", "--out", tmp_path / "d"), 1, "melon demo needs the extra 'plots'", "melon-recommender[plots] @ "
+    )
 
 
 def test_a_full_disk_while_writing_the_result_keeps_the_work(
