@@ -2,7 +2,7 @@
 
 import melon
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.strategies.base import Proposal, Situation, Strategy, StrategySettings
+from melon.strategies import Proposal, Situation, Strategy, StrategySettings
 
 
 class BoundedSettings(StrategySettings):

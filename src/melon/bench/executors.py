@@ -170,19 +170,19 @@ class RayExecutor(Generic[Ended]):
     def submit(self, job: Job[Ended]) -> None:
         if job.group not in self._bases:
             self._bases[job.group] = self._ray.put(_files(self._folder / job.group))
-        outcome, made = self._remote.remote(job, self._logs[job.stream], self._bases[job.group])
-        self._running[outcome] = (job, made)
+        outcome, made_files = self._remote.remote(job, self._logs[job.stream], self._bases[job.group])
+        self._running[outcome] = (job, made_files)
 
     def outcome(self, patience: float) -> Ended | None:
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=patience)
         if not ready:
             return None
-        job, made = self._running.pop(ready[0])
+        job, made_files = self._running.pop(ready[0])
         try:
             ended: Ended = self._ray.get(ready[0])
             if job.lays_foundation:
-                files: dict[str, bytes] = self._ray.get(made)
-                self._bases[job.group] = made
+                files: dict[str, bytes] = self._ray.get(made_files)
+                self._bases[job.group] = made_files
                 _write(files, self._folder / job.group)
         except self._ray.exceptions.RayError as problem:
             return job.lost(f"its worker was lost {_RETRIES} times: {problem}")

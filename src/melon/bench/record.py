@@ -163,14 +163,14 @@ def timing(milliseconds: list[float]) -> Plain:
 
 def batch_record(number: int, point: Point) -> Plain:
     """One line of the curve."""
-    found = metrics(point.ranks.rank)
+    scores = metrics(point.ranks.rank)
     n = point.stop - point.start
     mean_loss = point.loss / max(len(point.ranks), 1)
     return {
         "t": number,
         "n": n,
-        "HR@5": found.get("HR@5"),
-        "NDCG@10": found.get("NDCG@10"),
+        "HR@5": scores.get("HR@5"),
+        "NDCG@10": scores.get("NDCG@10"),
         "loss": mean_loss,
         "update_ms": point.update_ms,
     }

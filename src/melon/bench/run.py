@@ -160,7 +160,7 @@ class BenchFolder:
 
 def bench_streams(
     streams: Sequence[Path],
-    asked: Plain,
+    options: Plain,
     *,
     recommenders: str,
     strategies: str,
@@ -174,7 +174,7 @@ def bench_streams(
     progress: Progress | None = None,
 ) -> BenchResult:
     """Run every cell that has no record in `out` yet."""
-    plan = replace(bench_plan(streams, asked, recommenders, strategies, seeds, splits, configs), rates=rates)
+    plan = replace(bench_plan(streams, options, recommenders, strategies, seeds, splits, configs), rates=rates)
     folder = BenchFolder(out)
     folder.claim(plan)
     tasks = plan.tasks()
@@ -198,7 +198,7 @@ def bench_streams(
 
 def bench_plan(
     streams: Sequence[Path],
-    asked: Plain,
+    options: Plain,
     recommenders: str,
     strategies: str,
     seeds: int,
@@ -211,8 +211,8 @@ def bench_plan(
         raise SettingsError("two streams have the same file name; records are named after it, so rename one.")
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds} is too few: it must be at least 1.")
-    if asked.get("settings"):
-        settings = ", ".join(asked["settings"])
+    if options.get("settings"):
+        settings = ", ".join(options["settings"])
         raise SettingsError(
             f"--set {settings} is about one strategy, and a bench runs many; put it into a file with `strategy` "
             "and `settings`, and give that with --config."
@@ -223,7 +223,7 @@ def bench_plan(
             "minutes would give the cells of a bench different numbers of trials; limit these with --budget."
         )
     common, per_stream = _splits(splits, named)
-    options: Plain = {**general, **asked}
+    options = {**general, **options}
     if common is not None:
         options["split"] = common
     names = ALL_STRATEGIES if strategies == "all" else tuple(strategies.split(","))

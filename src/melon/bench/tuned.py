@@ -1,4 +1,4 @@
-"""Config files in a bench: which cells each speaks of, and what it tells them."""
+"""Config files in a bench: which cells each is for, and the options that it gives them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ class TunedFile:
     """A file about cells of one strategy: on every stream, or, from a folder, on the stream that its name tells."""
 
     path: Path
-    told: Plain
+    options: Plain
     stream: str | None = None
 
-    def speaks_of(self, stream: str, config: CellConfig) -> bool:
+    def is_for(self, stream: str, config: CellConfig) -> bool:
         """Whether it is about this very cell."""
         return self.stream in (None, stream) and all(
-            self.told.get(name, getattr(config, name)) == getattr(config, name) for name in ("strategy", "recommender")
+            self.options.get(name, getattr(config, name)) == getattr(config, name)
+            for name in ("strategy", "recommender")
         )
 
     @property
     def shared(self) -> Plain:
         """What holds for every cell of its stream and recommender: pre-training and protocol."""
-        return {name: value for name, value in self.told.items() if name not in (*_OWN, *_OURS)}
+        return {name: value for name, value in self.options.items() if name not in (*_OWN, *_OURS)}
 
 
 class Tuned:
-    """All config files of a bench that speak of some cells only."""
+    """All config files of a bench that are for some cells only."""
 
     def __init__(self, files: Sequence[TunedFile] = ()) -> None:
         self._files = files
@@ -59,31 +60,32 @@ class Tuned:
         """A cell's config with what the files say of it; what was `given` on the command line stays."""
         for file in self._files:
             if file.stream is None:
-                if file.speaks_of(stream, config):
+                if file.is_for(stream, config):
                     config = replace(
-                        config, **{k: v for k, v in file.told.items() if k not in ("strategy", "recommender", "seed")}
+                        config,
+                        **{k: v for k, v in file.options.items() if k not in ("strategy", "recommender", "seed")},
                     )
             elif _group(file) == (stream, config.recommender):
                 config = replace(config, **{name: v for name, v in file.shared.items() if name not in given})
-                if file.speaks_of(stream, config):
-                    own = {name: file.told[name] for name in ("preset", "settings") if name in file.told}
+                if file.is_for(stream, config):
+                    own = {name: file.options[name] for name in ("preset", "settings") if name in file.options}
                     config = replace(config, **own)
         return config
 
 
 def read_tuned(paths: Sequence[Path], streams: Mapping[str, Path]) -> tuple[Plain, Tuned]:
-    """What the files tell every cell, and those that speak of some: they name a strategy, or stand in a folder."""
+    """Options for every cell, and the files that are for some: they name a strategy, or stand in a folder."""
     general: Plain = {}
     files: list[TunedFile] = []
     for path in paths:
         if path.is_dir():
             files += _folder(path, streams)
             continue
-        told = read_config(path)
-        if "strategy" in told:
-            files.append(TunedFile(path, told))
+        options = read_config(path)
+        if "strategy" in options:
+            files.append(TunedFile(path, options))
         else:
-            general |= told
+            general |= options
     return general, Tuned(files)
 
 
@@ -102,32 +104,32 @@ def tuned_elsewhere(path: Path, sha256: str) -> bool:
 
 def trials_behind(path: Path) -> int:
     """How many trials a tuned file tells of: fewer than were asked for where its tuning was stopped."""
-    told = re.search(
+    counts = re.search(
         r"^# trials: (\d+) done, (\d+) stopped early, (\d+) failed", path.read_text(encoding="utf-8"), re.M
     )
-    return sum(map(int, told.groups())) if told else 0
+    return sum(map(int, counts.groups())) if counts else 0
 
 
 def _folder(folder: Path, streams: Mapping[str, Path]) -> list[TunedFile]:
     """`STREAM-RECOMMENDER-STRATEGY.toml` for each cell; files about other streams are left alone."""
-    found, fingerprint = [], cache(lambda stream: load_stream(streams[stream]).sha256)
+    files, fingerprint = [], cache(lambda stream: load_stream(streams[stream]).sha256)
     for stream, path in files_about(folder, streams):
-        told = read_config(path)
-        says = f"{stream}-{told.get('recommender')}-{told.get('strategy')}"
+        options = read_config(path)
+        says = f"{stream}-{options.get('recommender')}-{options.get('strategy')}"
         if says != path.stem:
             raise SettingsError(f"{path} is about {says}; a file in a folder of configs is named after its cell.")
         if tuned_elsewhere(path, fingerprint(stream)):
             raise SettingsError(
                 f"{path} was tuned on another stream named {stream!r}; tune it again, or remove it from the folder."
             )
-        found.append(TunedFile(path, told, stream))
-    if not found:
+        files.append(TunedFile(path, options, stream))
+    if not files:
         names = ", ".join(streams)
         raise SettingsError(
             f"{folder} has no config for any of: {names}. Files there are named STREAM-RECOMMENDER-STRATEGY.toml."
         )
-    return found
+    return files
 
 
 def _group(file: TunedFile) -> tuple[str, str]:
-    return file.stream or "", str(file.told.get("recommender", ""))
+    return file.stream or "", str(file.options.get("recommender", ""))

@@ -137,13 +137,13 @@ def bench(
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
     given = locals()
-    asked = requested({**given, "config": None, "split": None})
+    options = requested({**given, "config": None, "split": None})
     from melon.bench.run import bench_streams
     from melon.terminal.bench_view import BenchProgress, show_bench
 
     result = bench_streams(
         streams,
-        asked,
+        options,
         recommenders=recommenders,
         strategies=strategies,
         seeds=seeds,
@@ -209,13 +209,13 @@ def tune(
     Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
     tuning resumes where it was.
     """
-    asked = requested(locals())
+    options = requested(locals())
     from melon.terminal.tune_view import TuneProgress, show_tuned
     from melon.tuning.tune import tune_stream
 
     result = tune_stream(
         stream,
-        asked,
+        options,
         trials=trials,
         together=together,
         pruning=not no_pruning,

@@ -61,7 +61,7 @@ def reproduce(
 
     small: dict[str, Any] = {"epochs": 4, "budget": 2} if quick else {}
     given = {"epochs": epochs, "budget": budget, "threads": threads}
-    asked = Reproduction(
+    request = Reproduction(
         data=data,
         out=out or Path("runs/paper-quick" if quick else "runs/paper"),
         recommenders=recommenders or ("bpr" if quick else "bpr,ncf"),
@@ -74,7 +74,7 @@ def reproduce(
         ray=ray,
         dry_run=dry_run,
     )
-    raise typer.Exit(run(asked))
+    raise typer.Exit(run(request))
 
 
 def demo(

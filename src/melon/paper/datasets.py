@@ -83,18 +83,18 @@ WANTED = (
 def look(folder: Path) -> tuple[list[Found], list[Wanted]]:
     """What a folder and those in it hold of the five (raw files before prepared streams), and what is missing."""
     files = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_file())
-    found, missing = [], []
+    datasets, missing = [], []
     for wanted in WANTED:
         raw = next((some for pattern in wanted.patterns if (some := _matching(files, pattern))), ())
         names = (wanted.stream, *wanted.stand_ins)
         prepared = next((path for name in names if (path := folder / f"{name}.parquet").is_file()), None)
         if raw:
-            found.append(Found(wanted, raw))
+            datasets.append(Found(wanted, raw))
         elif prepared is not None:
-            found.append(Found(wanted, prepared=prepared))
+            datasets.append(Found(wanted, prepared=prepared))
         else:
             missing.append(wanted)
-    return found, missing
+    return datasets, missing
 
 
 def _matching(files: list[Path], pattern: str) -> tuple[Path, ...]:

@@ -146,7 +146,7 @@ def paper_dataset(stream: str) -> PaperDataset | None:
 
 def paper_table(stream: str) -> str | None:
     """Under which name the paper's result tables have it: the three Amazon categories are one line there."""
-    found = paper_dataset(stream)
-    if found is None:
+    dataset = paper_dataset(stream)
+    if dataset is None:
         return None
-    return "Amazon" if found.name in CATEGORIES else found.name
+    return "Amazon" if dataset.name in CATEGORIES else dataset.name

@@ -56,26 +56,26 @@ class Reproduction:
         return names
 
 
-def reproduce(asked: Reproduction) -> int:
+def reproduce(request: Reproduction) -> int:
     """`melon reproduce`; the exit code says whether every cell came through."""
-    names = asked.wanted
-    if not asked.dry_run:
+    names = request.wanted
+    if not request.dry_run:
         require_plots("the report of melon reproduce")
-    if not asked.data.is_dir():
-        raise DataError(f"there is no folder {asked.data}; say with --data where the paper's datasets are.")
-    found, missing = look(asked.data)
-    _show(asked.data, found, missing)
-    if not found:
-        raise DataError(f"{asked.data} holds none of the paper's datasets; say where they are with --data.")
-    if asked.dry_run:
+    if not request.data.is_dir():
+        raise DataError(f"there is no folder {request.data}; say with --data where the paper's datasets are.")
+    datasets, missing = look(request.data)
+    _show(request.data, datasets, missing)
+    if not datasets:
+        raise DataError(f"{request.data} holds none of the paper's datasets; say where they are with --data.")
+    if request.dry_run:
         return 0
-    streams = {each.stream: _stream(each, asked.out) for each in found}
-    splits = [f"{each.stream}={each.wanted.split}" for each in found]
-    configs = asked.out / "configs"
-    if asked.tune is not None:
-        _tune(asked, found, streams, names)
+    streams = {dataset.stream: _stream(dataset, request.out) for dataset in datasets}
+    splits = [f"{dataset.stream}={dataset.wanted.split}" for dataset in datasets]
+    configs = request.out / "configs"
+    if request.tune is not None:
+        _tune(request, datasets, streams, names)
     else:
-        _take(asked.configs, streams, configs)
+        _take(request.configs, streams, configs)
     taken = files_about(configs, streams)
     say(
         f"settings of {len(taken)} cells come from {configs}; what is open is chosen on the selection window"
@@ -84,33 +84,33 @@ def reproduce(asked: Reproduction) -> int:
     )
     result = bench_streams(
         list(streams.values()),
-        asked.options,
-        recommenders=asked.recommenders,
-        strategies=asked.strategies,
-        seeds=asked.seeds,
+        request.options,
+        recommenders=request.recommenders,
+        strategies=request.strategies,
+        seeds=request.seeds,
         splits=splits,
         configs=[configs] if taken else [],
-        jobs=asked.jobs,
-        ray=asked.ray,
+        jobs=request.jobs,
+        ray=request.ray,
         rates=True,
-        out=asked.out,
+        out=request.out,
         progress=BenchProgress(),
     )
     code = show_bench(result)
-    say(report_folders([asked.out], extend=paper_report).summary)
+    say(report_folders([request.out], extend=paper_report).summary)
     return code
 
 
-def _stream(found: Found, out: Path) -> Path:
+def _stream(dataset: Found, out: Path) -> Path:
     """A stream that is there already, or one that is prepared now; the same raw files are prepared once."""
-    if found.prepared is not None:
-        return found.prepared
-    target = out / "data" / f"{found.stream}.parquet"
-    if _is_of(target, found.raw):
+    if dataset.prepared is not None:
+        return dataset.prepared
+    target = out / "data" / f"{dataset.stream}.parquet"
+    if _is_of(target, dataset.raw):
         say(f"{target} is there already")
         return target
-    say(f"preparing {found.wanted.paper.name} from {', '.join(path.name for path in found.raw)}")
-    report = prepare(list(found.raw), out=target, format=found.wanted.format, min_interactions=_FEWEST)
+    say(f"preparing {dataset.wanted.paper.name} from {', '.join(path.name for path in dataset.raw)}")
+    report = prepare(list(dataset.raw), out=target, format=dataset.wanted.format, min_interactions=_FEWEST)
     show_preparation(report, target)
     return target
 
@@ -135,38 +135,38 @@ def _take(folder: Path, streams: Mapping[str, Path], target: Path) -> None:
             write_text(target / path.name, path.read_text(encoding="utf-8"))
 
 
-def _tune(asked: Reproduction, found: Sequence[Found], streams: Mapping[str, Path], names: Sequence[str]) -> None:
+def _tune(request: Reproduction, datasets: Sequence[Found], streams: Mapping[str, Path], names: Sequence[str]) -> None:
     """Tune every cell; a file that has all its trials is left, and a study that was stopped goes on."""
-    folder = asked.out / "configs"
-    own = {name: value for name, value in asked.options.items() if name not in ("budget", "full_ranking")}
-    for each in found:
-        for recommender in asked.recommenders.split(","):
+    folder = request.out / "configs"
+    own = {name: value for name, value in request.options.items() if name not in ("budget", "full_ranking")}
+    for dataset in datasets:
+        for recommender in request.recommenders.split(","):
             for strategy in names:
-                key = f"{each.stream}-{recommender}-{strategy}"
+                key = f"{dataset.stream}-{recommender}-{strategy}"
                 target = folder / f"{key}.toml"
-                if target.exists() and trials_behind(target) >= (asked.tune or 1):
+                if target.exists() and trials_behind(target) >= (request.tune or 1):
                     continue
                 say(f"tuning {key}")
-                cell = {"recommender": recommender, "strategy": strategy, "split": parse_split(each.wanted.split)}
+                cell = {"recommender": recommender, "strategy": strategy, "split": parse_split(dataset.wanted.split)}
                 result = tune_stream(
-                    streams[each.stream],
+                    streams[dataset.stream],
                     {**own, **cell},
-                    trials=asked.tune or 1,
+                    trials=request.tune or 1,
                     together=ROUND,
                     pruning=True,
-                    jobs=asked.jobs,
-                    ray=asked.ray,
-                    study=asked.out / "tune" / f"{key}.journal",
+                    jobs=request.jobs,
+                    ray=request.ray,
+                    study=request.out / "tune" / f"{key}.journal",
                     out=target,
-                    progress=TuneProgress(asked.tune or 1),
+                    progress=TuneProgress(request.tune or 1),
                 )
                 show_tuned(result)
 
 
-def _show(folder: Path, found: Sequence[Found], missing: Sequence[Wanted]) -> None:
-    for each in found:
-        where = each.prepared or ", ".join(str(path) for path in each.raw)
-        stands_in = f" stands in for {each.wanted.paper.name}" if each.prepared else f" is {each.wanted.paper.name}"
-        say(f"{where}{stands_in}; split {each.wanted.split}")
+def _show(folder: Path, datasets: Sequence[Found], missing: Sequence[Wanted]) -> None:
+    for dataset in datasets:
+        where = dataset.prepared or ", ".join(str(path) for path in dataset.raw)
+        verb = "stands in for" if dataset.prepared else "is"
+        say(f"{where} {verb} {dataset.wanted.paper.name}; split {dataset.wanted.split}")
     for wanted in missing:
         say(f"{wanted.paper.name} is not in {folder}: get {wanted.how}")

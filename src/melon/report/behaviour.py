@@ -145,15 +145,15 @@ def cold_users(bench: Bench) -> Section | None:
 
 
 def learning_rates(bench: Bench) -> Section | None:
-    """Learning-rate matrices with their numbers, where `melon bench --rates` kept them."""
+    """Learning-rate matrices with their numbers, where `melon bench --rates` matrices them."""
     figures, rows = [], []
     for contest in bench.main:
-        kept = {method: matrix for method in contest.strategies if (matrix := _rates_of(contest, method)) is not None}
-        facts = {method: matrix.facts() for method, matrix in kept.items()}
-        varying = [method for method in kept if facts[method]["rows"].neither is not None]
+        matrices = {method: matrix for method in contest.strategies if (matrix := _rates_of(contest, method))}
+        facts = {method: matrix.facts() for method, matrix in matrices.items()}
+        varying = [method for method in matrices if facts[method]["rows"].neither is not None]
         if varying:
             drawn = max(varying, key=contest.hit_rate)
-            name, matrix = f"rates-{slug(contest)}", kept[drawn]
+            name, matrix = f"rates-{slug(contest)}", matrices[drawn]
             words = f"{where(contest)} ({bench.pace(contest.stream)} stream), {contest.label(drawn)}: "
             caption = words + counted(matrix.about["interactions"], "interaction")
             figures.append(Figure(name, rates(name, matrix, color(drawn).light), caption))

@@ -214,8 +214,8 @@ class Contest:
         """The batch of each event."""
         sizes = np.array([batch["n"] for batch in self.first["batches"]])
         start = self.first["dataset"]["interactions"] - sizes.sum()
-        found: Ints = np.searchsorted(start + np.cumsum(sizes), self.column("event"), side="right")
-        return found
+        numbers: Ints = np.searchsorted(start + np.cumsum(sizes), self.column("event"), side="right")
+        return numbers
 
     @property
     def margin(self) -> float:

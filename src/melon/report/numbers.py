@@ -39,8 +39,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def estimates(scores: Sequence[Metrics]) -> dict[str, Estimate]:
     """Of every metric that all seeds have."""
     names = [name for name in (scores[0] if scores else ()) if all(name in each for each in scores)]
-    found = {name: estimate([each[name] for each in scores]) for name in names}
-    return {name: each for name, each in found.items() if each is not None}
+    means = {name: estimate([seed[name] for seed in scores]) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def table_of(contest: Contest, view: View) -> dict[str, dict[str, Estimate]]:
@@ -138,14 +138,14 @@ def curve(contest: Contest, method: str) -> Floats:
     count = np.bincount(batches, minlength=len(contest.first["batches"]))
     gain = np.mean([gains(rank[judged]) for rank in contest.ranks(method).values()], axis=0)
     sums = np.bincount(batches, weights=gain, minlength=len(count))
-    found: Floats = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
-    return found
+    means: Floats = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+    return means
 
 
 def batch_sizes(contest: Contest) -> Ints:
     """How many events of each batch the headline is about."""
-    found: Ints = np.bincount(contest.batches[contest.judged], minlength=len(contest.first["batches"]))
-    return found
+    sizes: Ints = np.bincount(contest.batches[contest.judged], minlength=len(contest.first["batches"]))
+    return sizes
 
 
 def trailing_width(batches: int) -> int:
@@ -164,8 +164,8 @@ def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:
     values = np.array(list(curves.values()))
     if not values.size:
         return {}
-    known: Flags = ~np.isnan(values).any(0)
-    values = values[:, known]
+    complete: Flags = ~np.isnan(values).any(0)
+    values = values[:, complete]
     if not values.shape[1]:
         return {}
     best = np.isclose(values, values.max(0), rtol=0, atol=1e-12)
@@ -212,12 +212,12 @@ def t_quantile(degrees: int) -> float:
 
 def frontier(points: Mapping[str, tuple[float, float]]) -> list[str]:
     """Of (cost, accuracy) points those that no other beats at the same or a lower cost, from cheap to expensive."""
-    best, found = -np.inf, []
+    best, names = -np.inf, []
     for name, (_, accuracy) in sorted(points.items(), key=lambda each: (each[1][0], -each[1][1])):
         if accuracy > best:
             best = accuracy
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def milliseconds(contest: Contest, method: str, what: str = "median") -> float | None:
@@ -233,4 +233,4 @@ def milliseconds(contest: Contest, method: str, what: str = "median") -> float |
 def split_by(contest: Contest, method: str, flags: Flags) -> dict[str, Estimate]:
     """Metrics on some of the events that the headline is about."""
     chosen = flags & contest.judged
-    return estimates([found for rank in contest.ranks(method).values() if (found := metrics(rank[chosen]))])
+    return estimates([scores for rank in contest.ranks(method).values() if (scores := metrics(rank[chosen]))])
