@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.data.frames import interactions_from
-from melon.errors import DataError, NotFittedError, unknown_name
+from melon.errors import CheckpointError, DataError, NotFittedError, unknown_name
 from melon.fitting import values
 from melon.fitting.arguments import id_list, plan_of
 from melon.fitting.auto import AUTO, settle_auto
@@ -300,7 +301,11 @@ def load(
     than the one it was saved from.
     """
     model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy, device=device)
-    about = extra["estimator"]
+    about = extra.get("estimator")
+    if not isinstance(about, dict) or not all(isinstance(about.get(name), dict) for name in ("columns", "choices")):
+        raise CheckpointError(
+            f"{os.fspath(folder)} does not say how its model was made; it was not saved by Melon.save."
+        )
     used = model.updater.recommender
     return Melon(
         recommender or about.get("recommender", used.name),

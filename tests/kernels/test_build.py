@@ -1,6 +1,9 @@
 """Compiled suites on disk: one compilation for all processes, and a folder that cannot be used is no failure."""
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,31 @@ def test_the_first_process_reads_what_its_child_compiled(tmp_path: Path, monkeyp
     loops.count(ids, counts, recent, np.array([1, 1]), np.array([2, 2]), np.zeros(2))
     assert ids.tolist() == [[-1, -1], [2, -1], [-1, -1]]
     assert counts[1, 0] == 2
+
+
+@pytest.mark.slow
+def test_the_process_that_compiles_has_the_bits_of_the_next_one(tmp_path: Path) -> None:
+    """Where a process ran what it had compiled itself, MeLON's rows differed from those of every later process."""
+    code = """
+import hashlib
+from melon.checks.toys import toy_batches
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.strategies.melon.variants import MeLON
+updater = Updater(BPR({"dim": 32}, seed=1), MeLON(), seed=1)
+for batch in toy_batches():
+    updater.learn(batch)
+tables = [table.state()["values"].numpy().tobytes() for table in updater.recommender.tables.values()]
+print(hashlib.sha256(b"".join(tables)).hexdigest())
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "MELON_KERNEL": "numba"}
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    )
+    assert "compiling the pair kernel" in first.stderr
+    assert "compiling" not in second.stderr
+    assert first.stdout == second.stdout
 
 
 @pytest.fixture

@@ -20,6 +20,11 @@ CLOSE = 3e-6
 LIKE = torch.ones(1)
 
 
+def slow(*cases: Any) -> list[Any]:
+    """Cases of a sweep that `make test` leaves out."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.fixture(autouse=True)
 def kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MELON_KERNEL", raising=False)
@@ -85,7 +90,9 @@ def assert_close(exact: list[Tensor], found: list[Tensor], most: float = CLOSE) 
 class TestCompiledCell:
     @pytest.mark.parametrize("normalise", [False, True])
     @pytest.mark.parametrize("persist", [False, True])
-    @pytest.mark.parametrize(("units", "inputs", "scalars"), [(16, 4, 9000), (20, 2, 600), (5, 21, 300), (1, 1, 3)])
+    @pytest.mark.parametrize(
+        ("units", "inputs", "scalars"), [(5, 21, 300), *slow((16, 4, 9000), (20, 2, 600), (1, 1, 3))]
+    )
     def test_states_logits_and_every_gradient(
         self, units: int, inputs: int, scalars: int, persist: bool, normalise: bool
     ) -> None:
@@ -102,6 +109,7 @@ class TestCompiledCell:
         normalise=st.booleans(),
     )
     @settings(max_examples=40, deadline=None)
+    @pytest.mark.slow
     def test_any_shape(self, units: int, inputs: int, scalars: int, persist: bool, normalise: bool) -> None:
         drawn = Drawn(units, inputs, scalars, persist=persist)
         exact = drawn.everything(reference, torch.float64, normalise=normalise)
@@ -110,7 +118,7 @@ class TestCompiledCell:
             # Where units say nearly the same, LayerNorm magnifies what float32 rounds off.
             torch.testing.assert_close(other.double(), one, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("scalars", [cells.TILE - 1, cells.TILE, cells.TILE + 1, functions.SCALARS + 1])
+    @pytest.mark.parametrize("scalars", [functions.SCALARS + 1, *slow(cells.TILE - 1, cells.TILE, cells.TILE + 1)])
     def test_every_rest_of_a_tile_and_block(self, scalars: int) -> None:
         drawn = Drawn(6, 4, scalars, persist=False)
         exact = drawn.everything(reference, torch.float64, normalise=True)
@@ -166,7 +174,7 @@ def test_the_number_of_threads_changes_no_bit(threads: Any) -> None:
         assert all(torch.equal(one, other) for one, other in zip(alone, found, strict=True))
 
 
-@pytest.mark.parametrize("scalars", [cells.TILE, 3 * cells.TILE, 1 << 20])
+@pytest.mark.parametrize("scalars", [3 * cells.TILE, *slow(cells.TILE, 1 << 20)])
 def test_the_size_of_blocks_changes_next_to_nothing(scalars: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Drawn(6, 4, 2000, persist=True)
     exact = drawn.everything(reference, torch.float64, normalise=True)

@@ -20,6 +20,11 @@ from melon.strategies.melon.lines import SharedLines
 CLOSE, STRONG_CLOSE = 2e-6, 1e-5
 
 
+def slow(*cases: Any) -> list[Any]:
+    """Cases of a sweep that `make test` leaves out."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.fixture(autouse=True)
 def kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MELON_KERNEL", raising=False)
@@ -127,16 +132,18 @@ def shared_both_ways(
 
 
 class TestRows:
-    @pytest.mark.parametrize(("lines", "entries"), [(40, 64), (300, 1), (50, 5), (3, 300), (1, 1), (700, 24)])
+    @pytest.mark.parametrize(("lines", "entries"), [(40, 64), (50, 5), *slow((300, 1), (3, 300), (1, 1), (700, 24))])
     @pytest.mark.parametrize("strong", [False, True])
     def test_moves_and_every_gradient(self, lines: int, entries: int, strong: bool) -> None:
         assert_close(*rows_both_ways(Drawn(lines), lines, entries, strong=strong), STRONG_CLOSE if strong else CLOSE)
 
-    @pytest.mark.parametrize("pairs", [layout.TILE + more for more in (-9, -8, -1, 0, 1, 7, 8)])
+    @pytest.mark.parametrize(
+        "pairs", [layout.TILE, layout.TILE + 1, *slow(*(layout.TILE + more for more in (-9, -8, -1, 7, 8)))]
+    )
     def test_every_rest_of_a_tile(self, pairs: int) -> None:
         assert_close(*rows_both_ways(Drawn(pairs), 1, pairs))
 
-    @pytest.mark.parametrize("width", [1, 5, 20, pytest.param(23, marks=pytest.mark.slow)])  # 23 is compiled apart
+    @pytest.mark.parametrize("width", [5, *slow(1, 20, 23)])  # 23 is compiled apart
     @pytest.mark.parametrize("inputs", [2, 3])
     def test_other_widths_and_features(self, width: int, inputs: int) -> None:
         assert_close(*rows_both_ways(Drawn(width), 30, 12, width, inputs))
@@ -152,7 +159,7 @@ class TestSharedWeights:
     @pytest.mark.parametrize("strong", [False, True])
     @pytest.mark.parametrize("share", [0.0, 0.02])
     @pytest.mark.parametrize(
-        ("units", "branches", "rows", "dim"), [(40, 2, 24, 40), (17, 1, 1, 64), (20, 4, 5, 13), (1, 1, 1, 1)]
+        ("units", "branches", "rows", "dim"), [(40, 2, 24, 40), *slow((17, 1, 1, 64), (20, 4, 5, 13), (1, 1, 1, 1))]
     )
     def test_moves_and_every_gradient(
         self, units: int, branches: int, rows: int, dim: int, share: float, strong: bool
@@ -162,7 +169,7 @@ class TestSharedWeights:
             STRONG_CLOSE if strong else CLOSE,
         )
 
-    @pytest.mark.parametrize("width", [3, 20, pytest.param(23, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("width", [3, *slow(20, 23)])
     def test_other_widths(self, width: int) -> None:
         assert_close(*shared_both_ways(Drawn(width), 12, 2, 9, 11, width=width, half_off=True))
 

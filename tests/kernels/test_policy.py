@@ -20,6 +20,8 @@ from melon.kernels.s2meta.functions import CompiledCell
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
+from melon.recommenders.ncf import NCF
+from melon.strategies.default import Default
 from melon.strategies.melon import kernel as pairs
 from melon.strategies.melon import reference
 from melon.strategies.melon.strategy import MeLON
@@ -90,7 +92,7 @@ def learned(make: Any) -> dict[str, Any]:
     return {name: table.state()["values"].numpy() for name, table in updater.recommender.tables.items()}
 
 
-@pytest.mark.parametrize("strategy", [MeLON, S2Meta])
+@pytest.mark.parametrize("strategy", [MeLON, pytest.param(S2Meta, marks=pytest.mark.slow)])
 def test_a_compiler_at_work_in_the_background_changes_no_bit(
     strategy: Any, monkeypatch: pytest.MonkeyPatch, nothing_loaded: None
 ) -> None:
@@ -118,6 +120,17 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     assert sorted(built) == ["blend", "factor", "melon", "neighbours", "s2meta", "stream"]  # nothing twice
     assert not policy._coming
     assert policy.load("stream") is not None
+
+
+@pytest.mark.parametrize(("recommender", "strategy"), [(BPR, MeLON), (NCF, S2Meta), (Blend, Default)])
+def test_a_model_is_warmed_up_with_what_it_uses(recommender: Any, strategy: Any, nothing_loaded: None) -> None:
+    updater = Updater(recommender({"dim": 4}), strategy(), seed=1)
+    updater.warm_up()
+    warm = set(policy._ready)
+    for batch in toy_batches()[:3]:
+        updater.score(batch.users, batch.items[:, None], int(batch.times[0]))
+        updater.learn(batch)
+    assert set(policy._ready) == warm
 
 
 class TestWhereNumbaDoesNotWork:

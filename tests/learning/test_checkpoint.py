@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -20,8 +21,9 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
 
 from melon.data.interactions import Interactions
-from melon.errors import CheckpointError
+from melon.errors import CheckpointError, LearningError
 from melon.learning import checkpoint
+from melon.learning.manifest import Manifest, digest_of, read_manifest
 from melon.learning.tensorfiles import FolderWriter, read_tensors
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
@@ -151,6 +153,7 @@ class TestResuming:
         code = """
 import resource, sys, numpy as np
 from melon.learning import checkpoint
+from melon.learning.manifest import Manifest, digest_of, read_manifest
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
@@ -201,7 +204,7 @@ class TestFiles:
 
         checkpoint.save(tmp_path, run(make(), stream()))
         files = [path for path in tmp_path.iterdir() if path.suffix == ".safetensors"]
-        manifest = checkpoint.read_manifest(tmp_path)
+        manifest = read_manifest(tmp_path).model_dump()
         assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", *manifest["files"]}
         for path in files:
             assert path.stem == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -243,11 +246,11 @@ class TestFiles:
     def test_files_of_the_previous_state_are_removed_and_strangers_are_not(self, tmp_path: Path) -> None:
         updater = make()
         checkpoint.save(tmp_path, run(updater, stream(), 0, 2))
-        before = set(checkpoint.read_manifest(tmp_path)["files"])
+        before = set(read_manifest(tmp_path).files)
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / f".melon-{'0' * 32}.tmp").write_text("left by a killed save")
         checkpoint.save(tmp_path, run(updater, stream(), 2, 4))
-        after = set(checkpoint.read_manifest(tmp_path)["files"])
+        after = set(read_manifest(tmp_path).files)
         assert before != after
         assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "notes.txt", *after}
 
@@ -448,8 +451,10 @@ def saved(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, change: Mapping[str, Any]) -> None:
+    """Change what the manifest says, as somebody would who knows about its digest."""
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    manifest = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
 
 
 class TestRefusals:
@@ -484,7 +489,7 @@ class TestRefusals:
             checkpoint.load(saved)
 
     def test_every_file_is_verified(self, saved: Path) -> None:
-        for name in checkpoint.read_manifest(saved)["files"]:
+        for name in read_manifest(saved).files:
             path = saved / name
             whole = path.read_bytes()
             path.write_bytes(whole[:-1])
@@ -500,25 +505,25 @@ class TestRefusals:
         checkpoint.load(saved)
 
     def test_a_manifest_cannot_point_outside_its_folder(self, saved: Path) -> None:
-        manifest = checkpoint.read_manifest(saved)
+        manifest = read_manifest(saved).model_dump()
         edit(saved, {"state": manifest["state"] | {"memory": "../../secret.safetensors"}})
         with pytest.raises(CheckpointError, match="no tensor file of its own"):
             checkpoint.load(saved)
 
     def test_parts_that_contradict_each_other(self, saved: Path) -> None:
-        manifest = checkpoint.read_manifest(saved)
+        manifest = read_manifest(saved).model_dump()
         edit(saved, {"state": manifest["state"] | {"history": manifest["state"]["memory"]}})
-        with pytest.raises(CheckpointError, match="contradict each other"):
+        with pytest.raises(CheckpointError, match=r"is damaged: the saved state has no 'counts'"):
             checkpoint.load(saved)
         edit(saved, {"state": {}})
-        with pytest.raises(CheckpointError, match="contradict each other"):
+        with pytest.raises(CheckpointError, match=r"state\.streaming_state: Field required"):
             checkpoint.load(saved)
         (saved / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 2}')
-        with pytest.raises(CheckpointError, match="is missing from it"):
+        with pytest.raises(CheckpointError, match="is damaged: melon: Field required"):
             checkpoint.load(saved)
 
     def test_settings_that_this_version_does_not_know(self, saved: Path) -> None:
-        manifest = checkpoint.read_manifest(saved)
+        manifest = read_manifest(saved).model_dump()
         edit(saved, {"strategy": manifest["strategy"] | {"settings": {"warp": 9}}})
         with pytest.raises(CheckpointError, match=r"does not fit this version.*warp"):
             checkpoint.load(saved)
@@ -554,10 +559,108 @@ class TestRefusals:
         assert isinstance(checkpoint.load(tmp_path, recommender=factory).updater.recommender.loss, OwnLoss)
 
     def test_another_row_state_or_other_tables(self, saved: Path) -> None:
-        manifest = checkpoint.read_manifest(saved)
+        manifest = read_manifest(saved).model_dump()
         edit(saved, {"strategy": manifest["strategy"] | {"settings": {"optimizer": "sgd"}}})
         with pytest.raises(CheckpointError, match="another version of the strategy"):
             checkpoint.load(saved)
         edit(saved, {"recommender": manifest["recommender"] | {"settings": {"dim": 5}}})
         with pytest.raises(CheckpointError, match="disagree about the table 'user_factors'"):
             checkpoint.load(saved)
+
+
+class TestManifest:
+    def test_what_has_changed_is_noticed(self, saved: Path) -> None:
+        path = saved / "manifest.json"
+        manifest = json.loads(path.read_text())
+        for part, change in (
+            ("updater", {"seed": 7}),
+            ("recommender", {"seed": 7}),
+            ("strategy", {"settings": manifest["strategy"]["settings"] | {"lr": 0.5}}),
+        ):
+            path.write_text(json.dumps(manifest | {part: manifest[part] | change}))
+            with pytest.raises(CheckpointError, match="it has changed since it was written"):
+                checkpoint.load(saved)
+        path.write_text(json.dumps(manifest))  # the same in other white space
+        checkpoint.load(saved)
+        del manifest["digest"]
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="it has changed"):
+            checkpoint.load(saved)
+
+    def test_format_2_is_read_without_a_digest(self, saved: Path, tmp_path: Path) -> None:
+        path = saved / "manifest.json"
+        manifest = json.loads(path.read_text())
+        del manifest["digest"]
+        path.write_text(json.dumps(manifest | {"version": 2}))
+        checkpoint.save(tmp_path / "again", checkpoint.load(saved).updater)
+        assert json.loads((tmp_path / "again" / "manifest.json").read_text())["version"] == 3
+
+    def test_one_flipped_bit_never_goes_unnoticed(self, saved: Path) -> None:
+        path = saved / "manifest.json"
+        whole, rng = path.read_bytes(), np.random.default_rng(0)
+        for place, bit in zip(rng.integers(0, len(whole), 200), rng.integers(0, 8, 200), strict=True):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(bytes(flipped))
+            try:
+                loaded = read_manifest(saved)
+            except CheckpointError:
+                continue
+            assert loaded.model_dump() == Manifest.model_validate(json.loads(whole)).model_dump()
+
+    @pytest.mark.parametrize(
+        "text",
+        ["[" * 100_000, '{"a":' * 100_000, "", "null", "{}", '{"format": "melon-checkpoint", "version": true}', "\xff"],
+    )
+    def test_what_is_no_manifest_is_refused(self, saved: Path, text: str) -> None:
+        (saved / "manifest.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(CheckpointError):
+            checkpoint.load(saved)
+        if text != "\xff" and "version" not in text:
+            with pytest.raises(CheckpointError, match="was not written by melon"):
+                checkpoint.save(saved, make())
+
+    def test_values_of_the_wrong_type_are_refused(self, saved: Path) -> None:
+        manifest = json.loads((saved / "manifest.json").read_text())
+        strange: list[Any] = [None, True, -1, 1.5, 1e400, "x", [], {}, [[1]], {"a": 1}, 2**70]
+
+        def places(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+            names = part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ()
+            return [path, *(place for name in names for place in places(part[name], (*path, name)))]
+
+        chosen = [
+            place for place in places(manifest) if place and place[0] not in ("extra", "format", "digest", "melon")
+        ]
+        for number, place in enumerate(chosen):
+            for value in strange[number % 3 :: 3]:
+                changed = json.loads(json.dumps(manifest))
+                parent = changed
+                for name in place[:-1]:
+                    parent = parent[name]
+                if parent[place[-1]] == value:
+                    continue
+                parent[place[-1]] = value
+                edit(saved, changed)
+                # A setting may well have another value of its type, and then it may be one that learns nothing.
+                with contextlib.suppress(CheckpointError, LearningError):
+                    run(checkpoint.load(saved).updater, stream(40, seed=3))
+        edit(saved, manifest)
+        checkpoint.load(saved)
+
+    def test_numbers_of_numpy_are_saved_as_plain_ones(self, tmp_path: Path) -> None:
+        updater = Updater(BPR({"dim": 4}, seed=np.int64(3)), Default({"lr": np.float32(0.5)}), seed=np.int64(2))
+        checkpoint.save(
+            tmp_path, run(updater, stream()), extra={"a": np.int64(1), "b": (np.float32(0.5), np.bool_(True))}
+        )
+        saved = checkpoint.load(tmp_path)
+        assert saved.extra == {"a": 1, "b": [0.5, True]}
+        assert saved.updater.recommender.seed == 3
+
+    def test_what_json_cannot_hold_is_named(self, tmp_path: Path) -> None:
+        for extra, message in (
+            ({"a": {"minutes": float("inf")}}, r"extra\.a\.minutes = inf cannot be saved"),
+            ({"a": [1, {2}]}, r"extra\.a\[1\] = \{2\}"),
+            ({"a": {1: 2}}, r"extra\.a has the name 1"),
+        ):
+            with pytest.raises(CheckpointError, match=message):
+                checkpoint.save(tmp_path, make(), extra=extra)

@@ -309,7 +309,7 @@ class TestHead:
         with pytest.raises(CheckpointError, match="centre, head_hidden"):
             head.take_over({"scale": torch.ones(4)})
         wrong = BlendHead(3, HEAD, torch.float64, torch.device("cpu"))
-        with pytest.raises(CheckpointError, match="its inputs will not do"):
+        with pytest.raises(CheckpointError, match="its inputs do not fit"):
             wrong.take_over(head.practise(values, lessons(1)))
         assert head.practise(values, []) == {}
 

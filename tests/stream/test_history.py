@@ -72,7 +72,7 @@ def test_one_user_256_times_in_a_batch() -> None:
 
 def test_unknown_rows_have_met_nobody() -> None:
     empty, rows = PartnerRings(), np.array([0, 5, 10**6])
-    for rings in (empty, PartnerRings.from_state(empty.state())):
+    for rings in (empty, PartnerRings.from_state(empty.state(), 0, 0)):
         assert rings.met(rows).tolist() == [0, 0, 0]
         assert rings.last(rows).tolist() == [NOBODY] * 3
         assert (rings.sample(rows, Draws(0, "n"), 0).partners == NOBODY).all()

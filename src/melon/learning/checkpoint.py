@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from melon import __version__
 from melon.errors import CheckpointError, MelonError
+from melon.learning.manifest import FORMAT, MANIFEST, VERSION, Manifest, read_manifest, write_manifest
 from melon.learning.tensorfiles import FolderWriter, locked, read_tensors
-from melon.learning.updater import FadingClock, Updater
+from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, usable_device
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
-from melon.tables import Moment, Table
-
-FORMAT, VERSION = "melon-checkpoint", 2
-MANIFEST = "manifest.json"
+from melon.stream.saved import MOST, require, saved_array
+from melon.tables import Moment, SparseTable, Table, TableSpec
 
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
@@ -100,7 +100,7 @@ def save(
                     "files": writing.sizes,
                     "extra": dict(extra or {}),
                 }
-                writing.commit(MANIFEST, _json(manifest))
+                writing.commit(MANIFEST, write_manifest(manifest))
     except OSError as error:
         why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
         raise CheckpointError(
@@ -127,55 +127,31 @@ def load(
     usable_device(device)
     with locked(source, exclusive=False):
         manifest = read_manifest(source)
-        for kind, expected, made in (
+        for kind, expected, factory in (
             ("recommender", expect_recommender, recommender),
             ("strategy", expect_strategy, strategy),
         ):
-            _expect(source, kind, manifest[kind]["name"], expected)
-            _expect(source, kind, manifest[kind]["name"], getattr(made, "name", None))
+            name = getattr(manifest, kind).name
+            _expect(source, kind, name, expected)
+            _expect(source, kind, name, getattr(factory, "name", None))
         try:
             return _restore(source, manifest, recommender, strategy, device)
-        except CheckpointError:
-            raise
         except OSError as error:
             raise CheckpointError(f"the checkpoint {source} cannot be read: {error}.") from error
+        except CheckpointError as error:
+            if str(source) in str(error):
+                raise
+            raise CheckpointError(f"the checkpoint {source} is damaged: {error}") from error
         except MelonError as error:
             raise CheckpointError(
                 f"the checkpoint {source} does not fit this version of melon ({__version__}; it was saved by "
-                f"{manifest['melon']}): {error}"
+                f"{manifest.melon}): {error}"
             ) from error
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:
+            # Whatever a recommender or strategy of one's own says about a state that it cannot be in.
             raise CheckpointError(
                 f"the checkpoint {source} is damaged: its manifest and its tensors contradict each other ({error!r})."
             ) from error
-
-
-def read_manifest(folder: PathLike) -> dict[str, Any]:
-    """What a checkpoint says about itself, without reading its tensors."""
-    source = Path(folder)
-    path = source / MANIFEST
-    if not source.exists():
-        raise CheckpointError(f"there is no checkpoint {source}: the folder does not exist.")
-    if not path.is_file():
-        raise CheckpointError(f"{source} holds no checkpoint: there is no {MANIFEST} in it.")
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint's manifest: {error}.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} was not written by melon; point to a folder that `save` made.")
-    version = manifest.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        way_out = "upgrade melon to read it" if newer else "save the model again with this version of melon"
-        raise CheckpointError(
-            f"{source} has checkpoint format {version!r}, and this melon ({__version__}) reads {VERSION}; {way_out}."
-        )
-    needed = {"melon", "recommender", "strategy", "updater", "tables", "state", "files", "extra"}
-    missing = sorted(needed - manifest.keys())
-    if missing:
-        raise CheckpointError(f"{path} is damaged: {', '.join(missing)} is missing from it.")
-    return manifest
 
 
 def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
@@ -213,51 +189,102 @@ def _shape(table: Table) -> dict[str, Any]:
 
 def _restore(
     source: Path,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     recommender_factory: RecommenderFactory | None,
     strategy_factory: StrategyFactory | None,
     device: str,
 ) -> Saved:
-    config, state = manifest["recommender"], manifest["state"]
-    make_recommender = recommender_factory or _registered(source, RECOMMENDERS, config["name"])
-    dtype = getattr(torch, config["dtype"])
-    recommender: Recommender = make_recommender(config["settings"], seed=config["seed"], dtype=dtype, device=device)
+    about = manifest.recommender
+    make_recommender = recommender_factory or _registered(source, RECOMMENDERS, about.name)
+    dtype = getattr(torch, about.dtype)
+    recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=dtype, device=device)
     _check_recommender(source, manifest, recommender)
-    config = manifest["strategy"]
-    make_strategy = strategy_factory or _registered(source, STRATEGIES, config["name"])
-    settings_type = getattr(make_strategy, "settings_type", None)
-    settings = config["settings"] if settings_type is None else settings_type.renamed(config["settings"])
-    strategy: Strategy = make_strategy(settings, seed=config["seed"])
-    _expect(source, "strategy", config["name"], strategy.name)
+    make_strategy = strategy_factory or _registered(source, STRATEGIES, manifest.strategy.name)
+    settings, settings_type = manifest.strategy.settings, getattr(make_strategy, "settings_type", None)
+    if settings_type is not None:
+        settings = settings_type.renamed(settings)
+    strategy: Strategy = make_strategy(settings, seed=manifest.strategy.seed)
+    _expect(source, "strategy", manifest.strategy.name, strategy.name)
 
     def tensors(name: str) -> dict[str, Tensor]:
-        return read_tensors(source, name, manifest["files"])
+        return read_tensors(source, name, manifest.files)
 
     def arrays(name: str) -> dict[str, Array]:
         return {key: tensor.clone().numpy() for key, tensor in tensors(name).items()}
 
-    history = History.from_state(arrays(state["history"]))
-    fading_clock: FadingClock = manifest["updater"]["fading_clock"]
-    updater = Updater(recommender, strategy, history, seed=manifest["updater"]["seed"], fading_clock=fading_clock)
-    moment = manifest["updater"]["clock"]
-    recommender.clock.now = history.events if moment is None else moment
-    for saved in manifest["tables"]:
-        table, kept = recommender.tables[saved["name"]], updater.row_state.get(saved["name"], {})
-        if sorted(kept) != saved["row_state"]:
+    history, state = History.from_state(arrays(manifest.state.history)), manifest.state
+    clock = manifest.updater
+    updater = Updater(recommender, strategy, history, seed=clock.seed, fading_clock=clock.fading_clock)
+    recommender.clock.now = history.events if clock.clock is None else clock.clock
+    for saved in manifest.tables:
+        row_state = updater.row_state.get(saved.name, {})
+        if sorted(row_state) != saved.row_state:
             raise CheckpointError(
-                f"{source} keeps {saved['row_state']} for each row of {saved['name']!r}, but {strategy.name!r} "
-                f"needs {sorted(kept)}: it was saved with another version of the strategy."
+                f"{source} keeps {saved.row_state} for each row of {saved.name!r}, but {strategy.name!r} "
+                f"needs {sorted(row_state)}: it was saved with another version of the strategy."
             )
-        rows = tensors(saved["file"])
-        table.restore(rows)
-        table.half_life = saved["half_life"]
-        for key, state_table in kept.items():
-            prefix = f"{key}/"
-            parts = {name.removeprefix(prefix): held for name, held in rows.items() if name.startswith(prefix)}
-            state_table.restore(parts)
-    recommender.restore_streaming_state(arrays(state["streaming_state"]))
-    strategy.recall({key: tensor.clone().to(device) for key, tensor in tensors(state["memory"]).items()})
-    return Saved(updater, manifest["extra"], arrays(state["arrays"]))
+        _restore_table(saved.rows, recommender.tables[saved.name], row_state, tensors(saved.file))
+        recommender.tables[saved.name].half_life = saved.half_life
+    _check_rows(recommender, history)
+    recommender.restore_streaming_state(arrays(state.streaming_state))
+    _recall(strategy, tensors(state.memory), device)
+    return Saved(updater, manifest.extra, arrays(state.arrays))
+
+
+def _restore_table(
+    rows: int, table: Table, row_state: Mapping[str, Table | SparseTable], tensors: Mapping[str, Tensor]
+) -> None:
+    """Restore a table and the state that the strategy keeps for its rows, if they are what these can be."""
+    _check_rows_of(table.spec, tensors, table.dtype, rows)
+    require(table.spec.role != "shared" or rows == table.spec.rows, f"{table.spec.name!r} and its {rows} rows")
+    table.restore({part: tensors[part] for part in ("values", "touched")})
+    for key, state_table in row_state.items():
+        prefix, spec = f"{key}/", state_table.spec
+        parts = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        if isinstance(state_table, SparseTable):
+            written = saved_array(_numpy(parts), "row", np.int64, (None,), least=0, most=rows - 1)
+            require(bool((np.diff(written) > 0).all()), f"the rows of {spec.name!r} do not ascend")
+            _check_rows_of(spec, parts, table.dtype, len(written))
+        else:
+            stored = len(parts.get("values", ()))
+            require(stored == rows if spec.role == "shared" else stored <= rows, f"{spec.name!r} has {stored} rows")
+            _check_rows_of(spec, parts, table.dtype, stored)
+        state_table.restore(parts)
+
+
+def _check_rows_of(spec: TableSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype, rows: int) -> None:
+    values = tensors.get("values")
+    if values is None or values.dtype != dtype or values.shape != (rows, spec.dim) or not values.isfinite().all():
+        raise CheckpointError(f"the saved rows of {spec.name!r} are not {rows} × {spec.dim} finite numbers of {dtype}.")
+    saved_array(_numpy(tensors, "touched"), "touched", np.int64, (rows,), least=0, most=MOST)
+
+
+def _check_rows(recommender: Recommender, history: History) -> None:
+    """Every user and item of the history has a row in each table of its role."""
+    for role, seen in (("user", history.of_users.rows), ("item", history.of_items.rows)):
+        counts = {table.rows for table in recommender.tables.values() if table.spec.role == role}
+        require(len(counts) <= 1, f"tables have {sorted(counts)} rows of {role}s")
+        require(not counts or seen <= min(counts), f"{seen} {role}s were seen, and {sorted(counts)} have rows")
+
+
+def _recall(strategy: Strategy, memory: Mapping[str, Tensor], device: str) -> None:
+    """Give a strategy its memory back, if it is of the form that this strategy's memory has."""
+    own = strategy.memory()
+    for name, tensor in memory.items():
+        if tensor.is_floating_point():
+            require(bool(tensor.isfinite().all()), f"{name!r} of the strategy's memory is not finite")
+        else:
+            counts = bool(((tensor >= 0) & (tensor <= MOST)).all())
+            require(counts, f"{name!r} of the strategy's memory is out of range")
+        same = name not in own or (own[name].shape, own[name].dtype) == (tensor.shape, tensor.dtype)
+        require(same, f"{name!r} of the strategy's memory is {tensor.dtype} of shape {tuple(tensor.shape)}")
+    strategy.recall({key: tensor.clone().to(device) for key, tensor in memory.items()})
+    kept = {name: tensor.shape for name, tensor in strategy.memory().items()}
+    require(kept == {name: tensor.shape for name, tensor in memory.items()}, "the strategy's memory and its settings")
+
+
+def _numpy(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Array]:
+    return {name: tensor.numpy() for name, tensor in tensors.items() if not names or name in names}
 
 
 def _registered(source: Path, registry: Registry, name: str) -> Any:
@@ -278,21 +305,23 @@ def _expect(source: Path, kind: str, saved: str, expected: str | None) -> None:
         )
 
 
-def _check_recommender(source: Path, manifest: Mapping[str, Any], made: Recommender) -> None:
-    config = manifest["recommender"]
-    _expect(source, "recommender", config["name"], made.name)
-    loss = type(made.loss).__qualname__
-    if loss != config["loss"]:
+def _check_recommender(source: Path, manifest: Manifest, recommender: Recommender) -> None:
+    about = manifest.recommender
+    _expect(source, "recommender", about.name, recommender.name)
+    loss = type(recommender.loss).__qualname__
+    if loss != about.loss:
         raise CheckpointError(
-            f"{source} was saved with the loss {config['loss']}, and this recommender has {loss}; load with "
+            f"{source} was saved with the loss {about.loss}, and this recommender has {loss}; load with "
             "recommender=… making one with that loss."
         )
-    saved = [{key: table[key] for key in ("name", "role", "kind", "dim")} for table in manifest["tables"]]
-    declared = [_shape(table) for table in made.tables.values()]
+    saved = [table.model_dump(include={"name", "role", "kind", "dim"}) for table in manifest.tables]
+    declared = [_shape(table) for table in recommender.tables.values()]
+    if len(saved) != len(declared):
+        raise CheckpointError(f"{source} names a table of {recommender.name!r} twice or not at all.")
     for table in declared + saved:
         if table not in saved or table not in declared:
             raise CheckpointError(
-                f"{source} and the recommender {made.name!r} disagree about the table {table['name']!r}: "
+                f"{source} and the recommender {recommender.name!r} disagree about the table {table['name']!r}: "
                 "it was saved with another version of the recommender."
             )
 
@@ -303,14 +332,7 @@ def _refuse_foreign(target: Path) -> None:
         return
     try:
         manifest = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by melon and will not be overwritten; choose another folder.")
-
-
-def _json(manifest: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"what is saved beside the tensors must be plain, finite JSON: {error}.") from error

@@ -15,13 +15,14 @@ import torch
 
 from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
-from melon.errors import CheckpointError, DataError, SettingsError
+from melon.errors import CheckpointError, DataError, MelonError, SettingsError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Best, Recommendation, Recommended, best, best_unseen
 from melon.learning.updater import Updater
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
+from melon.stream.saved import MOST, part_of, require, saved_array
 from melon.stream.split import batches
 from melon.types import Ints, Scores
 
@@ -71,8 +72,8 @@ class LiveModel:
     def rows_of(self, role: Literal["user", "item"]) -> int:
         """How many users or items the recommender has rows for; one without tables goes by the history."""
         history = self.updater.history
-        seen = history.of_users.rows if role == "user" else history.items_born
-        return self.updater.recommender.rows_of(role) or seen
+        seen, book = (history.of_users.rows, self.users) if role == "user" else (history.items_born, self.items)
+        return min(self.updater.recommender.rows_of(role) or seen, len(book))
 
     # Learning.
 
@@ -248,25 +249,51 @@ class LiveModel:
     ) -> tuple[Self, dict[str, Any]]:
         """The model that `save` wrote, and the extra that came with it."""
         saved = checkpoint.load(folder, recommender=recommender, strategy=strategy, device=device)
-        if "model" not in saved.extra:
+        about = saved.extra.get("model")
+        if about is None:
             raise CheckpointError(
                 f"{os.fspath(folder)} holds the state of an evaluation rather than a model to use: it knows no ids. "
                 "Point to a folder that Melon.save or melon pretrain made."
             )
-
-        def part(name: str) -> dict[str, npt.NDArray[Any]]:
-            prefix = f"{name}."
-            return {key.removeprefix(prefix): array for key, array in saved.arrays.items() if key.startswith(prefix)}
-
-        model = cls(
-            saved.updater,
-            users=IdBook.from_state(part("users"), "user"),
-            items=IdBook.from_state(part("items"), "item"),
-            popular=ItemCounts.from_state(part("popular")),
-            last_time=saved.extra["model"]["last_time"],
-            late=saved.extra["model"].get("late", 0),
-        )
+        history = saved.updater.history
+        try:
+            books = [
+                _saved_book(part_of(saved.arrays, f"{role}s"), role, seen)
+                for role, seen in (("user", history.of_users.rows), ("item", history.items_born))
+            ]
+            popular = ItemCounts.from_state(part_of(saved.arrays, "popular"))
+            require(popular.rates.shape == (1,) and popular.events == history.events, "popular items and the history")
+            last_time, late = (_saved_count(about, name) for name in ("last_time", "late"))
+        except (MelonError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"the checkpoint {os.fspath(folder)} is damaged: {error}") from error
+        model = cls(saved.updater, users=books[0], items=books[1], popular=popular, last_time=last_time, late=late)
         return model, saved.extra
+
+
+def _saved_count(about: Any, name: str) -> int:
+    value: Any = about.get(name, 0 if name == "late" else None) if isinstance(about, dict) else None
+    require(type(value) is int and 0 <= value <= MOST, f"{name} = {value!r}")
+    return int(value)
+
+
+def _saved_book(state: Mapping[str, npt.NDArray[Any]], role: str, seen: int) -> IdBook:
+    """A book of ids, if it can be one and has an id for every user or item that the history has seen."""
+    if "int" in state:
+        size = len(saved_array(state, "int", np.int64, (None,)))
+    elif "uuid" in state:
+        size = len(saved_array(state, "uuid", np.uint8, (None, 16)))
+    elif "str" in state:
+        ends = saved_array(state, "str_offsets", np.int64, (None,), least=0)
+        texts = saved_array(state, "str", np.uint8, (None,))
+        whole = len(ends) > 0 and ends[0] == 0 and ends[-1] == len(texts) and bool((np.diff(ends) >= 0).all())
+        require(whole, f"the ids of {role}s and where each of them ends")
+        size = len(ends) - 1
+    else:
+        size = 0
+    book = IdBook.from_state(state, role)
+    require(len(book) == size, f"{size} ids of {role}s, {len(book)} of them distinct")
+    require(seen <= size, f"{size} ids of {role}s, and {seen} {role}s were seen")
+    return book
 
 
 def _checked_times(times: Ints | Sequence[int]) -> Ints:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from melon.errors import CheckpointError
+from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
 from melon.learning.step import Step, StepMaker, Write
@@ -60,6 +61,10 @@ class Updater:
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
         now = self.history.events if self.fading_clock == "interactions" else time
         return Moment(now, {**half_lives, **self.strategy.half_lives(self._specs)})
+
+    def warm_up(self, *, in_background: bool = False) -> None:
+        """Compile the loops that this model uses before the first interaction: now, or in a background thread."""
+        policy.warm_up("stream", *self.recommender.kernels, *self.strategy.kernels, in_background=in_background)
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a time of the stream."""

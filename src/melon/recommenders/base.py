@@ -53,6 +53,8 @@ class Recommender(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[RecommenderSettings]] = RecommenderSettings
+    #: The compiled loops that it uses (`melon.kernels`).
+    kernels: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

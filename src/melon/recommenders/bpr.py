@@ -25,6 +25,7 @@ class BPR(Recommender):
     """score(u, i) = p_u · q_i + b_u + b_i."""
 
     name = "bpr"
+    kernels = ("factor",)
     settings_type: ClassVar[type[RecommenderSettings]] = BPRSettings
     settings: BPRSettings
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.kernels import policy
 from melon.recommenders.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
@@ -229,6 +230,11 @@ class Strategy(ABC):
     def pretrains(self) -> bool:
         """Whether the strategy has a pre-training of its own."""
         return type(self).pretrained_rows is not Strategy.pretrained_rows
+
+    @property
+    def kernels(self) -> tuple[policy.Wanted, ...]:
+        """The compiled loops that it uses (`melon.kernels`)."""
+        return ()
 
     def at_work(self) -> AbstractContextManager[None]:
         """A context around a whole step; a strategy with compiled loops gives them the threads."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import PairSet, distinct, pair_keys
+from melon.stream.saved import MOST, Saved, part_of, require, saved_array
 from melon.types import Arrays, Ints
 
 _PLACE = np.uint64(63)
@@ -145,11 +146,11 @@ class PartnerRings:
         return {"ring": self._ring[: self._rows].copy(), "met": self._met[: self._rows].copy()}
 
     @classmethod
-    def from_state(cls, state: Arrays) -> PartnerRings:
-        """The rings that `state` described."""
+    def from_state(cls, state: Saved, partners: int, most_met: int) -> PartnerRings:
+        """The rings that `state` described, of rows whose partners are 0 … partners-1."""
         rings = cls()
-        rings._ring = state["ring"].astype(np.int32)
-        rings._met = state["met"].astype(np.int64)
+        rings._met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
+        rings._ring = saved_array(state, "ring", np.int32, (len(rings._met), RING), least=0, most=max(partners - 1, 0))
         rings._rows = len(rings._met)
         rings.most_met = int(rings._met.max(initial=0))
         return rings
@@ -217,12 +218,27 @@ class History:
         return {**arrays, "seen": self.seen.keys(), "counts": counts}
 
     @classmethod
-    def from_state(cls, state: Arrays) -> History:
-        """The history that `state` described."""
+    def from_state(cls, state: Saved) -> History:
+        """The history that `state` described; arrays that no history can have are a `CheckpointError`."""
         history = cls()
-        for side in ("users", "items"):
-            rings = PartnerRings.from_state({name: state[f"{side}.{name}"] for name in ("ring", "met")})
-            setattr(history, f"of_{side}", rings)
-        history.seen = PairSet(state["seen"].astype(np.int64))
-        history.events, history.items_born = (int(count) for count in state["counts"])
+        events, items_born = saved_array(state, "counts", np.int64, (2,), least=0, most=MOST).tolist()
+        users, items = part_of(state, "users"), part_of(state, "items")
+        n_users, n_items = (len(saved_array(side, "met", np.int64, (None,))) for side in (users, items))
+        history.of_users = PartnerRings.from_state(users, n_items, events)
+        history.of_items = PartnerRings.from_state(items, n_users, events)
+        for side in (history.of_users, history.of_items):
+            require(int(side.met(np.arange(side.rows)).sum()) == events, f"rings and {events} interactions")
+        require(items_born == n_items, f"{items_born} items were seen, and {n_items} have partners")
+        seen = saved_array(state, "seen", np.int64, (None,), least=0)
+        require(bool((np.diff(seen) > 0).all()) and len(seen) <= events, "the pairs seen are not distinct")
+        require(not len(seen) or int(seen[-1] >> 32) < n_users, "a pair was seen of a user without partners")
+        require(int((seen & 0xFFFFFFFF).max(initial=-1)) < n_items, "a pair was seen of an item without partners")
+        history.seen = PairSet(seen)
+        for rows, last in (
+            (np.arange(n_users), history.of_users.last(np.arange(n_users))),
+            (history.of_items.last(np.arange(n_items)), np.arange(n_items)),
+        ):
+            pairs = pair_keys(rows, last)[(rows != NOBODY) & (last != NOBODY)]
+            require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
+        history.events, history.items_born = events, items_born
         return history

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.slots import EMPTY, Sums
 from melon.stream.history import History
+from melon.stream.saved import Saved, part_of, require
 from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
@@ -137,16 +138,17 @@ class StreamFeatures:
             parts["followers"] = self.followers.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore(self, state: Saved) -> None:
         """Become what `state` described."""
-
-        def part(name: str) -> dict[str, npt.NDArray[Any]]:
-            return {key.removeprefix(f"{name}."): held for key, held in state.items() if key.startswith(f"{name}.")}
-
-        self.counts = ItemCounts.from_state(part("counts"))
-        self.neighbours = ItemNeighbours.from_state(part("neighbours"))
-        if self.followers is not None:
-            self.followers = ItemNeighbours.from_state(part("followers"))
+        counts = ItemCounts.from_state(part_of(state, "counts"))
+        neighbours = ItemNeighbours.from_state(part_of(state, "neighbours"))
+        followers = None if self.followers is None else ItemNeighbours.from_state(part_of(state, "followers"))
+        require(np.array_equal(counts.rates, self.counts.rates), "counts have other half-lives than this blend's")
+        for saved, own in ((neighbours, self.neighbours), (followers, self.followers)):
+            if saved is not None and own is not None:
+                require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
+                require(saved.events == counts.events, "neighbours and counts are of different moments")
+        self.counts, self.neighbours, self.followers = counts, neighbours, followers
 
 
 def _log1p(columns: Columns) -> Columns:

@@ -16,6 +16,7 @@ from melon.errors import CheckpointError
 from melon.recommenders.blend.inputs import personal_score
 from melon.recommenders.evidence import FactorGradient, Values
 from melon.recommenders.heads import Head, HeadPractice, HeadStep, Lesson
+from melon.stream.saved import MOST
 from melon.tables import TableSpec
 
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
@@ -121,9 +122,25 @@ class BlendHead(Head):
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Become what `memory` described."""
+        (inputs,), units = self.centre.shape, self.settings.units
+        shapes = {LINEAR: (1, inputs), HIDDEN: (units, inputs), SHIFT: (units, 1), OUTPUT: (1, units)}
+        moments = {f"{order}/{name}": shape for name, shape in shapes.items() for order in (1, 2)}
+        expected = {"centre": (inputs,), "scale": (inputs,)} | (moments if _STEPS in memory else {})
+        for name, shape in expected.items():
+            held = memory.get(name)
+            if held is None or held.shape != shape or held.dtype != self.centre.dtype or not held.isfinite().all():
+                raise CheckpointError(f"the saved {name!r} of the blend's head is not {shape} finite numbers.")
+        steps = memory.get(_STEPS, torch.zeros((), dtype=torch.int64))
+        if (
+            memory.keys() - {*expected, _STEPS}
+            or steps.shape != ()
+            or steps.dtype != torch.int64
+            or not 0 <= steps <= MOST
+        ):
+            raise CheckpointError("the saved optimiser of the blend's head is not one of these settings.")
         self.centre, self.scale = memory["centre"].to(self.centre), memory["scale"].to(self.scale)
-        kept = {name: tensor for name, tensor in memory.items() if name not in ("centre", "scale")}
-        self._memory = {name: t if name == _STEPS else t.to(self.centre) for name, t in kept.items()}
+        optimiser = {name: tensor for name, tensor in memory.items() if name not in ("centre", "scale")}
+        self._memory = {name: t if name == _STEPS else t.to(self.centre) for name, t in optimiser.items()}
 
     def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
         if not lessons:
@@ -147,7 +164,7 @@ class BlendHead(Head):
         if missing or practice["centre"].shape != self.centre.shape:
             raise CheckpointError(
                 f"this is no practice of a blend's head with these settings: {', '.join(missing) or 'its inputs'} "
-                "will not do. Practise again with the settings that are deployed."
+                "do not fit. Practise again with the settings that are deployed."
             )
         self.centre, self.scale = practice["centre"].to(self.centre), practice["scale"].to(self.scale)
         self._memory = {}

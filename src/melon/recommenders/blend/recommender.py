@@ -29,6 +29,7 @@ from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Grad
 from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.stream.history import History
+from melon.stream.saved import part_of
 from melon.tables import TableSpec, TableView, Undo
 from melon.types import Ints
 
@@ -54,6 +55,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
+    kernels = ("factor", "neighbours", "blend")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -195,8 +197,8 @@ class Blend(HeadedRecommender):
 
     def restore_streaming_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         self.stream.restore(state)
-        memory = {name: held for name, held in state.items() if name.startswith("head.")}
-        self.head.recall({name.removeprefix("head."): torch.from_numpy(held.copy()) for name, held in memory.items()})
+        memory = part_of(state, "head")
+        self.head.recall({name: torch.from_numpy(held.copy()) for name, held in memory.items()})
 
     def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         past = context.history if context else History()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from melon.errors import SettingsError
+from melon.stream.saved import Saved, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints
 
 _NEVER = -1
@@ -111,14 +111,23 @@ class ItemCounts:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, npt.NDArray[np.generic]]) -> ItemCounts:
-        """The counts that `state` described."""
-        counts = cls([1.0] * len(state["rates"]))
-        counts._rates = state["rates"].astype(np.float64)
-        counts.events = int(state["events"][0])
-        counts._count = state["count"].astype(np.float64)
-        counts._first, counts._last = state["first"].astype(np.int64), state["last"].astype(np.int64)
+    def from_state(cls, state: Saved) -> ItemCounts:
+        """The counts that `state` described; arrays that no counts can have are a `CheckpointError`."""
+        rates = saved_array(state, "rates", np.float64, (None,), least=0, most=1e6)
+        counts = cls([1.0] * len(rates))
+        counts._rates, counts.events = rates, saved_number(state, "events")
+        newest = counts.events - 1
+        counts._first = saved_array(state, "first", np.int64, (None,), least=_NEVER, most=newest)
+        size = len(counts._first)
+        counts._last = saved_array(state, "last", np.int64, (size,), least=0, most=max(newest, 0))
+        counts._count = saved_array(state, "count", np.float64, (size, len(rates)), least=0, most=counts.events)
+        require(bool((counts._first <= counts._last).all()), "an item was first seen after it was last seen")
         return counts
+
+    @property
+    def rates(self) -> Floats:
+        """One over each half-life."""
+        return self._rates
 
     def _left(self, idle: Ints) -> Floats:
         left: Floats = np.exp2(-np.asarray(idle, dtype=np.float64) * self._rates)

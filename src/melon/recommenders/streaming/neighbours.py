@@ -9,11 +9,10 @@ whatever comes, and counts are exact until an item has met more others than it h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
-import numpy.typing as npt
 
 from melon.errors import SettingsError
 from melon.kernels import policy
@@ -21,6 +20,7 @@ from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
 from melon.stream.pairs import distinct
+from melon.stream.saved import Saved, require, saved_array, saved_number
 from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts are referred to a moment that moves up when it lies so many half-lives back: they are 32-bit numbers.
@@ -131,18 +131,32 @@ class ItemNeighbours:
             "recent": self._recent[: self._rows].copy(),
             "reference": np.array([self._reference]),
             "events": np.array([self.events]),
-            "form": np.array([self.slots, self.reach, self.half_life, self.both_ways], dtype=np.float64),
+            "form": np.array(self.form, dtype=np.float64),
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, npt.NDArray[np.generic]]) -> ItemNeighbours:
-        """The neighbours that `state` described."""
-        slots, reach, half_life, both_ways = state["form"].tolist()
-        made = cls(slots=int(slots), reach=int(reach), half_life=half_life, both_ways=bool(both_ways))
-        made._ids, made._rows = state["ids"].astype(np.int32), len(state["ids"])
-        made._counts, made._recent = state["counts"].astype(np.float32), state["recent"].astype(np.float32)
-        made._reference, made.events = float(state["reference"][0]), int(state["events"][0])
-        return made
+    def from_state(cls, state: Saved) -> ItemNeighbours:
+        """The neighbours that `state` described; arrays that no neighbours can have are a `CheckpointError`."""
+        slots, reach, half_life, both_ways = saved_array(state, "form", np.float64, (4,), least=0).tolist()
+        neighbours = cls(slots=int(slots), reach=int(reach), half_life=half_life, both_ways=bool(both_ways))
+        rows = len(saved_array(state, "ids", np.int32, (None, None)))
+        shape = (rows, neighbours.slots)
+        neighbours._ids = saved_array(state, "ids", np.int32, shape, least=EMPTY, most=rows - 1)
+        free = neighbours._ids == EMPTY
+        require(not bool((free[:, :-1] & ~free[:, 1:]).any()), "free slots of neighbours stand before taken ones")
+        neighbours._rows, neighbours.events = rows, saved_number(state, "events")
+        now = neighbours.events / half_life
+        neighbours._reference = float(saved_array(state, "reference", np.float64, (1,), least=0, most=now)[0])
+        meetings = 2.0 * neighbours.reach * neighbours.events
+        neighbours._counts = saved_array(state, "counts", np.float32, shape, least=0, most=meetings)
+        most_recent = neighbours._now + np.log2(meetings + 1) + 1
+        neighbours._recent = saved_array(state, "recent", np.float32, shape, most=most_recent)
+        return neighbours
+
+    @property
+    def form(self) -> tuple[float, ...]:
+        """Slots, reach, half-life and whether meetings count both ways."""
+        return self.slots, self.reach, self.half_life, self.both_ways
 
     @property
     def _now(self) -> float:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from melon.kernels import policy
+from melon.kernels.generator import padded
 from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
 from melon.strategies.base import Kept, LearningRates, Proposal, Reduction, Situation
 from melon.strategies.learned import LearnedStrategy
@@ -71,6 +73,10 @@ class RateStrategy(LearnedStrategy):
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         return self._updated(situation, self._unit_terms(situation))
+
+    @property
+    def kernels(self) -> tuple[policy.Wanted, ...]:
+        return (("melon", padded(self.settings.role_width)),)
 
     def at_work(self) -> AbstractContextManager[None]:
         return at_work(self._pairs.network, next(iter(self.parameters().values())))

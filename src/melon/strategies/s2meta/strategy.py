@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from melon.kernels import policy
 from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.parameters import Parameters
@@ -46,6 +47,10 @@ class S2Meta(LearnedStrategy):
 
     def row_state(self, spec: TableSpec) -> dict[str, Kept]:
         return self._networks[spec.name].row_state(spec.dim)
+
+    @property
+    def kernels(self) -> tuple[policy.Wanted, ...]:
+        return ("s2meta",)
 
     def at_work(self) -> AbstractContextManager[None]:
         return at_work(next(iter(self.parameters().values())))

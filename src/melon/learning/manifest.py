@@ -1,0 +1,148 @@
+"""The manifest of a checkpoint: what the state is and which files hold it, typed, and protected by a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from melon import __version__
+from melon.errors import CheckpointError
+from melon.stream.saved import MOST
+
+#: Format 2 has no digest and is read without that check.
+FORMAT, VERSION, READABLE = "melon-checkpoint", 3, (2, 3)
+MANIFEST = "manifest.json"
+
+_Count = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Recommender(_Strict):
+    name: str
+    settings: dict[str, Any]
+    loss: str
+    seed: int
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+
+
+class _Strategy(_Strict):
+    name: str
+    settings: dict[str, Any]
+    seed: int
+
+
+class _Updater(_Strict):
+    seed: int
+    fading_clock: Literal["interactions", "seconds"]
+    clock: _Count | None
+
+
+class _Table(_Strict):
+    name: str
+    role: Literal["user", "item", "shared"]
+    kind: Literal["embedding", "bias", "weight"]
+    dim: _Count
+    rows: _Count
+    half_life: Annotated[float, Field(gt=0)] | None
+    row_state: list[str]
+    file: str
+
+
+class _State(_Strict):
+    streaming_state: str
+    memory: str
+    history: str
+    arrays: str
+
+
+class Manifest(_Strict):
+    """Everything that a manifest says."""
+
+    format: Literal["melon-checkpoint"]
+    version: int
+    melon: str
+    recommender: _Recommender
+    strategy: _Strategy
+    updater: _Updater
+    tables: list[_Table]
+    state: _State
+    files: dict[str, _Count]
+    extra: dict[str, Any]
+    digest: str | None = None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a checkpoint says about itself, without reading its tensors; every value is of the type it must have."""
+    path = folder / MANIFEST
+    if not folder.exists():
+        raise CheckpointError(f"there is no checkpoint {folder}: the folder does not exist.")
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no checkpoint: there is no {MANIFEST} in it.")
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint's manifest: {error}.") from error
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise CheckpointError(f"{path} was not written by melon; point to a folder that `save` made.")
+    version = values.get("version")
+    if version not in READABLE or isinstance(version, bool):
+        newer = isinstance(version, int) and version > VERSION
+        way_out = "upgrade melon to read it" if newer else "save the model again with this version of melon"
+        raise CheckpointError(
+            f"{folder} has checkpoint format {version!r}, and this melon ({__version__}) reads "
+            f"{' and '.join(map(str, READABLE))}; {way_out}."
+        )
+    try:
+        manifest = Manifest.model_validate(values)
+    except (ValidationError, RecursionError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "it is nested too deep"}
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{path} is damaged: {place}: {first['msg']}.") from None
+    if version > 2 and manifest.digest != digest_of(values):
+        raise CheckpointError(
+            f"{path} is damaged: it has changed since it was written. Copy the whole folder again, or save the model "
+            "again."
+        )
+    return manifest
+
+
+def write_manifest(values: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest, its digest among them; equal values are equal bytes."""
+    plain = as_json(values)
+    complete = {**plain, "digest": digest_of(plain)}
+    return json.dumps(complete, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """SHA-256 of everything but the digest itself, in one canonical form."""
+    rest = {name: value for name, value in values.items() if name != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_json(value: Any, place: str = "") -> Any:
+    """A value as JSON can hold it: numbers of numpy become plain ones; what is not finite or no JSON is an error."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {_key(name, place): as_json(held, f"{place}.{name}".lstrip(".")) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(held, f"{place}[{number}]") for number, held in enumerate(value)]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and np.isfinite(value)):
+        return value
+    raise CheckpointError(f"{place} = {value!r} cannot be saved: it must be plain, finite JSON.")
+
+
+def _key(name: object, place: str) -> str:
+    if not isinstance(name, str):
+        raise CheckpointError(f"{place} has the name {name!r}, which cannot be saved: names must be texts.")
+    return name
