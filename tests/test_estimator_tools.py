@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import melon
-from melon.errors import SettingsError
+from melon.errors import DataError, SettingsError
 from melon.estimator import Melon
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
@@ -199,3 +200,27 @@ def test_a_stopped_fit_leaves_the_model_and_says_so(monkeypatch: pytest.MonkeyPa
         model.set_params(settings={"lr": 0.5}).fit(LOG[:300])
     assert (repr(model), model.choices) == before
     assert lines[-1] == "stopped: nothing of this fit was kept"
+
+
+class TestFewEvents:
+    """A few plain tuples go straight into the model; anything else through a log."""
+
+    @pytest.mark.parametrize(
+        "ids", [lambda name: name, lambda name: int(name[1:]), lambda name: uuid.UUID(int=int(name[1:]))]
+    )
+    def test_both_ways_give_the_same_model(self, ids: Any, tmp_path: Path) -> None:
+        rows = [(ids(user), ids(item), time) for user, item, time in LOG]
+        new = [rows[-1], *rows[300:-1]]  # out of order
+        quick, slow = (Melon(**QUICK).fit(rows[:300]) for _ in range(2))
+        for place in (0, 1, 7):
+            quick.partial_fit(new[place : place + 60])
+            slow.partial_fit([list(event) for event in new[place : place + 60]])
+        assert saved(quick, tmp_path / "a") == saved(slow, tmp_path / "b")
+
+    @pytest.mark.parametrize("wrong", [(5, "i1", 1_000), (None, "i1", 1_000), ("u1", 2.5, 1_000), ("u1", "i1", -1)])
+    def test_what_cannot_be_learned_changes_nothing(self, wrong: Any, tmp_path: Path) -> None:
+        model = Melon(**QUICK).fit(LOG)
+        before = saved(model, tmp_path)
+        with pytest.raises(DataError):
+            model.partial_fit([("u1", "i1", 999), wrong])
+        assert saved(model, tmp_path) == before

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from melon.data.frames import interactions_from
 from melon.errors import CheckpointError, DataError, NotFittedError, unknown_name
 from melon.fitting import values
-from melon.fitting.arguments import id_list, plan_of
+from melon.fitting.arguments import id_list, plain_events, plan_of
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import fit, threads
 from melon.fitting.plan import name_of
@@ -196,15 +196,17 @@ class Melon:
         A model that has learned nothing yet starts cold. Columns are those named for `fit` unless named again. Stopping
         it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
         """
-        given = {"user": user, "item": item, "time": time}
-        columns = {role: name or self._columns.get(role) for role, name in given.items()}
-        log = interactions_from(interactions, **columns)
-        plan = plan_of(self)
+        events, plan = plain_events(interactions), plan_of(self)
         model = self._model or LiveModel(Updater(plan.build(), plan.make_strategy(plan.fixed()), seed=plan.seed))
         with threads(plan.threads):
             try:
-                for _ in model.learn(log, plan.protocol.batch_size):
-                    pass
+                if events is not None:
+                    model.learn_events(*events, batch_size=plan.protocol.batch_size)
+                else:
+                    names = {"user": user, "item": item, "time": time}
+                    columns = {role: name or self._columns.get(role) for role, name in names.items()}
+                    for _ in model.learn(interactions_from(interactions, **columns), plan.protocol.batch_size):
+                        pass
             finally:
                 if model.updater.history.events:
                     self._model = model

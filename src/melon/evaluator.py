@@ -81,7 +81,7 @@ def evaluate(
         threads: threads of the arithmetic.
         device: where the tables live.
         json: a file for the full result, with the rank of every event beside it.
-        resume: whether to go on where the same evaluation was stopped.
+        resume: whether to resume the same evaluation where it was stopped.
         progress: whether to show on standard error how it comes along.
     """
     given = {name: value for name, value in locals().items() if name in _FIELDS and value is not None}
@@ -120,7 +120,7 @@ def _run(
     except KeyboardInterrupt:
         raise StoppedError(
             f"stopped; what was finished is kept in {folder}. Run the same command with --resume (in Python, "
-            "resume=True) to go on from there."
+            "resume=True) to resume from there."
         ) from None
     record = write_result(result.record, result.ranks, file) if file is not None else result.record
     work.forget()

@@ -413,7 +413,7 @@ class TestCommand:
         process.send_signal(signal.SIGINT)
         told = process.stderr.read()
         assert process.wait(timeout=60) == 130
-        assert "Run the same command again to go on" in told
+        assert "Run the same command again to resume" in told
         assert "Traceback" not in told
         assert read_config(out)["strategy"] == "eals"
 
@@ -479,8 +479,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("more", "complaint"),
         [
-            (["--trials", "0"], "trials = 0 will not do"),
-            (["--round", "0"], "round = 0 will not do"),
+            (["--trials", "0"], "trials = 0 must be at least 1"),
+            (["--round", "0"], "round = 0 must be at least 1"),
             (["--jobs", "0"], "jobs = 0 is too few"),
             (["--strategy", "melom"], "Did you mean 'melon'?"),
             (["--strategy", "als", "--recommender", "ncf"], "plain matrix factorisation"),

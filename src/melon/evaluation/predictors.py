@@ -49,9 +49,9 @@ class Frozen:
 
 
 class Retrained:
-    """A model that is trained from scratch every so many interactions and frozen in between: what freshness costs.
+    """A model that is trained from scratch every `every` interactions and frozen in between: what freshness costs.
 
-    `train` makes it from the first events of the stream, as many as it is told.
+    `train(n)` makes it from the first n events of the stream.
     """
 
     moved = 0.0
@@ -74,7 +74,7 @@ class Retrained:
 
 
 class RowsAlone:
-    """A model whose head rests, if it has one: what its rows are worth by themselves."""
+    """A model whose head, if it has one, does not learn: what its rows are worth by themselves."""
 
     def __init__(self, updater: Updater) -> None:
         self._updater = updater

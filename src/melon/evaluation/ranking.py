@@ -67,5 +67,5 @@ def metrics(rank: Floats) -> Metrics:
 
 def selection_score(rank: Floats) -> float:
     """What settings are compared by: HR@5 + NDCG@10 (METHODS.md 5.7); where nothing was ranked, all are alike."""
-    found = metrics(rank)
-    return found["HR@5"] + found["NDCG@10"] if found else 0.0
+    measured = metrics(rank)
+    return measured["HR@5"] + measured["NDCG@10"] if measured else 0.0

@@ -16,6 +16,10 @@ from melon.fitting.auto import settle_auto
 from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
 
+#: So many events are learned without building a log of them first.
+_FEW = 1_024
+_ID_TYPES = (int, str, uuid.UUID)
+
 
 class Arguments(Protocol):
     """The attributes of a `Melon` that say how a model is made."""
@@ -51,9 +55,9 @@ def plan_of(given: Arguments) -> Plan:
         _store(given, name, values.settings_table)
     values.one_of("dtype", given.dtype, DTYPES)
     given.device = str(given.device)
-    asked = {"recommender": given.recommender, "strategy": given.strategy}
-    asked |= {name: getattr(given, name) for name in ("fading", "minutes") if getattr(given, name) is not None}
-    settled = settle_auto(asked)
+    request = {"recommender": given.recommender, "strategy": given.strategy}
+    request |= {name: getattr(given, name) for name in ("fading", "minutes") if getattr(given, name) is not None}
+    settled = settle_auto(request)
     fading, minutes = settled.get("fading", "off"), settled.get("minutes")
     values.check_values(
         budget=given.budget,
@@ -89,6 +93,19 @@ def id_list(ids: Any) -> list[Id]:
         raise DataError(f"{ids!r} is neither an id nor a sequence of ids.")
     listed = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
     return [one.item() if isinstance(one, np.generic) else one for one in listed]
+
+
+def plain_events(source: Any) -> tuple[list[Id], list[Id], list[int]] | None:
+    """A few (user, item, time) tuples of plain values as columns; None for anything that needs a closer look."""
+    if not isinstance(source, list | tuple) or not 0 < len(source) <= _FEW:
+        return None
+    for event in source:
+        if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or event[2] < 0:
+            return None
+        if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES:
+            return None
+    users, items, times = (list(column) for column in zip(*source, strict=True))
+    return users, items, times
 
 
 def _store(given: Arguments, name: str, checked: Callable[[str, Any], Any]) -> None:

@@ -1,4 +1,4 @@
-"""`auto`: the whole configuration for whoever does not want to choose one.
+"""`auto`: the whole configuration for people who do not want to choose one.
 
 Its parts were settled on the selection windows of fast and slow streams alike: the `blend`, which weighs personal
 scores, what is popular now and items like the user's last ones, updated by plain steps. What has to differ from stream
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 AUTO = "auto"
-#: How long `auto` chooses, unless told otherwise. On fewer than a few million interactions it is done well before.
+#: How long `auto` chooses by default. On fewer than a few million interactions it is done well before.
 MINUTES = 30.0
 RECOMMENDER, STRATEGY = "blend", "default"
 _WHY = (
@@ -20,12 +20,12 @@ _WHY = (
 )
 
 
-def settle_auto(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that are left open, or given as `auto`, are filled in.
+def settle_auto(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request in which names that are left open, or given as `auto`, are filled in.
 
-    Where the strategy is, idle items may fade, and there is a limit on how long to choose, unless that is settled.
+    With the strategy `auto`, fading is searched and the time for choosing is limited, unless the request decides that.
     """
-    settled = dict(asked)
+    settled = dict(request)
     names = settled.get("recommender", AUTO), settled.get("strategy", AUTO)
     if names == (AUTO, AUTO):
         settled["auto"] = True
@@ -38,11 +38,11 @@ def settle_auto(asked: Mapping[str, Any]) -> dict[str, Any]:
     return settled
 
 
-def why_auto(asked: Mapping[str, Any], chosen: Mapping[str, Any], tried: int = 0) -> str | None:
-    """What `auto` came to, out of how many trials, and why, in one line; nothing where it was not asked."""
-    if AUTO not in (asked.get("recommender", AUTO), asked.get("strategy", AUTO)):
+def why_auto(request: Mapping[str, Any], chosen: Mapping[str, Any], tried: int = 0) -> str | None:
+    """One line on what `auto` took, out of how many trials, and why; None where everything was named."""
+    if AUTO not in (request.get("recommender", AUTO), request.get("strategy", AUTO)):
         return None
-    settled = settle_auto(asked)
+    settled = settle_auto(request)
     settings = ", ".join(f"{name}={value}" for name, value in chosen.items() if value is not None)
     because = f": {_WHY}" if settled["recommender"] == RECOMMENDER else ""
     among = f"the best of {tried} tried" if tried > 1 else "chosen"

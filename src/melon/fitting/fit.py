@@ -151,12 +151,12 @@ class Fitting:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
 
         def train() -> Practice:
-            made = self.plan.make_strategy(choices[name]["settings"], strategy)
-            learns = isinstance(made, LearnedStrategy) or isinstance(self.plan.build(), HeadedRecommender)
+            learner = self.plan.make_strategy(choices[name]["settings"], strategy)
+            learns = isinstance(learner, LearnedStrategy) or isinstance(self.plan.build(), HeadedRecommender)
             if self.unchosen is not None or not learns:
                 return {}
             self.progress.stage(f"{name} practises on the selection window")
-            return self.selection.train_meta_model(made, self.window()[1], self.parts.train_stop)
+            return self.selection.train_meta_model(learner, self.window()[1], self.parts.train_stop)
 
         name = name_of(strategy)
         return self._memo.practice(f"practice/{name}", train)
@@ -215,8 +215,8 @@ def fit(
         updater = _deployed(fitting, choices, practice)
         model = LiveModel(updater)
         model.adopt(log)
-    told = {PRETRAINING: pretraining, plan.strategy_name: updater.strategy.settings.plain()}
-    return Fitted(model, told, tuple(fitting.notes))
+    settings_by_name = {PRETRAINING: pretraining, plan.strategy_name: updater.strategy.settings.plain()}
+    return Fitted(model, settings_by_name, tuple(fitting.notes))
 
 
 def without_trials(settings: Plain) -> Plain:

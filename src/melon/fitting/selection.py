@@ -138,11 +138,11 @@ class Selection:
         """A strategy after its practice on the part that is not judged, deployed where the window begins; or, on a
         recommender that was trained `again`, where the judged part begins.
         """
-        made = self.plan.make_strategy(settings, strategy)
-        practice = self.train_meta_model(made, start, stop=self.parts.judged_from)
+        learner = self.plan.make_strategy(settings, strategy)
+        practice = self.train_meta_model(learner, start, stop=self.parts.judged_from)
         if again is not None:
-            return deploy(made, again, self.before_judged, practice)
-        return deploy(made, start, self.before_window, practice)
+            return deploy(learner, again, self.before_judged, practice)
+        return deploy(learner, start, self.before_window, practice)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
         """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
@@ -252,14 +252,14 @@ class Selection:
         return selection_score(tally.rank)
 
     def through(self, predictor: Predictor) -> Iterator[Point]:
-        """Every batch of the window and of validation as it goes by; those from `judged_from` on are what is judged.
+        """Every batch of the window and of validation; those from `judged_from` on are judged.
 
-        An updater that has more than the time before the window behind it starts where its history ends.
+        An updater whose history reaches into the window starts where its history ends.
         """
         parts = self.parts
-        known = predictor.history.events if isinstance(predictor, Updater) else 0
+        behind = predictor.history.events if isinstance(predictor, Updater) else 0
         for first, last in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
-            if first >= known:
+            if first >= behind:
                 yield from self._points(predictor, first, last)
 
     def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:

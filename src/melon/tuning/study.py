@@ -153,16 +153,16 @@ class Study:
             raise cannot_write(self._path, problem) from problem
 
     def _claim(self, first: Plain, about: Plain) -> None:
-        known = first.get("about") if first.get("journal") == _FORMAT else None
-        if not isinstance(known, dict) or first.get("version") != _VERSION:
+        stored = first.get("about") if first.get("journal") == _FORMAT else None
+        if not isinstance(stored, dict) or first.get("version") != _VERSION:
             raise DataError(
                 f"{self._path} is no study of this melon tune (an earlier version kept its trials differently). Choose "
                 "another --study, or remove the file."
             )
         for name, value in about.items():
-            if known.get(name) != value:
+            if stored.get(name) != value:
                 raise SettingsError(
-                    f"{self._path} holds a study with {name} = {_short(known.get(name))}, and this one has "
+                    f"{self._path} holds a study with {name} = {_short(stored.get(name))}, and this one has "
                     f"{_short(value)}. Choose another --study (or --out), or remove the file."
                 )
 

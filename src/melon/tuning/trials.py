@@ -21,8 +21,8 @@ from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import selection_score
 from melon.types import Plain
 
-#: A trial is given up where it stands this many standard errors behind the best, after this many batches and this share
-#: of the way.
+#: A trial is stopped early where it is this many standard errors behind the best, after this many batches and this
+#: share of all.
 _ERRORS, _FEWEST_BATCHES, _LEAST_SHARE = 3.0, 10, 0.25
 _NOTHING_RANKED = "no event could be ranked: there are too few items beside what users have taken; lower --negatives."
 
@@ -57,7 +57,7 @@ class Curve:
         return mean, math.sqrt(spread) / total
 
     def hopeless(self, best: Curve) -> bool:
-        """Whether it is so far behind the best that the rest of the way need not be gone."""
+        """Whether it is so far behind the best that the rest is not worth its time."""
         seen = len(self.ranked)
         if seen < max(_FEWEST_BATCHES, _LEAST_SHARE * len(best.ranked)):
             return False
@@ -67,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a trial: a score, or a problem; `pruned` where it was given up on the way."""
+    """The outcome of a trial: a score, or a problem; `pruned` where it was stopped early."""
 
     key: str
     seconds: float = 0.0
@@ -106,13 +106,13 @@ class Foundation:
         return Tried(self.key, time.perf_counter() - began, choice["score"], pretrain=choice["settings"])
 
     def lost(self, problem: str) -> Tried:
-        """Without it there are no trials."""
+        """The outcome of a pre-training whose worker died; without it there are no trials."""
         return Tried(self.key, problem=problem)
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One point of the space. With the `best` curve of earlier rounds it may be given up on the way."""
+    """One point of the space. With the `best` curve of earlier rounds it may be stopped early."""
 
     key: str
     stream: str
@@ -147,5 +147,5 @@ class TrialJob:
         return Tried(self.key, seconds, selection_score(tally.rank), curve)
 
     def lost(self, problem: str) -> Tried:
-        """A trial whose worker came to grief has failed."""
+        """The outcome of a trial whose worker died."""
         return Tried(self.key, problem=problem)

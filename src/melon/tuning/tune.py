@@ -30,8 +30,8 @@ _DEFAULTS = "defaults"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a tuning is told beyond its cell: how many trials, how many of them together, and where it is kept."""
+class TuneRequest:
+    """The options of a tuning beyond its cell: how many trials, how many of them together, and its files."""
 
     trials: int
     together: int
@@ -42,7 +42,7 @@ class Asked:
     def __post_init__(self) -> None:
         for name, value in (("trials", self.trials), ("round", self.together)):
             if value < 1:
-                raise SettingsError(f"{name} = {value} will not do: it must be at least 1.")
+                raise SettingsError(f"{name} = {value} must be at least 1.")
         if self.out.suffix != ".toml":
             raise SettingsError(f"--out {self.out} must end in .toml.")
 
@@ -71,7 +71,7 @@ class TuneResult:
 
 def tune_stream(
     stream: Path,
-    asked: Plain,
+    options: Plain,
     *,
     trials: int,
     together: int,
@@ -83,8 +83,8 @@ def tune_stream(
     progress: Progress | None = None,
 ) -> TuneResult:
     """`melon tune`."""
-    told = Asked(trials, together, pruning, study or out.with_suffix(".journal"), out)
-    config = CellConfig(**asked)
+    request = TuneRequest(trials, together, pruning, study or out.with_suffix(".journal"), out)
+    config = CellConfig(**options)
     require_writable(out)
     log = load_stream(stream)
     cell = Cell(log, config)  # names, values and the pairing are checked before anything is spent
@@ -92,11 +92,11 @@ def tune_stream(
         raise StreamError(
             f"{stream} is too short to compare settings on: its selection window has too few interactions or items."
         )
-    with alone(told.study):
-        tuning = _Tuning(stream, log, cell, told, progress or Progress())
+    with alone(request.study):
+        tuning = _Tuning(stream, log, cell, request, progress or Progress())
         if not tuning.complete:
             executor: Executor[Tried] = executor_for(
-                {tuning.stream: stream}, told.study.parent / "work", jobs=jobs, ray=ray, threads=config.threads
+                {tuning.stream: stream}, request.study.parent / "work", jobs=jobs, ray=ray, threads=config.threads
             )
             try:
                 tuning.run(executor)
@@ -110,23 +110,23 @@ def tune_stream(
 class _Tuning:
     """One tuning: its study, and the way from its trials to a file."""
 
-    def __init__(self, path: Path, log: Interactions, cell: Cell, asked: Asked, progress: Progress) -> None:
-        self._path, self._log, self._config, self._asked = path, log, cell.config, asked
+    def __init__(self, path: Path, log: Interactions, cell: Cell, request: TuneRequest, progress: Progress) -> None:
+        self._path, self._log, self._config, self._request = path, log, cell.config, request
         self.stream = path.name.removesuffix(".parquet")
         space = cell.selection.space(self._config.strategy, self._config.fixed)
-        self._search = Search(space, self._config.fixed, asked.together)
+        self._search = Search(space, self._config.fixed, request.together)
         if not self._search.axes:
             raise SettingsError(
                 f"there is nothing to search: every setting in the space of {self._config.strategy!r} is fixed."
             )
         self._group = f"{self.stream}-{self._config.recommender}-{self._config.seed}-{self._key()}"
-        self._study = Study(asked.study, self._search, self._about())
+        self._study = Study(request.study, self._search, self._about())
         self._progress = progress
         self._running: dict[str, Trial] = {}
 
     @property
     def complete(self) -> bool:
-        """Whether a study that was gone on with has nothing left to do."""
+        """Whether a study that is resumed has nothing left to do."""
         return self._study.pretraining is not None and not self._jobs()
 
     def run(self, executor: Executor[Tried]) -> None:
@@ -146,15 +146,15 @@ class _Tuning:
 
     def _jobs(self) -> dict[str, TrialJob]:
         """The next round; the strategy's defaults, to compare with, run beside the first."""
-        made: dict[str, TrialJob] = {}
+        jobs: dict[str, TrialJob] = {}
         if self._study.defaults is None:
-            made[_DEFAULTS] = self._job(_DEFAULTS, self._config.fixed)
-        for trial in self._study.round(self._asked.trials):
-            before = self._study.best_before(trial) if self._asked.pruning else None
+            jobs[_DEFAULTS] = self._job(_DEFAULTS, self._config.fixed)
+        for trial in self._study.round(self._request.trials):
+            before = self._study.best_before(trial) if self._request.pruning else None
             key = f"trial {trial.place + 1}"
             self._running[key] = trial
-            made[key] = self._job(key, {**trial.point, **self._config.fixed}, before.curve if before else None)
-        return made
+            jobs[key] = self._job(key, {**trial.point, **self._config.fixed}, before.curve if before else None)
+        return jobs
 
     def _job(self, key: str, settings: Plain, reference: Curve | None = None) -> TrialJob:
         return TrialJob(key, self.stream, self._group, self._config, settings, reference)
@@ -166,15 +166,15 @@ class _Tuning:
             self._study.tell(self._running[tried.key], tried)
 
     def stopped(self) -> str:
-        """Write the best so far; say how to go on."""
+        """Write the best so far; say how to resume."""
         trials = self._study.trials()
         chosen = best(trials)
         ended = sum(trial.ended for trial in trials)
-        kept = f"stopped after {ended} of {self._asked.trials} trials, which are kept in {self._asked.study}"
+        message = f"stopped after {ended} of {self._request.trials} trials, which are kept in {self._request.study}"
         if chosen is None:
-            return f"{kept}. Run the same command again to go on."
+            return f"{message}. Run the same command again to resume."
         self._write(chosen, trials)
-        return f"{kept}; the best so far is in {self._asked.out}. Run the same command again to go on."
+        return f"{message}; the best so far is in {self._request.out}. Run the same command again to resume."
 
     def finish(self) -> TuneResult:
         """Write the best and return what it gained."""
@@ -186,7 +186,7 @@ class _Tuning:
         self._write(chosen, trials)
         edge = edges(self._search.axes, chosen.point)
         strategy, gain = self._config.strategy, self._gain(chosen)
-        return TuneResult(self._path, self._asked.out, strategy, chosen.point, edge, gain, counts(trials))
+        return TuneResult(self._path, self._request.out, strategy, chosen.point, edge, gain, counts(trials))
 
     def _gain(self, chosen: Trial) -> str:
         said = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"
@@ -198,8 +198,8 @@ class _Tuning:
         return f"{said}, {gain:+.4f} over the strategy's defaults ({defaults.score:.4f}; standard error {error:.4f})"
 
     def _write(self, chosen: Trial, trials: list[Trial]) -> None:
-        more = ["--trials", str(self._asked.trials), "--round", str(self._asked.together)]
-        more += [] if self._asked.pruning else ["--no-pruning"]
+        more = ["--trials", str(self._request.trials), "--round", str(self._request.together)]
+        more += [] if self._request.pruning else ["--no-pruning"]
         comments = [
             command(str(self._path), self._config, more),
             f"{self.stream}: {len(self._log):,} interactions, sha256 {self._log.sha256}",
@@ -208,18 +208,18 @@ class _Tuning:
             f"melon {melon.__version__}, torch {version('torch')}, threads {self._config.threads}",
         ]
         settings = {**chosen.point, **self._config.fixed}
-        text = config_text(self._config, settings, self._study.pretraining or {}, self._asked.trials, comments)
-        write_text(self._asked.out, text)
+        text = config_text(self._config, settings, self._study.pretraining or {}, self._request.trials, comments)
+        write_text(self._request.out, text)
 
     def _about(self) -> Plain:
-        """What a study has to agree on to be gone on with; the number of trials may grow."""
-        told = {name: value for name, value in self._config.plain().items() if name not in ("budget", "full_ranking")}
+        """What a study has to agree on to be resumed; the number of trials may grow."""
+        cell = {name: value for name, value in self._config.plain().items() if name not in ("budget", "full_ranking")}
         axes = {name: list(values) for name, values in self._search.axes.items()}
-        more = {"round": self._asked.together, "pruning": self._asked.pruning, "axes": axes}
-        return {"stream": self._log.identity, **told, **more, "starts": list(self._search.starts)}
+        more = {"round": self._request.together, "pruning": self._request.pruning, "axes": axes}
+        return {"stream": self._log.identity, **cell, **more, "starts": list(self._search.starts)}
 
     def _key(self) -> str:
         """What pre-training for the window depends on: tunings in one folder that agree on it share it."""
         free = ("strategy", "preset", "settings", "pretrain", "fading", "full_ranking", "threads")
-        told: dict[str, Any] = {name: v for name, v in self._config.plain().items() if name not in free}
-        return hashlib.sha256(json.dumps([self._log.identity, told], sort_keys=True).encode()).hexdigest()[:8]
+        shared: dict[str, Any] = {name: v for name, v in self._config.plain().items() if name not in free}
+        return hashlib.sha256(json.dumps([self._log.identity, shared], sort_keys=True).encode()).hexdigest()[:8]

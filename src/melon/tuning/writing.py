@@ -1,4 +1,4 @@
-"""The file that a tuning leaves: a config for `evaluate`, `bench` and `pretrain`, with where it comes from on top."""
+"""The file that a tuning writes: a config for `evaluate`, `bench` and `pretrain`, with its origin in comments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from melon.bench.config import NO_VALUE, CellConfig
 from melon.types import Plain
 
-#: What a config says of itself and of its protocol, where that is not the usual.
-_SAID = ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "align_ties")
+#: Fields of the protocol that the file names where they are not the default.
+_NAMED = ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "align_ties")
 
 
 def command(stream: str, config: CellConfig, more: Sequence[str]) -> str:
-    """The command in full: what was asked for, and nothing that only concerns the machine."""
+    """The command in full: every option that is not the default, and none that only concerns the machine."""
     words = ["melon", "tune", stream, "--recommender", config.recommender, "--strategy", config.strategy, *more]
-    usual = {each.name: each.default for each in fields(CellConfig)}
+    usual = {field.name: field.default for field in fields(CellConfig)}
     for name in ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "epochs", "seed", "threads"):
         value = getattr(config, name)
         if value != usual[name]:
@@ -38,9 +38,9 @@ def command(stream: str, config: CellConfig, more: Sequence[str]) -> str:
 
 def config_text(config: CellConfig, settings: Plain, pretraining: Plain, trials: int, comments: Sequence[str]) -> str:
     """TOML. The budget is the number of trials, so that an evaluation gives its baselines as many."""
-    usual = {each.name: each.default for each in fields(CellConfig)}
+    usual = {field.name: field.default for field in fields(CellConfig)}
     top: Plain = {"recommender": config.recommender, "strategy": config.strategy, "split": list(config.split)}
-    top |= {name: getattr(config, name) for name in _SAID if getattr(config, name) != usual[name]}
+    top |= {name: getattr(config, name) for name in _NAMED if getattr(config, name) != usual[name]}
     top["budget"] = trials
     sections = {
         "settings": settings,
