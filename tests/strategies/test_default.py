@@ -150,7 +150,7 @@ def some_batches(n: int = 25, users: int = USERS - 2, items: int = ITEMS) -> lis
 
 @KINDS
 class TestAdam:
-    @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+    @pytest.mark.parametrize("weight_decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.01])
     def test_dense_is_torchs_adam_with_biases_exempt_from_decay(self, kind: str, weight_decay: float) -> None:
         recommender = model(kind, "squared")
         free = {name: tensor.requires_grad_() for name, tensor in values_of(recommender).items()}

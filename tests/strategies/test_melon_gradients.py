@@ -125,7 +125,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["default", "code", "every input", slow("paper"), slow("linear role"), slow("square root")]
+    "option", ["default", "every input", slow("code"), slow("paper"), slow("linear role"), slow("square root")]
 )
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)

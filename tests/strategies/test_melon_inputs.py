@@ -204,7 +204,7 @@ def test_practice_takes_the_weights_along_but_not_the_counts() -> None:
     assert not any("recent" in name for name in practice)
 
 
-@pytest.mark.parametrize("recommender", ["bpr", slow("ncf"), slow("blend")])
+@pytest.mark.parametrize("recommender", [slow("bpr"), slow("ncf"), slow("blend")])
 def test_conformance(recommender: str) -> None:
     report = check_pairing(SMALL_RECOMMENDERS[recommender], partial(MeLON, {**SMALL, "inputs": list(EACH)}))
     assert report.applicable

@@ -408,7 +408,7 @@ def test_on_a_quadratic_a_rate_becomes_one_over_the_curvature(param: str) -> Non
     torch.testing.assert_close(found, 1 / curvature, rtol=0.05, atol=0.0)
 
 
-@pytest.mark.parametrize("share", ["row", "dim", "table"])
+@pytest.mark.parametrize("share", [slow("row"), "dim", slow("table")])
 def test_a_shared_rate_becomes_that_of_the_common_curvature(share: str) -> None:
     shapes = {"row": [[0.5], [2.0]], "dim": [[0.5, 1.0, 2.0]], "table": [[2.0]]}
     curvature = torch.tensor(shapes[share], dtype=torch.float64).expand(2, 3)

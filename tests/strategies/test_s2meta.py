@@ -49,6 +49,8 @@ CELLS = {
     "B persist": {"variant": "B", "state": "persist"},
 }
 EVERY_CELL = pytest.mark.parametrize("cell", CELLS)
+#: One cell of each kind, with and without a state that persists.
+BOTH_CELLS = pytest.mark.parametrize("cell", [each if each in ("A", "B persist") else slow(each) for each in CELLS])
 OPTIONS: dict[str, dict[str, Any]] = {
     **CELLS,
     "paper": {**S2META_PRESETS["paper"], **SMALL},
@@ -147,7 +149,8 @@ class TestCell:
 
 
 #: Every option on BPR; on NCF, which has many more networks, those that treat its shared weights differently.
-BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", option) for option in (*CELLS, "paper")]
+BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", "A"), ("ncf", "B persist")]
+BOTH += [slow("ncf", option) for option in ("A persist", "B", "paper")]
 
 
 class TestMetaGradient:
@@ -195,7 +198,7 @@ class TestMetaGradient:
         assert all(gradients[name].abs().max() > 0 for name in starts)
 
     @EVERY_KIND
-    @EVERY_CELL
+    @BOTH_CELLS
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, cell: str) -> None:
         strategy, situation, meta_loss = scene(kind, {**CELLS[cell], "fading": 30.0, "fading_speed": 5.0})
         require_exact_half_lives(strategy, situation, meta_loss)
