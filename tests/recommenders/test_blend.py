@@ -138,7 +138,7 @@ class TestScores:
 
 class TestFeatures:
     def test_they_are_those_of_plain_loops(self) -> None:
-        """METHODS.md 8.5, written out."""
+        """docs/methods.md 8.5, written out."""
         blend, history, log = lived()
         users, items, now = log.users.tolist(), log.items.tolist(), len(log)
         total = [items.count(item) for item in range(log.n_items)]

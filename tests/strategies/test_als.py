@@ -1,4 +1,4 @@
-"""Element-wise ALS against slow twins that follow METHODS.md 3.2.2 to the letter, and through the updater."""
+"""Element-wise ALS against slow twins that follow docs/methods.md 3.2.2 to the letter, and through the updater."""
 
 from collections.abc import Iterator
 from typing import Any

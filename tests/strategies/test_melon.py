@@ -1,4 +1,4 @@
-"""MeLON and its ablations as strategies (METHODS.md 4.8, 4.11, 7): equivalences, families, leaks, odd input, state."""
+"""MeLON and its ablations (docs/methods.md 4.8, 4.11, 7): equivalences, families, leaks, odd input, state."""
 
 from dataclasses import replace
 from typing import Any

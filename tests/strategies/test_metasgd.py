@@ -1,4 +1,4 @@
-"""MetaSGD (METHODS.md 3.4): its six tests, shared rates, lazy moments, and what any learned strategy must bear."""
+"""MetaSGD (docs/methods.md 3.4): its six tests, shared rates, lazy moments, and what any learned strategy must bear."""
 
 from dataclasses import replace
 from itertools import product

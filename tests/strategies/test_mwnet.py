@@ -1,4 +1,4 @@
-"""MWNet (METHODS.md 3.3): its six tests, its virtual and its real step, and what any learned strategy must bear."""
+"""MWNet (docs/methods.md 3.3): its six tests, its virtual and real step, and what any learned strategy must bear."""
 
 from dataclasses import replace
 from typing import Any

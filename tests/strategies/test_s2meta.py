@@ -1,4 +1,4 @@
-"""S2Meta and MetaLSTM (METHODS.md 3.5): the cell, the gates, the step, and what each row keeps."""
+"""S2Meta and MetaLSTM (docs/methods.md 3.5): the cell, the gates, the step, and what each row keeps."""
 
 from dataclasses import replace
 from functools import partial
@@ -103,7 +103,7 @@ class TestCell:
     def plain(
         self, features: Tensor, learned: list[Tensor], carried: Carried | None, *, normalise: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits, hidden, cell) by METHODS.md 3.5, in one go."""
+        """(logits, hidden, cell) by docs/methods.md 3.5, in one go."""
         weights, bias, start, head = learned
         active = weights @ features + bias[:, None]
         entry, forget, exit_ = (part.sigmoid() for part in active[: 3 * self.UNITS].chunk(3))

@@ -34,7 +34,7 @@ class HeadTeacher:
         """What a batch would teach the head at a moment; nothing is changed.
 
         Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
-        give itself away, and the head would learn that what is new is right (METHODS.md 8.5).
+        give itself away, and the head would learn that what is new is right (docs/methods.md 8.5).
         """
         headed, pool = self._headed, self._history.items_born
         known = self._history.of_items.met(batch.items) > 0

@@ -79,7 +79,7 @@ class RowGradient:
 
 @dataclass(frozen=True)
 class FactorGradient:
-    """Gradients on a shared matrix as outer products: g_x = Σ_b left[x, b] ⊗ right[x, b] (METHODS.md 2.2)."""
+    """Gradients on a shared matrix as outer products: g_x = Σ_b left[x, b] ⊗ right[x, b] (docs/methods.md 2.2)."""
 
     table: str
     left: Tensor

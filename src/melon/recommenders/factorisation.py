@@ -1,4 +1,4 @@
-"""A factorised score p_u · q_i + b_u + b_i: scores, and per-interaction gradients in closed form (METHODS.md 2.1).
+"""A factorised score p_u · q_i + b_u + b_i: scores, and per-interaction gradients in closed form (docs/methods.md 2.1).
 
 Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and return None where PyTorch has to compute.
 """

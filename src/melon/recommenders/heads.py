@@ -1,8 +1,8 @@
 """Heads: parts of a recommender that are trained apart from its rows, first out of sample and then online.
 
-A head weighs what the rows say against what streaming state says (METHODS.md 8.5). Trained on data that its rows have
-seen it would trust them too far, so it *practises* on the selection window beside rows that have not seen the window,
-and what it has learned is taken over by the recommender that was trained on everything.
+A head weighs what the rows say against what streaming state says (docs/methods.md 8.5). Trained on data that its rows
+have seen it would trust them too far, so it *practises* on the selection window beside rows that have not seen the
+window, and what it has learned is taken over by the recommender that was trained on everything.
 """
 
 from __future__ import annotations

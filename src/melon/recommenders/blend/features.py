@@ -28,7 +28,7 @@ TRANSITIONS = {"transitions": 0, "transitions_recent": 1}
 Columns = npt.NDArray[np.floating[Any]]
 #: How many of the user's last items look for neighbours.
 LAST = 20
-# METHODS.md 8.5: rare items are drawn towards having nothing in common.
+# docs/methods.md 8.5: rare items are drawn towards having nothing in common.
 _SHRINK, _SHRINK_RECENT, _GAIN = 5.0, 2.0, 20.0
 #: How many followers each item remembers.
 _FOLLOWERS = 64
@@ -158,6 +158,6 @@ def _log1p(columns: Columns) -> Columns:
 
 
 def activity(users: Ints, past: History) -> Floats:
-    """How much is known of each user: −1 for nobody, 0 after some fifty interactions (METHODS.md 8.5)."""
+    """How much is known of each user: −1 for nobody, 0 after some fifty interactions (docs/methods.md 8.5)."""
     known: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
     return known

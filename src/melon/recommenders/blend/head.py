@@ -1,4 +1,4 @@
-"""The blend's head (METHODS.md 8.5): a linear part and one hidden layer over scaled inputs, trained by softmax.
+"""The blend's head (docs/methods.md 8.5): a linear part and one hidden layer over scaled inputs, trained by softmax.
 
 Everything is in closed form: the same slopes serve the head's own steps, its practice, and update strategies.
 """
@@ -203,7 +203,7 @@ def silent(values: Values) -> bool:
 
 
 def scales_of(lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor]:
-    """Means of the inputs, and one over their spread within an event, from the first interactions (METHODS.md 8.5)."""
+    """Means of the inputs and 1 / their spread within an event, over the first interactions (docs/methods.md 8.5)."""
     first, known = [], 0
     for lesson in lessons:
         first.append(lesson.inputs[: SCALED_BY - known])

@@ -1,4 +1,4 @@
-"""The blend (METHODS.md 8.5): a personal score, what is popular now, and items like the user's last ones, weighed."""
+"""The blend (docs/methods.md 8.5): a personal score, recent popularity and item neighbours, combined by a head."""
 
 from __future__ import annotations
 
