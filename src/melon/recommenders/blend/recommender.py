@@ -14,16 +14,25 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
 from melon.recommenders.base import Context, RecommenderSettings
-from melon.recommenders.blend.catalogue import CatalogueScorer
-from melon.recommenders.blend.features import Named, StreamFeatures, activity
-from melon.recommenders.blend.head import LINEAR, TABLES, BlendHead, HeadSettings, head_tables, silent
-from melon.recommenders.blend.inputs import (
+from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
     INPUTS_WITH_TRANSITIONS,
     PARTS,
     STREAMED,
+    Named,
+    StreamFeatures,
+    activity,
     inputs_of,
+)
+from melon.recommenders.blend.head import (
+    LINEAR,
+    TABLES,
+    BlendHead,
+    CatalogueScorer,
+    HeadSettings,
+    head_tables,
+    silent,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
@@ -60,21 +69,21 @@ class Blend(HeadedRecommender):
 
     def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
-        told = self.settings
+        chosen = self.settings
         training = HeadSettings(
-            told.head == "own",
-            told.head_units,
-            told.head_negatives,
-            told.head_lr,
-            told.head_decay,
-            told.head_practice_lr,
-            told.head_passes,
-            tuple(INPUTS.index(name) for part in told.without for name in PARTS[part]),
-            "personal" not in told.without,
+            chosen.head == "own",
+            chosen.head_units,
+            chosen.head_negatives,
+            chosen.head_lr,
+            chosen.head_decay,
+            chosen.head_practice_lr,
+            chosen.head_passes,
+            tuple(INPUTS.index(name) for part in chosen.without for name in PARTS[part]),
+            "personal" not in chosen.without,
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
-        self.stream = StreamFeatures(told.slots, numbers, transitions=told.transitions)
+        self.stream = StreamFeatures(chosen.slots, numbers, transitions=chosen.transitions)
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
