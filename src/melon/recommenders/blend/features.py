@@ -176,9 +176,9 @@ def _log1p(columns: Columns) -> Columns:
 
 
 def activity(users: Ints, past: History) -> Floats:
-    """How much is known of each user: −1 for nobody, 0 after some fifty interactions (METHODS.md 8.5)."""
-    known: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
-    return known
+    """How active each user has been: −1 for nobody, 0 after some fifty interactions (METHODS.md 8.5)."""
+    active: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
+    return active
 
 
 def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:

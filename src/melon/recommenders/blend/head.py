@@ -180,8 +180,8 @@ class BlendHead(Head):
             # Falling to a tenth, so that the last passes settle.
             lr = settings.practice_lr * (1 - 0.9 * number / settings.passes)
             for lesson in lessons:
-                made = twin._stepped(current, twin._slopes(current, lesson), memory, lr)
-                current, memory = made.values, made.memory
+                step = twin._stepped(current, twin._slopes(current, lesson), memory, lr)
+                current, memory = step.values, step.memory
         return {"centre": twin.centre, "scale": twin.scale, **current}
 
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -217,21 +217,21 @@ class BlendHead(Head):
         """The mean gradient of a lesson; a negative that does not count is out of the softmax."""
         apart = torch.zeros_like(lesson.inputs[..., 0]).masked_fill_(~lesson.allowed, -torch.inf)
         _, gradients = self.gradients(values, lesson.inputs, self.personal(lesson.inputs) + apart)
-        return {each.table: each.summed(len(values[each.table])) / len(lesson) for each in gradients}
+        return {slope.table: slope.summed(len(values[slope.table])) / len(lesson) for slope in gradients}
 
     def _stepped(
         self, values: Values, slopes: Mapping[str, Tensor], memory: Mapping[str, Tensor], lr: float
     ) -> HeadStep:
         """AdamW: weights shrink apart from the gradient's step."""
         steps = int(memory[_STEPS]) + 1 if memory else 1
-        made: dict[str, Tensor] = {}
-        kept: dict[str, Tensor] = {_STEPS: torch.tensor(steps, device="cpu")}
+        moved: dict[str, Tensor] = {}
+        memory_after: dict[str, Tensor] = {_STEPS: torch.tensor(steps, device="cpu")}
         for name, slope in slopes.items():
             first, second = (memory.get(f"{order}/{name}", torch.zeros_like(slope)) for order in (1, 2))
             moments = _ADAM.moments(Moments(first, second), slope)
-            kept[f"1/{name}"], kept[f"2/{name}"] = moments.first, moments.second
-            made[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
-        return HeadStep(made, kept)
+            memory_after[f"1/{name}"], memory_after[f"2/{name}"] = moments.first, moments.second
+            moved[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
+        return HeadStep(moved, memory_after)
 
 
 def head_scores(values: Values, scaled: Tensor) -> Tensor:
@@ -247,11 +247,11 @@ def silent(values: Values) -> bool:
 
 def scales_of(lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor]:
     """Means of the inputs, and one over their spread within an event, from the first interactions (METHODS.md 8.5)."""
-    first, known = [], 0
+    first, seen = [], 0
     for lesson in lessons:
-        first.append(lesson.inputs[: SCALED_BY - known])
-        known += len(first[-1])
-        if known >= SCALED_BY:
+        first.append(lesson.inputs[: SCALED_BY - seen])
+        seen += len(first[-1])
+        if seen >= SCALED_BY:
             break
     inputs = torch.cat(first).double()
     spread = (inputs - inputs.mean(1, keepdim=True)).square().mean((0, 1)).sqrt()

@@ -144,9 +144,7 @@ class Blend(HeadedRecommender):
         if taught:
             return Evidence(losses + of_head, (*gradients, *shared))
         # Where nothing is known of the pairs, as in pre-training, the head is taught nothing.
-        silent: list[Gradient] = [
-            FactorGradient(each.table, torch.zeros_like(each.left), each.right) for each in shared
-        ]
+        silent: list[Gradient] = [FactorGradient(one.table, torch.zeros_like(one.left), one.right) for one in shared]
         return Evidence(losses, (*gradients, *silent))
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
@@ -211,14 +209,14 @@ class Blend(HeadedRecommender):
     def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         past = context.history if context else History()
         rows = users.cpu().numpy()
-        columns, divisors = (np.take(each, named.places, axis=0) for each in self.stream.of_items(named.distinct))
+        columns, divisors = (np.take(column, named.places, axis=0) for column in self.stream.of_items(named.distinct))
         pairs = self.stream.of_pairs(rows, named.items, divisors, past)
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
         return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
 
     def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
-        dots, bias = (each.contiguous().numpy() for each in self._stored_personal(users, named, context))
+        dots, bias = (part.contiguous().numpy() for part in self._stored_personal(users, named, context))
         columns, divisors = self.stream.of_items(named.distinct)
         sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
         by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
@@ -257,19 +255,19 @@ class Blend(HeadedRecommender):
         return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
 
 
-def _compiled_inputs(loops: policy.Loops, known: KnownPairs) -> Tensor:
+def _compiled_inputs(loops: policy.Loops, pairs: KnownPairs) -> Tensor:
     """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
-    out = torch.empty((*known.places.shape, known.width), dtype=torch.float32, device="cpu")
-    loops.inputs(known, out.view(-1, known.width).numpy())
+    out = torch.empty((*pairs.places.shape, pairs.width), dtype=torch.float32, device="cpu")
+    loops.inputs(pairs, out.view(-1, pairs.width).numpy())
     return out
 
 
-def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, known: KnownPairs) -> Tensor:
+def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, pairs: KnownPairs) -> Tensor:
     """The scores of candidates, as the head gives them, to rounding."""
     linear, hidden, shift, output = head.folded(values)
-    weights = (each.contiguous().numpy() for each in (linear, hidden.T, shift, output))
-    out = torch.empty(known.places.shape, dtype=torch.float32, device="cpu")
-    loops.scores(known, head.trust, *weights, out.numpy())
+    weights = (part.contiguous().numpy() for part in (linear, hidden.T, shift, output))
+    out = torch.empty(pairs.places.shape, dtype=torch.float32, device="cpu")
+    loops.scores(pairs, head.trust, *weights, out.numpy())
     return out.sub_(linear @ head.centre)
 
 
