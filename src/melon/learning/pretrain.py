@@ -141,8 +141,8 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
         np.maximum.at(last, rows, moments)
         for table in recommender.tables.values():
             if table.spec.role == role:
-                known = torch.from_numpy(last[: table.rows]).to(table.device)
-                table.stamp(torch.arange(len(known), device=table.device), known)
+                stamps = torch.from_numpy(last[: table.rows]).to(table.device)
+                table.stamp(torch.arange(len(stamps), device=table.device), stamps)
 
 
 def live_through(recommender: Recommender, history: History, log: Interactions) -> None:

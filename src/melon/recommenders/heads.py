@@ -56,15 +56,15 @@ class Head(ABC):
 
     @abstractmethod
     def keep(self, memory: Mapping[str, Tensor]) -> None:
-        """Remember what a step said, after it has been written."""
+        """Store the optimiser's state after a step has been written."""
 
     @abstractmethod
     def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
-        """What comes of several passes over recorded lessons in order of time, from the given values; pure."""
+        """Train on recorded lessons in order of time, several times over, from the given values; pure."""
 
     @abstractmethod
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Go on with what was practised: keeps what is no table, and returns new values of its tables."""
+        """Load what was practised: scales are stored here, and new values of the head's tables are returned."""
 
 
 class HeadedRecommender(Recommender):
