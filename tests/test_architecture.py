@@ -21,7 +21,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 #: What `import melon` and `melon --help` leave alone: torch, the data libraries, and every extra.
 HEAVY = {"torch", "numba", "polars", "pyarrow", "pandas", "safetensors"}
-EXTRAS = {"matplotlib", "fastapi", "uvicorn", "prometheus_client", "optuna", "ray", "psycopg"}
+EXTRAS = {"matplotlib", "fastapi", "uvicorn", "prometheus_client", "ray", "psycopg"}
 
 #: Libraries with one home: nobody else may import them.
 HOMES = {
@@ -29,7 +29,6 @@ HOMES = {
     "uvicorn": ("melon.service",),
     "matplotlib": ("melon.report", "melon.explain", "melon.extras", "melon.bench.result"),
     "ray": ("melon.bench",),
-    "optuna": ("melon.tuning",),
     "numba": ("melon.kernels.build",),
 }
 

@@ -89,7 +89,7 @@ def evaluate(
     config = config_from(settle_auto(given))
     out = Path(json) if json is not None else None
     if out is not None and out.suffix != ".json":
-        raise SettingsError(f"json = {str(out)!r} must end in .json; the ranks go beside it.")
+        raise SettingsError(f"--json {out} must end in .json; the ranks go beside it.")
     configs = [replace(config, seed=one) for one in _seeds(config.seed, seeds)]
     files = [_file(out, one.seed, several=len(configs) > 1) for one in configs]
     for file in files:

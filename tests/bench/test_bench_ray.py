@@ -65,7 +65,6 @@ def test_a_cluster_that_loses_a_node_gives_the_records_of_local_processes(
 def test_a_tuning_on_a_cluster_that_loses_a_node_writes_the_file_of_one_process(
     cluster: Any, stream: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("optuna", reason="needs melon-recommender[tune]")
     whole, nodes = cluster
     few = ["--trials", "6", "--round", "3", "--epochs", "2", "--negatives", "15", "--batch-size", "16"]
     words = [sys.executable, "-m", "melon.cli", "tune", str(stream), "--strategy", "eals", *few]

@@ -191,7 +191,6 @@ class TestConfigs:
         assert "was tuned on another stream named 'yelp'" in ended.said
 
     def test_tuning_first(self, data: Path, few: list[object], tmp_path: Path, run: Run) -> None:
-        pytest.importorskip("optuna", reason="needs melon-recommender[tune]")
         words = ["reproduce", "--data", data, "--out", tmp_path / "out", *few, "--tune", "--trials", "1"]
         ended = run(*words)
         assert ended.code == 0, ended.err

@@ -173,7 +173,9 @@ def read_config(path: Path) -> Plain:
 
 def config_from(given: Mapping[str, Any]) -> CellConfig:
     """A configuration from the values of a Python program; numpy's numbers become Python's."""
-    return CellConfig(**{name: _typed(name, value, "") for name, value in given.items()})
+    # The choices of `pretrain` are checked by the configuration itself, which lists them.
+    typed = {name: str(value) if name == "pretrain" else _typed(name, value, "") for name, value in given.items()}
+    return CellConfig(**typed)
 
 
 def _typed(key: str, value: Any, place: str) -> Any:
