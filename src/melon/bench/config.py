@@ -174,7 +174,9 @@ def read_config(path: Path) -> Plain:
 def config_from(given: Mapping[str, Any]) -> CellConfig:
     """A configuration from the values of a Python program; numpy's numbers become Python's."""
     # The choices of `pretrain` are checked by the configuration itself, which lists them.
-    typed = {name: str(value) if name == "pretrain" else _typed(name, value, "") for name, value in given.items()}
+    typed: Plain = {
+        name: str(value) if name == "pretrain" else _typed(name, value, "") for name, value in given.items()
+    }
     return CellConfig(**typed)
 
 

@@ -176,7 +176,7 @@ def _log1p(columns: Columns) -> Columns:
 
 
 def activity(users: Ints, past: History) -> Floats:
-    """How active each user has been: −1 for nobody, 0 after some fifty interactions (METHODS.md 8.5)."""
+    """How active each user has been: −1 for nobody, 0 after some fifty interactions (docs/methods.md 8.5)."""
     active: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
     return active
 

@@ -246,7 +246,7 @@ def silent(values: Values) -> bool:
 
 
 def scales_of(lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor]:
-    """Means of the inputs, and one over their spread within an event, from the first interactions (METHODS.md 8.5)."""
+    """Means of the inputs and 1 / their spread within an event, over the first interactions (docs/methods.md 8.5)."""
     first, seen = [], 0
     for lesson in lessons:
         first.append(lesson.inputs[: SCALED_BY - seen])
