@@ -108,7 +108,7 @@ def levels(cells: Cells, names: list[str], strategies: list[str]) -> None:
 
 
 def verdicts(cells: Cells, names: list[str], strategies: list[str], against: str) -> None:
-    """Each strategy against the reference, as METHODS.md 5.8 allows; and MeLON against its ablations."""
+    """Each strategy against the reference, as docs/methods.md 5.8 allows; and MeLON against its ablations."""
     pairs: dict[str, tuple[str, str | None]] = {strategy: (strategy, None) for strategy in strategies}
     if "melon" in strategies:
         pairs |= {f"melon − {other}": ("melon", other) for other in ("melon_i", "melon_p") if other in strategies}

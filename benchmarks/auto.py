@@ -1,4 +1,4 @@
-"""`auto` against every simple rival on the streams in $MELON_DATA, as METHODS.md 5.8 allows.
+"""`auto` against every simple rival on the streams in $MELON_DATA, as docs/methods.md 5.8 allows.
 
     python benchmarks/auto.py --seeds 5
     python benchmarks/auto.py --streams amazon_grocery,yelp --seeds 3 --rivals few

@@ -1,4 +1,4 @@
-"""What a benchmark says of comparisons: their intervals, and what METHODS.md 5.8 allows to claim."""
+"""Comparisons in a benchmark: their intervals, and what docs/methods.md 5.8 allows to claim."""
 
 from __future__ import annotations
 

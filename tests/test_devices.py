@@ -74,5 +74,5 @@ def test_a_model_lives_where_it_is_told(recommender: str, tmp_path: Path) -> Non
     again = load(tmp_path / "model", device="cpu")
     assert again.recommend([1, 999], k=3) == model.recommend([1, 999], k=3)
     assert again.similar_items([2], k=3) == model.similar_items([2], k=3)
-    with pytest.raises(SettingsError, match="device = 'abacus' will not do"):
+    with pytest.raises(SettingsError, match="device = 'abacus' is not available here"):
         load(tmp_path / "model", device="abacus")

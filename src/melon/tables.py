@@ -330,7 +330,7 @@ class SparseTable:
 
 
 def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
-    """What is left of a row after its idle time: 0.5^(idle / half-life), METHODS.md 8.3."""
+    """What is left of a row after its idle time: 0.5^(idle / half-life), docs/methods.md 8.3."""
     return torch.exp2((touched - now).clamp(max=0).to(torch.float64) / half_life)
 
 

@@ -22,7 +22,7 @@ from melon.progress import Progress
 from melon.stream.sealed import SealedStream
 
 METRICS = [f"{kind}@{cut}" for kind in ("HR", "NDCG") for cut in CUTS]
-#: DESIGN.md, "`melon evaluate --json`: the result's shape"; "ranks" is added where the file is written.
+#: docs/design.md, "Result format"; "ranks" is added where the file is written.
 SHAPE: dict[str, Any] = {
     "dataset": ["path", "sha256", "users", "items", "interactions", "split"],
     "recommender": str,

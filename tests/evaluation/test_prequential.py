@@ -243,7 +243,7 @@ def test_items_without_a_row_tie_exactly(recommender: str) -> None:
 @pytest.mark.parametrize("mode", ["catalogue", "born"])
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_what_comes_later_changes_no_rank(name: str, mode: str) -> None:
-    """METHODS.md 7.3, end to end: altering the log from event t on changes nothing before t."""
+    """docs/methods.md 7.3, end to end: altering the log from event t on changes nothing before t."""
     cut = START + 3 * 64 + 20
     logs = changing_log(), changing_log(other_from=cut)
     assert logs[0].n_items == logs[1].n_items

@@ -195,6 +195,6 @@ class TestTheory:
         assert np.linalg.norm(matrix - matrix.mean(1, keepdims=True), 2) == pytest.approx(0.5)
 
     def test_the_mask_hides_the_rank(self) -> None:
-        """METHODS.md 1.3: a constant rule on disjoint rows has as many ranks as interactions."""
+        """docs/methods.md 1.3: a constant rule on disjoint rows has as many ranks as interactions."""
         scattered = np.kron(np.eye(4), np.full((1, 3), 0.1))
         assert np.linalg.matrix_rank(scattered) == 4

@@ -1,4 +1,4 @@
-"""The order of training of a recommender with a head: out of sample on the window, then taken over (METHODS.md 8.5)."""
+"""How a recommender with a head is trained: out of sample on the window, then taken over (docs/methods.md 8.5)."""
 
 import numpy as np
 import pytest

@@ -97,7 +97,7 @@ def test_evidence_is_that_of_pytorch(loss: str, negatives: int, monkeypatch: pyt
 
 @pytest.mark.parametrize(("margin", "loss"), [(0.0, 0.6931472), (90.0, 90.0), (-90.0, 0.0), (1e5, 1e5)])
 def test_losses_are_finite_for_any_finite_score(margin: float, loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """METHODS.md 2.1: softplus, not the log of a sigmoid."""
+    """docs/methods.md 2.1: softplus, not the log of a sigmoid."""
     monkeypatch.setenv("MELON_KERNEL", "numba")
     model = bpr()
     values = {name: torch.zeros_like(table.everything()) for name, table in model.tables.items()}

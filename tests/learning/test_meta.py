@@ -1,4 +1,4 @@
-"""The look-ahead batch (METHODS.md 3.0.2): one last interaction for each user and each item of the batch."""
+"""The look-ahead batch (docs/methods.md 3.0.2): one last interaction for each user and each item of the batch."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_cold_ones_stand_for_themselves_or_are_dropped() -> None:
 
 
 def test_last_is_the_last_event_also_when_pairs_repeat() -> None:
-    """METHODS.md 4.9, row 16: not the item whose first occurrence is latest."""
+    """docs/methods.md 4.9, row 16: not the item whose first occurrence is latest."""
     assert found([(0, 1), (0, 2), (0, 1)], [(0, 5)], "drop") == [(0, 1)]
 
 

@@ -126,7 +126,7 @@ def test_l2_makes_rows_shorter(name: str, log: Interactions) -> None:
 
 
 def test_one_step_by_hand(log: Interactions) -> None:
-    """Summed plain steps with L2 on every touch: row -= lr · (g + l2 · row), METHODS.md 8.5."""
+    """Summed plain steps with L2 on every touch: row -= lr · (g + l2 · row), docs/methods.md 8.5."""
     few = log.head(40)
     run = training("bpr", few, batch_size=40, lr=0.2, l2=0.05)
     before = {name: table.state()["values"].double() for name, table in run.recommender.tables.items()}

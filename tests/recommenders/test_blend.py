@@ -14,9 +14,17 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend.features import HALF_LIVES, Named
-from melon.recommenders.blend.head import SCALED_BY, TABLES, BlendHead, HeadSettings, head_scores, head_tables
-from melon.recommenders.blend.inputs import INPUTS, PARTS, personal_score
+from melon.recommenders.blend import head as head_module
+from melon.recommenders.blend.features import HALF_LIVES, INPUTS, PARTS, Named, personal_score
+from melon.recommenders.blend.head import (
+    SCALED_BY,
+    SCALED_COLD,
+    TABLES,
+    BlendHead,
+    HeadSettings,
+    head_scores,
+    head_tables,
+)
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd
@@ -138,7 +146,7 @@ class TestScores:
 
 class TestFeatures:
     def test_they_are_those_of_plain_loops(self) -> None:
-        """METHODS.md 8.5, written out."""
+        """docs/methods.md 8.5, written out."""
         blend, history, log = lived()
         users, items, now = log.users.tolist(), log.items.tolist(), len(log)
         total = [items.count(item) for item in range(log.n_items)]
@@ -256,7 +264,14 @@ def values() -> dict[str, Tensor]:
     return {spec.name: Table(spec, seed=3, dtype=torch.float64).state()["values"] for spec in specs}
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that has not practised learns from the first lesson on, with inputs as they come."""
+    monkeypatch.setattr(head_module, "SCALED_COLD", 0)
+
+
 class TestHead:
+    @pytest.mark.usefixtures("at_once")
     def test_a_step_is_that_of_adamw(self, values: dict[str, Tensor]) -> None:
         head = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
         mine = dict(values)
@@ -273,6 +288,7 @@ class TestHead:
         for name, value in free.items():
             assert torch.allclose(mine[name], value.detach(), atol=1e-10)
 
+    @pytest.mark.usefixtures("at_once")
     def test_a_negative_that_does_not_count_is_as_if_it_were_not_there(self, values: dict[str, Tensor]) -> None:
         head = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
         lesson = lessons(1)[0]
@@ -304,6 +320,34 @@ class TestHead:
         assert torch.allclose(1 / practice["scale"][:3], apart.square().mean((0, 1)).sqrt()[:3])
         assert practice["scale"][3] == 1_000  # a constant input has no spread, and stays finite
 
+    def test_without_practice_it_rests_and_is_scaled_by_what_it_saw(self, values: dict[str, Tensor]) -> None:
+        """The same scales as practice over the same lessons gives, and not a step before there are any."""
+        head, given = BlendHead(4, HEAD, torch.float64, torch.device("cpu")), lessons(4, SCALED_COLD // 3)
+        for number, lesson in enumerate(given[:3]):
+            assert head.resting
+            step = head.step(values, lesson)
+            assert step.values == {}
+            head.keep(step.memory)
+            again = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
+            again.recall(head.memory())
+            assert again.memory().keys() == head.memory().keys()
+            assert all(torch.equal(again.memory()[name], tensor) for name, tensor in head.memory().items()), number
+        assert head.resting  # two interactions short
+        head.keep(head.step(values, given[3]).memory)
+        assert not head.resting
+        practice = BlendHead(4, HEAD, torch.float64, torch.device("cpu")).practise(values, given)
+        assert torch.allclose(head.memory()["centre"], practice["centre"], atol=1e-12)
+        assert torch.allclose(head.memory()["scale"], practice["scale"], rtol=1e-12)
+        assert set(head.step(values, given[0]).values) == set(TABLES)
+
+    def test_a_head_that_has_practised_does_not_rest(self, values: dict[str, Tensor]) -> None:
+        head = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
+        head.take_over(head.practise(values, lessons(2)))
+        assert not head.resting
+        again = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
+        again.recall(head.memory())  # before its first step on the stream
+        assert not again.resting
+
     def test_foreign_practice_is_refused(self, values: dict[str, Tensor]) -> None:
         head = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
         with pytest.raises(CheckpointError, match="centre, head_hidden"):
@@ -325,7 +369,9 @@ class TestLearning:
             made.learn(batch)
         return made
 
-    def test_the_head_learns_by_itself_and_the_strategy_leaves_it_alone(self) -> None:
+    def test_the_head_learns_by_itself_and_the_strategy_leaves_it_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert not self.updater(head_lr=0.1).recommender.tables["head_linear"].everything().any()  # it still rests
+        monkeypatch.setattr(head_module, "SCALED_COLD", 20)
         silent, speaks = self.updater(head_lr=0.0), self.updater(head_lr=0.1)
         assert not silent.recommender.tables["head_linear"].everything().any()
         assert speaks.recommender.tables["head_linear"].everything().any()

@@ -111,7 +111,7 @@ def test_closed_form_general_path_and_loop_agree(kind: str, loss: str, batch: Ex
             assert torch.allclose(by_row(gradient, rows), gradients[gradient.table], rtol=1e-9, atol=1e-11)
             check_views(gradient, gradients[gradient.table])
         for name in values.keys() - learned:
-            # Where a table is not taught, there is nothing to teach it: METHODS.md 2.1, ∂L/∂bU = 0.
+            # Where a table is not taught, there is nothing to teach it: docs/methods.md 2.1, ∂L/∂bU = 0.
             assert gradients[name].abs().max() < 1e-12
 
 
@@ -187,7 +187,7 @@ def test_the_general_path_spells_shared_gradients_out() -> None:
 
 @pytest.mark.parametrize("negatives", [1, 3])
 def test_the_gradient_of_a_shared_weight_has_at_most_one_rank_for_each_branch(negatives: int) -> None:
-    """METHODS.md 2.2: outer products, one for the item taken and one for each negative."""
+    """docs/methods.md 2.2: outer products, one for the item taken and one for each negative."""
     recommender = make("ncf", "bpr", 8)
     generator = torch.Generator().manual_seed(0)
     batch = Examples(torch.tensor([0, 1, 2]), torch.randint(0, ITEMS, (3, 1 + negatives), generator=generator))
@@ -199,7 +199,7 @@ def test_the_gradient_of_a_shared_weight_has_at_most_one_rank_for_each_branch(ne
 
 @pytest.mark.parametrize("kind", ["bpr", "ncf"])
 def test_an_item_against_itself_teaches_nothing(kind: str) -> None:
-    """METHODS.md 2.1: with i = j the margin is 0 and the gradients cancel, although the row is touched."""
+    """docs/methods.md 2.1: with i = j the margin is 0 and the gradients cancel, although the row is touched."""
     recommender = make(kind, "bpr", 4)
     values = values_of(recommender, 5)
     evidence = recommender.evidence(values, Examples(torch.tensor([1]), torch.tensor([[2, 2]])))

@@ -38,7 +38,7 @@ KINDS = pytest.mark.parametrize("kind", ["bpr", "ncf"])
 
 class TestByHand:
     def test_bpr(self) -> None:
-        """METHODS.md 2.1 on two dimensions."""
+        """docs/methods.md 2.1 on two dimensions."""
         values = {
             "user_factors": torch.tensor([[1.0, 2.0]], dtype=torch.float64),
             "item_factors": torch.tensor([[0.5, -1.0], [0.25, 0.5]], dtype=torch.float64),
@@ -60,7 +60,7 @@ class TestByHand:
         assert "user_bias" not in found
 
     def test_ncf(self) -> None:
-        """METHODS.md 2.2 with one dimension and two layers of one unit; every number can be followed."""
+        """docs/methods.md 2.2 with one dimension and two layers of one unit; every number can be followed."""
         recommender = NCF({"dim": 1, "layers": (1, 1)}, dtype=torch.float64)
         plain = {
             "user_gmf": [[2.0]],
@@ -95,7 +95,7 @@ class TestByHand:
 
     @pytest.mark.parametrize("sign", [200.0, -200.0])
     def test_losses_and_gradients_are_finite_far_out(self, sign: float) -> None:
-        """METHODS.md 3.1 test 5."""
+        """docs/methods.md 3.1 test 5."""
         recommender = BPR({"dim": 1})
         values = {
             "user_factors": torch.tensor([[1.0]]),
@@ -197,7 +197,7 @@ class TestStoredModel:
             if spec.role != "shared" and recommender.learns(spec)
         )
         shared = sum(spec.rows * spec.dim for spec in recommender.specs if spec.role == "shared")
-        assert (touched, shared) == {"bpr": (194, 0), "ncf": (386, 20_608)}[kind]  # METHODS.md 1.4
+        assert (touched, shared) == {"bpr": (194, 0), "ncf": (386, 20_608)}[kind]  # docs/methods.md 1.4
 
     def test_item_vectors_hold_the_embeddings_side_by_side(self, kind: str) -> None:
         recommender = make(kind)
@@ -228,7 +228,7 @@ def test_ncf_needs_layers_with_units(layers: tuple[int, ...]) -> None:
 
 
 def test_the_default_ncf_network_is_not_silent() -> None:
-    """METHODS.md 2.2: with deviation 0.01 the network contributes next to nothing; the default must not."""
+    """docs/methods.md 2.2: with deviation 0.01 the network contributes next to nothing; the default must not."""
     parts = {}
     for init in ("he", "paper"):
         recommender = NCF({"init": init})

@@ -38,7 +38,7 @@ def columns(log: Log) -> tuple[Ints, Ints]:
 
 
 class Everything:
-    """The slow twin: dense tables, one interaction at a time; METHODS.md 8.5."""
+    """The slow twin: dense tables, one interaction at a time; docs/methods.md 8.5."""
 
     def __init__(self, items: int, reach: int, half_life: float, both_ways: bool = True) -> None:
         self.plain, self.decayed = np.zeros((items, items)), np.zeros((items, items))

@@ -1,4 +1,4 @@
-"""What any learned strategy must bear (METHODS.md 7): a test module subclasses these and says what is made.
+"""What any learned strategy must bear (docs/methods.md 7): a test module subclasses these and says what is made.
 
 class TestOddInput(OddInput):
     def made(self, **settings): return MWNet(settings, seed=5)

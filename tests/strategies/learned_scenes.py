@@ -169,7 +169,7 @@ def worst_error(
 
 
 def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_loss: MetaLoss, table: str) -> float:
-    """The slope of the loss along a table's half-life, as if its rows had been read at another (METHODS.md 8.3).
+    """The slope of the loss along a table's half-life, as if its rows had been read at another (docs/methods.md 8.3).
 
     Losses, gradients and features stay as they were.
     """

@@ -1,4 +1,4 @@
-"""MeLON's online step as METHODS.md tells it (3.0.2–3.0.5, 4.2–4.7), one scalar at a time: slow and plainly right.
+"""MeLON's online step (docs/methods.md 3.0.2–3.0.5, 4.2–4.7), one scalar at a time: slow and plainly right.
 
 It knows numbers, lists and automatic differentiation; it shares no code with melon.
 """

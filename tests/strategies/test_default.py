@@ -1,4 +1,4 @@
-"""Default (METHODS.md 3.1): its six tests, and its optimisers against torch's own."""
+"""Default (docs/methods.md 3.1): its six tests, and its optimisers against torch's own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +59,7 @@ BATCH_ITEMS = [[1, 2], [2, 1], [4, 5], [1, 4], [1, 7]]
 class TestSGD:
     @pytest.mark.parametrize(("reduction", "rate"), [("sum", 0.1), ("mean", 0.1 / 5)])
     def test_equals_the_closed_form_of_bpr(self, reduction: str, rate: float) -> None:
-        """3.1 test 1, with plain loops over METHODS.md 2.1."""
+        """3.1 test 1, with plain loops over docs/methods.md 2.1."""
         recommender = model("bpr")
         now = situation(recommender, BATCH_USERS, BATCH_ITEMS)
         proposed = Default({"lr": 0.1, "reduction": reduction}).propose(now).values

@@ -1,4 +1,4 @@
-"""eALS as a re-weighting rule (METHODS.md 3.2.1): its six tests."""
+"""eALS as a re-weighting rule (docs/methods.md 3.2.1): its six tests."""
 
 from typing import Any
 

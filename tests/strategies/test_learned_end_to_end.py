@@ -1,4 +1,4 @@
-"""Learned strategies from a stream to a record, with both ways of pre-training (METHODS.md 3.0.6)."""
+"""Learned strategies from a stream to a record, with both ways of pre-training (docs/methods.md 3.0.6)."""
 
 from itertools import product
 from typing import Any

@@ -1,4 +1,4 @@
-"""MeLON and its ablations as strategies (METHODS.md 4.8, 4.11, 7): equivalences, families, leaks, odd input, state."""
+"""MeLON and its ablations (docs/methods.md 4.8, 4.11, 7): equivalences, families, leaks, odd input, state."""
 
 from dataclasses import replace
 from typing import Any
@@ -299,9 +299,9 @@ class TestTime:
 
 
 class Family:
-    """MeLON and its ablations, each as a battery wants it."""
+    """MeLON as a battery wants it; its ablations are the same class with fewer inputs, and follow in the slow tests."""
 
-    @pytest.fixture(autouse=True, params=FAMILY)
+    @pytest.fixture(autouse=True, params=["melon", slow("melon_i"), slow("melon_p")])
     def member(self, request: pytest.FixtureRequest) -> None:
         self.member_name = request.param
 

@@ -1,4 +1,4 @@
-"""The meta-gradient (METHODS.md 3.0.4, 4.11): against central differences, in chunks, and without unreachable rows."""
+"""The meta-gradient (docs/methods.md 3.0.4, 4.11): against central differences, in chunks, without unreachable rows."""
 
 from itertools import product
 from typing import Any
@@ -94,7 +94,7 @@ def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> No
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_lives_are_learned_by_the_same_gradient(kind: str, name: str) -> None:
-    """METHODS.md 8.3: idle rows fade by 0.5^(idle / half-life); losses, gradients and features stay as they were."""
+    """docs/methods.md 8.3: idle rows fade by 0.5^(idle / half-life); losses, gradients and features are constants."""
     strategy, situation, meta_loss = scene(kind, name, {"fading": 30.0, "fading_speed": 5.0, "norm": "none"})
     require_exact_half_lives(strategy, situation, meta_loss)
 

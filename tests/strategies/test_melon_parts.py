@@ -1,4 +1,4 @@
-"""The parts of the rate model one by one (METHODS.md 4.3–4.6): preprocessing, attention, heads, starts, Adam."""
+"""The parts of the rate model one by one (docs/methods.md 4.3–4.6): preprocessing, attention, heads, starts, Adam."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""MetaSGD (METHODS.md 3.4): its six tests, shared rates, lazy moments, and what any learned strategy must bear."""
+"""MetaSGD (docs/methods.md 3.4): its six tests, shared rates, lazy moments, and what any learned strategy must bear."""
 
 from dataclasses import replace
 from itertools import product
@@ -462,6 +462,7 @@ class TestOddInput(OddInput):
         return MetaSGD({"alpha_init": 0.1, **settings}, seed=5)
 
 
+@pytest.mark.slow
 class TestOddInputWithTables(OddInput):
     def made(self, **settings: Any) -> MetaSGD:
         return MetaSGD({"alpha_init": 0.1, "share": "dim", "reduction": "row_mean", **settings}, seed=5)
@@ -489,6 +490,7 @@ class TestState(State):
         return made(**settings)
 
 
+@pytest.mark.slow
 class TestStateWithTables(State):
     def made(self, **settings: Any) -> MetaSGD:
         return made(share="table", **settings)

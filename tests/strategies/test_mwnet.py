@@ -1,4 +1,4 @@
-"""MWNet (METHODS.md 3.3): its six tests, its virtual and its real step, and what any learned strategy must bear."""
+"""MWNet (docs/methods.md 3.3): its six tests, its virtual and real step, and what any learned strategy must bear."""
 
 from dataclasses import replace
 from typing import Any
@@ -324,6 +324,7 @@ class TestOddInput(OddInput):
         return MWNet({"lr": 0.1, **settings}, seed=5)
 
 
+@pytest.mark.slow
 class TestOddInputWithAdam(OddInput):
     def made(self, **settings: Any) -> MWNet:
         return MWNet({"optimizer": "adam_lazy", "lr": 0.01, "normalise": True, **settings}, seed=5)
@@ -339,6 +340,7 @@ class TestState(State):
         return made(**settings)
 
 
+@pytest.mark.slow
 class TestStateWithAdam(State):
     def made(self, **settings: Any) -> MWNet:
         return made(optimizer="adam_lazy", **settings)

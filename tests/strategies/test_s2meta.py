@@ -1,4 +1,4 @@
-"""S2Meta and MetaLSTM (METHODS.md 3.5): the cell, the gates, the step, and what each row keeps."""
+"""S2Meta and MetaLSTM (docs/methods.md 3.5): the cell, the gates, the step, and what each row keeps."""
 
 from dataclasses import replace
 from functools import partial
@@ -103,7 +103,7 @@ class TestCell:
     def plain(
         self, features: Tensor, learned: list[Tensor], carried: Carried | None, *, normalise: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits, hidden, cell) by METHODS.md 3.5, in one go."""
+        """(logits, hidden, cell) by docs/methods.md 3.5, in one go."""
         weights, bias, start, head = learned
         active = weights @ features + bias[:, None]
         entry, forget, exit_ = (part.sigmoid() for part in active[: 3 * self.UNITS].chunk(3))
@@ -174,7 +174,7 @@ class TestMetaGradient:
         assert max(found.values()) < RELATIVE, found
 
     @EVERY_KIND
-    @EVERY_CELL
+    @BOTH_CELLS
     def test_every_tensor_learns(self, kind: str, cell: str) -> None:
         """Otherwise a comparison with differences compares nothing. A user's bias has no part in a pairwise loss."""
         strategy, situation, meta_loss = scene(kind, CELLS[cell])
@@ -204,7 +204,7 @@ class TestMetaGradient:
         require_exact_half_lives(strategy, situation, meta_loss)
 
     @EVERY_KIND
-    @EVERY_CELL
+    @BOTH_CELLS
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, cell: str) -> None:
         require_exact_reach(*scene(kind, CELLS[cell]))
 
@@ -213,7 +213,7 @@ class TestMetaGradient:
 class TestStep:
     @pytest.mark.parametrize("reduction", ["mean", slow("sum")])
     @pytest.mark.parametrize("forgetting", [True, slow(False)])
-    @EVERY_CELL
+    @BOTH_CELLS
     def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
         """3.5 test 1, 7.8: with f = 1 and i = η it is plain SGD."""
         strategy = made(
@@ -275,7 +275,7 @@ class TestStep:
             torch.testing.assert_close(situation.values[table] - proposed[table], step, rtol=1e-11, atol=1e-14)
         assert cut > 10
 
-    @EVERY_CELL
+    @BOTH_CELLS
     def test_permuting_scalars_permutes_their_updates(self, kind: str, cell: str) -> None:
         """3.5 tests 2 and 3: a scalar's update depends on what it is, not on where it stands or what is beside it."""
         strategy, situation, _ = scene(kind, CELLS[cell])

@@ -1,4 +1,4 @@
-"""SML (METHODS.md 3.6): the transfer network, the merge, and the strategy around it."""
+"""SML (docs/methods.md 3.6): the transfer network, the merge, and the strategy around it."""
 
 from dataclasses import replace
 from functools import partial

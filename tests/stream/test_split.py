@@ -144,7 +144,7 @@ def test_text_that_is_no_split_is_quoted(text: str) -> None:
     [(1_000, 800, 920), (125_000, 100_000, 115_000), (1_000_000, 975_000, 990_000), (10, 8, 9), (4, 4, 4)],
 )
 def test_selection_window(train_stop: int, window_start: int, judged_from: int) -> None:
-    """METHODS.md 5.7: the last min(20 %, 25,000) of training; learned parts on its first 60 %."""
+    """docs/methods.md 5.7: the last min(20 %, 25,000) of training; learned parts on its first 60 %."""
     parts = Parts(train_stop, train_stop + 5, train_stop + 10)
     assert parts.window_start == window_start
     assert parts.judged_from == judged_from

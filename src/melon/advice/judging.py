@@ -1,4 +1,4 @@
-"""From ranks to advice (METHODS.md 5.8): a more expensive method is advised only where the data show that it is better.
+"""From ranks to advice (docs/methods.md 5.8): a costlier method is advised only where the data show that it is better.
 
 The reference is named beforehand: plain fine-tuning, with settings chosen as those of all others. What beats it is
 compared with cheaper winners, and the one that is left with doing without any strategy.

@@ -38,7 +38,7 @@ from melon.types import Plain
 
 @dataclass(frozen=True)
 class CellResult:
-    """The record of DESIGN.md, the rank of every evaluated event under every method, and rates if they were asked."""
+    """The record (docs/design.md), the rank of every evaluated event under every method, and rates where asked for."""
 
     record: Plain
     ranks: dict[str, np.ndarray[Any, Any]]
@@ -170,7 +170,7 @@ class Cell:
         return self.fitting.deployed(self._plan.make_strategy(settings, name), state, practice)
 
     def _trained_by_itself(self, settings: Plain, log: Interactions) -> Updater:
-        """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (METHODS.md 3.0.6)."""
+        """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (docs/methods.md 3.0.6)."""
         config, stop = self.config, self.parts.train_stop
         updater = self._updater(config.strategy, settings, untrained(self._plan))
         if updater.recommender.rows_of("item"):  # the strategy has trained it in its own way

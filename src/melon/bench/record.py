@@ -1,4 +1,7 @@
-"""The record of one cell (DESIGN.md): what was asked and chosen, metrics, the rank of every event; and its files."""
+"""The record of one cell: what was asked and chosen, metrics, the rank of every event; and its files.
+
+See docs/design.md.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from melon.types import Ints
 
 #: How many batches of the toy stream a check goes through; its users swap their tastes at the tenth.
 _LENGTH = 14
-#: The forms of a learning-rate matrix (METHODS.md 1.3): one rate, one per interaction, one per parameter, any.
+#: The forms of a learning-rate matrix (docs/methods.md 1.3): one rate, one per interaction, one per parameter, any.
 Family = Literal["uniform", "interaction", "parameter", "any"]
 UNEXPLAINED = "the strategy has no learning-rate matrix"
 
@@ -218,7 +218,7 @@ def learning_rates_shape_and_family(pairing: Pairing) -> str | None:
 
 
 def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
-    """Without state per row, but for rates that are learned there, the step is Δ = −colsum(W ⊙ G) (METHODS.md 1.2)."""
+    """Where no optimiser state is kept for rows, the step is Δ = −colsum(W ⊙ G) (docs/methods.md 1.2)."""
     updater, batch = pairing.after(5, dtype=torch.float64), toy_batches()[5]
     if not updater.strategy.explains_rates:
         return UNEXPLAINED

@@ -1,4 +1,4 @@
-"""What a comparison may claim (METHODS.md 5.8): paired per event, bootstrapped by user, corrected within its family."""
+"""What a comparison may claim (docs/methods.md 5.8): paired by event, bootstrapped by user, Holm within its family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prequential loop (METHODS.md 5.2): each batch is predicted first, then learned; a generator of points."""
+"""The prequential loop (docs/methods.md 5.2): each batch is predicted first, then learned; a generator of points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks and metrics (METHODS.md 5.4, 5.5): mid rank for ties, an error for anything that is not a number."""
+"""Ranks and metrics (docs/methods.md 5.4, 5.5): mid rank for ties, an error for anything that is not a number."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def metrics(rank: Floats) -> Metrics:
 
 
 def selection_score(rank: Floats) -> float:
-    """What settings are compared by: HR@5 + NDCG@10 (METHODS.md 5.7); where nothing was ranked, all are alike."""
+    """What settings are compared by: HR@5 + NDCG@10 (docs/methods.md 5.7); where nothing was ranked, all are alike."""
     measured = metrics(rank)
     return measured["HR@5"] + measured["NDCG@10"] if measured else 0.0

@@ -1,4 +1,7 @@
-"""The learning-rate matrix of a batch in numbers (METHODS.md 1.3, 5.6): rank, what it follows, its two directions."""
+"""The learning-rate matrix of a batch in numbers: rank, what it follows, its two directions.
+
+See docs/methods.md 1.3, 5.6.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selection window (METHODS.md 5.7): the one place where anything is learned or chosen ahead of the test part.
+"""The selection window (docs/methods.md 5.7): the one place where anything is learned or chosen ahead of the test part.
 
 A recommender trained on what precedes the window streams through it; settings are compared on the last 40 % of the
 window and the validation part. The functions here are given the log up to the end of validation and nothing else.
@@ -160,7 +160,7 @@ class Selection:
 
     def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
-        recommender and a history that know nothing of the window (METHODS.md 8.2). Others have nothing to practise.
+        recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to practise.
         """
         practice: Practice = {}
         passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
@@ -172,7 +172,7 @@ class Selection:
         return practice | self._practise_head(strategy, start, stop, practice)
 
     def _practise_head(self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice) -> Practice:
-        """Train a recommender's head out of sample (METHODS.md 8.5): rows that know nothing of the window stream
+        """Train a recommender's head out of sample (docs/methods.md 8.5): rows that know nothing of the window stream
         through it under the strategy, and the head learns from what was recorded on the way, in several passes.
         """
         if not start.headed:

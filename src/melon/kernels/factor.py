@@ -34,7 +34,7 @@ def pairwise_evidence(
     to_user: Singles,
     to_items: Singles,
 ) -> None:
-    """softplus(s⁻ − s⁺) averaged over the negatives, its slope by each score, and its gradients (METHODS.md 2.1)."""
+    """softplus(s⁻ − s⁺), averaged over negatives, its slope by each score, and its gradients (docs/methods.md 2.1)."""
     width, dim = items.shape[1], user_factors.shape[1]
     for n in range(users.size):
         own, back = user_factors[users[n]], to_user[n]

@@ -172,13 +172,15 @@ def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
 
 
 def _write_table(writing: FolderWriter, updater: Updater, table: Table, moment: Moment) -> dict[str, Any]:
-    kept = {key: state.state() for key, state in updater.row_state.get(table.spec.name, {}).items()}
-    tensors = table.state() | {f"{key}/{part}": tensor for key, state in kept.items() for part, tensor in state.items()}
+    row_state = {key: state.state() for key, state in updater.row_state.get(table.spec.name, {}).items()}
+    tensors = table.state() | {
+        f"{key}/{part}": tensor for key, state in row_state.items() for part, tensor in state.items()
+    }
     return {
         **_shape(table),
         "rows": table.rows,
         "half_life": moment.half_lives.get(table.spec.name),
-        "row_state": sorted(kept),
+        "row_state": sorted(row_state),
         "file": writing.add(tensors),
     }
 
@@ -279,8 +281,8 @@ def _recall(strategy: Strategy, memory: Mapping[str, Tensor], device: str) -> No
         same = name not in own or (own[name].shape, own[name].dtype) == (tensor.shape, tensor.dtype)
         require(same, f"{name!r} of the strategy's memory is {tensor.dtype} of shape {tuple(tensor.shape)}")
     strategy.recall({key: tensor.clone().to(device) for key, tensor in memory.items()})
-    kept = {name: tensor.shape for name, tensor in strategy.memory().items()}
-    require(kept == {name: tensor.shape for name, tensor in memory.items()}, "the strategy's memory and its settings")
+    shapes = {name: tensor.shape for name, tensor in strategy.memory().items()}
+    require(shapes == {name: tensor.shape for name, tensor in memory.items()}, "the strategy's memory and its settings")
 
 
 def _numpy(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Array]:

@@ -34,7 +34,10 @@ class Offered:
 
 @dataclass(frozen=True)
 class LastInteractions:
-    """The look-ahead batch (METHODS.md 3.0.2): for each user its previous item, for each item its previous user."""
+    """The look-ahead batch: for each user its previous item, for each item its previous user.
+
+    See docs/methods.md 3.0.2.
+    """
 
     users: Ints
     items: Ints

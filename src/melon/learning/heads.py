@@ -1,6 +1,6 @@
-"""What the head of a recommender is taught: lessons drawn from batches, online steps, and practice to be taken over.
+"""Training of a recommender's head: lessons from batches, online steps, and practice on the selection window.
 
-A recommender without a head is taught nothing. Tables are read here and written by the updater.
+A recommender without a head has no lessons. Tables are read here and written by the updater.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class HeadTeacher:
         """What a batch would teach the head at a moment; nothing is changed.
 
         Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
-        give itself away, and the head would learn that what is new is right (METHODS.md 8.5).
+        give itself away, and the head would learn that what is new is right (docs/methods.md 8.5).
         """
         headed, pool = self._headed, self._history.items_born
-        known = self._history.of_items.met(batch.items) > 0
-        if headed is None or not known.any() or pool < 2:
+        taken = self._history.of_items.met(batch.items) > 0
+        if headed is None or not taken.any() or pool < 2:
             return None
-        users, items = batch.users[known], batch.items[known, None]
-        drawn = self._draws.integers(batch.events[known], headed.head.negatives, pool)
+        users, items = batch.users[taken], batch.items[taken, None]
+        drawn = self._draws.integers(batch.events[taken], headed.head.negatives, pool)
         own = (drawn == items) | self._history.seen.contains(pair_keys(users[:, None], drawn))
         allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
         offered = _tensor(np.concatenate([items, drawn], axis=1), headed)
@@ -57,10 +57,10 @@ class HeadTeacher:
         with torch.no_grad():
             return headed.head.step(_shared(headed), lesson)
 
-    def keep(self, made: HeadStep) -> None:
-        """Remember a step that has been written."""
+    def keep(self, step: HeadStep) -> None:
+        """Store the optimiser's state of a step that has been written."""
         assert self._headed is not None
-        self._headed.head.keep(made.memory)
+        self._headed.head.keep(step.memory)
 
     def practise(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
         """What the head learns from recorded lessons, as part of a practice."""
@@ -71,9 +71,9 @@ class HeadTeacher:
         return {f"{HEAD}{name}": tensor for name, tensor in learned.items()}
 
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Go on with the head's part of a practice; returns new values of its tables."""
-        told = {name.removeprefix(HEAD): tensor for name, tensor in practice.items() if name.startswith(HEAD)}
-        return self._headed.head.take_over(told) if told and self._headed is not None else {}
+        """Load the head's part of a practice; returns new values of its tables."""
+        learned = {name.removeprefix(HEAD): tensor for name, tensor in practice.items() if name.startswith(HEAD)}
+        return self._headed.head.take_over(learned) if learned and self._headed is not None else {}
 
 
 def _shared(recommender: Recommender) -> dict[str, Tensor]:

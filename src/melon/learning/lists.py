@@ -61,14 +61,14 @@ def as_table(lists: Sequence[Recommended]) -> pl.DataFrame:
     def plain(ids: Iterable[Id]) -> list[Any]:
         return [str(one) if isinstance(one, uuid.UUID) else one for one in ids]
 
-    lines = [(each, rank, one) for each in lists for rank, one in enumerate(each, start=1)]
+    lines = [(listed, rank, one) for listed in lists for rank, one in enumerate(listed, start=1)]
     return pl.DataFrame(
         {
-            "user": plain(each.user for each, _, _ in lines),
+            "user": plain(listed.user for listed, _, _ in lines),
             "rank": [rank for _, rank, _ in lines],
             "item": plain(one.item for _, _, one in lines),
             "score": [one.score for _, _, one in lines],
-            "source": [each.source for each, _, _ in lines],
+            "source": [listed.source for listed, _, _ in lines],
         }
     )
 

@@ -162,8 +162,8 @@ class LiveModel:
         """The k best items for each user; for users that the model does not know, the k most popular ones."""
         with self._lock:
             rows = self.users.rows(user_ids)
-            known = np.flatnonzero((rows >= 0) & (rows < self.rows_of("user")))
-        lists = dict(zip(known.tolist(), self.best(rows[known], k, filter_seen=filter_seen), strict=True))
+            served = np.flatnonzero((rows >= 0) & (rows < self.rows_of("user")))
+        lists = dict(zip(served.tolist(), self.best(rows[served], k, filter_seen=filter_seen), strict=True))
         popular = self._named(self.most_popular(k)) if len(lists) < len(user_ids) else ()
         return [
             Recommended(user, "model", self._named(lists[n])) if n in lists else Recommended(user, "popular", popular)
@@ -312,9 +312,9 @@ def _ordered(ids: Ids, order: Ints) -> Ids:
     return ids[order] if isinstance(ids, np.ndarray) else [ids[place] for place in order.tolist()]
 
 
-def _keys_of_new(book: IdBook, rows: Ints, known: int) -> Ints:
+def _keys_of_new(book: IdBook, rows: Ints, stored: int) -> Ints:
     """The keys of rows that have yet to be made; other rows need none, and have 0."""
-    keys, new = np.zeros(len(rows), dtype=np.int64), np.flatnonzero(rows >= known)
+    keys, new = np.zeros(len(rows), dtype=np.int64), np.flatnonzero(rows >= stored)
     if len(new):
         keys[new] = book.keys(rows[new])
     return keys

@@ -1,4 +1,4 @@
-"""Pre-training of a recommender on a recorded log: shuffled batches, summed plain steps with L2 (METHODS.md 8.5)."""
+"""Pre-training on a recorded log: shuffled batches, summed plain steps with L2 (docs/methods.md 3.0.6, 8.5)."""
 
 from __future__ import annotations
 
@@ -134,15 +134,15 @@ def pretrain_by_strategy(strategy: Strategy, recommender: Recommender, log: Inte
 
 
 def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str = "interactions") -> None:
-    """Let idle time count from each row's last interaction in the log, in its events or in seconds (METHODS.md 8.3)."""
+    """Count idle time from each row's last interaction in the log, in events or in seconds (docs/methods.md 8.3)."""
     moments = np.arange(len(log)) if clock == "interactions" else log.times
     for role, rows in (("user", log.users), ("item", log.items)):
         last = np.zeros(int(rows.max()) + 1, dtype=np.int64)
         np.maximum.at(last, rows, moments)
         for table in recommender.tables.values():
             if table.spec.role == role:
-                known = torch.from_numpy(last[: table.rows]).to(table.device)
-                table.stamp(torch.arange(len(known), device=table.device), known)
+                stamps = torch.from_numpy(last[: table.rows]).to(table.device)
+                table.stamp(torch.arange(len(stamps), device=table.device), stamps)
 
 
 def live_through(recommender: Recommender, history: History, log: Interactions) -> None:

@@ -147,7 +147,7 @@ class StepMaker:
         return self._gatherer.everything() if self._strategy.dense else self._gatherer.touched(offered)
 
     def _require_finite(self, proposal: Proposal, batch: Batch) -> None:
-        state = {f"{key} of {name}": v for name, kept in proposal.row_state.items() for key, v in kept.items()}
+        state = {f"{key} of {name}": v for name, tables in proposal.row_state.items() for key, v in tables.items()}
         if all_finite([*proposal.values.values(), *state.values()]):
             return
         values = {f"the new value of {name}": v for name, v in proposal.values.items()}

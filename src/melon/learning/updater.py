@@ -122,7 +122,7 @@ class Updater:
 
     def make_rows(self, batch: Batch, undo: ExitStack | None = None) -> None:
         """Make the rows of the batch's newcomers; rows that exist are left alone."""
-        tables = [*self.recommender.tables.values(), *(t for kept in self.row_state.values() for t in kept.values())]
+        tables = [*self.recommender.tables.values(), *(t for state in self.row_state.values() for t in state.values())]
         users, user_keys = _new_rows(batch.users, batch.user_keys, self.recommender.rows_of("user"))
         items, item_keys = _new_rows(batch.items, batch.item_keys, self.recommender.rows_of("item"))
         if undo is not None:
@@ -270,10 +270,10 @@ class Updater:
 
     def _state_tables(self, spec: TableSpec) -> dict[str, Table | SparseTable]:
         recommender, tables = self.recommender, dict[str, Table | SparseTable]()
-        for key, kept in self.strategy.row_state(spec).items():
-            form = SparseTable if kept.lazy and spec.role != "shared" else Table
+        for key, declared in self.strategy.row_state(spec).items():
+            form = SparseTable if declared.lazy and spec.role != "shared" else Table
             state = TableSpec(
-                f"{spec.name}.{key}", spec.role, spec.kind, kept.width or spec.dim, 0.0, kept.start, spec.rows
+                f"{spec.name}.{key}", spec.role, spec.kind, declared.width or spec.dim, 0.0, declared.start, spec.rows
             )
             tables[key] = form(state, clock=recommender.clock, dtype=recommender.dtype, device=recommender.device)
         return tables
@@ -296,13 +296,13 @@ class Updater:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.recommender.device)
 
 
-def _new_rows(rows: Ints, keys: Ints, known: int) -> tuple[int, Ints]:
+def _new_rows(rows: Ints, keys: Ints, stored: int) -> tuple[int, Ints]:
     """The row count after a batch, and the keys of the rows to make, in row order."""
-    new, first = np.unique(rows[rows >= known], return_index=True)
+    new, first = np.unique(rows[rows >= stored], return_index=True)
     if not len(new):
-        return known, np.empty(0, dtype=np.int64)
+        return stored, np.empty(0, dtype=np.int64)
     total = int(new[-1]) + 1
     # Rows are numbered by first appearance, so a gap can only be a row that was skipped on purpose.
-    filled = ~np.arange(known, total, dtype=np.int64)
-    filled[new - known] = keys[rows >= known][first]
+    filled = ~np.arange(stored, total, dtype=np.int64)
+    filled[new - stored] = keys[rows >= stored][first]
     return total, filled

@@ -1,4 +1,4 @@
-"""What the MeLON paper (AAAI 2022) published, typed in once: METHODS.md 5.1 and tables 6.1 to 6.3."""
+"""What the MeLON paper (AAAI 2022) published, typed in once: docs/methods.md 5.1 and tables 6.1 to 6.3."""
 
 from __future__ import annotations
 

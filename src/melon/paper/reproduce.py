@@ -27,7 +27,7 @@ from melon.terminal.tune_view import TuneProgress, show_tuned
 from melon.tuning.tune import ROUND, tune_stream
 from melon.types import Plain
 
-#: The paper drops users and items with fewer interactions (METHODS.md 5.1).
+#: The paper drops users and items with fewer interactions (docs/methods.md 5.1).
 _FEWEST = 20
 
 

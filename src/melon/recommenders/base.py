@@ -213,6 +213,9 @@ def usable_device(device: torch.device | str) -> torch.device:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise SettingsError(f"device = {str(device)!r} will not do here: {reason}") from None
+        reason = str(problem).partition("\n")[0].rstrip(".")
+        choices = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+        raise SettingsError(
+            f"device = {str(device)!r} is not available here ({reason}); choose one of: {choices}."
+        ) from None
     return torch.device(device)

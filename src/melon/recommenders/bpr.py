@@ -1,4 +1,4 @@
-"""BPR-MF (METHODS.md 2.1): a dot product and biases, with per-interaction gradients in closed form."""
+"""BPR-MF (docs/methods.md 2.1): a dot product and biases, with per-interaction gradients in closed form."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class RowGradient:
 
 @dataclass(frozen=True)
 class FactorGradient:
-    """Gradients on a shared matrix as outer products: g_x = Σ_b left[x, b] ⊗ right[x, b] (METHODS.md 2.2)."""
+    """Gradients on a shared matrix as outer products: g_x = Σ_b left[x, b] ⊗ right[x, b] (docs/methods.md 2.2)."""
 
     table: str
     left: Tensor
@@ -156,12 +156,12 @@ class _KnownLosses(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Any, ...]:
-        found: dict[str, Tensor | None] = dict.fromkeys(ctx.names)
+        totals: dict[str, Tensor | None] = dict.fromkeys(ctx.names)
         rows = dict(zip(ctx.names, ctx.rows, strict=True))
         for gradient in ctx.gradients:
-            total, before = gradient.summed(rows[gradient.table], weights), found[gradient.table]
-            found[gradient.table] = total if before is None else before + total
-        return None, None, None, *found.values()
+            total, before = gradient.summed(rows[gradient.table], weights), totals[gradient.table]
+            totals[gradient.table] = total if before is None else before + total
+        return None, None, None, *totals.values()
 
 
 def evidence_by_autograd(
@@ -178,16 +178,18 @@ def evidence_by_autograd(
 
     def mini_loss(rows: dict[str, Tensor], shared: dict[str, Tensor], *features: Tensor) -> Tensor:
         users = branches if per_branch else torch.zeros_like(branches)
-        alone = (each.unsqueeze(0) for each in features)
+        alone = (feature.unsqueeze(0) for feature in features)
         return recommender.loss_of({**rows, **shared}, users[None], branches[None], *alone)[0]
 
-    known = () if examples.features is None else (examples.features,)
+    features_given = () if examples.features is None else (examples.features,)
     shared = {name: values[name].detach() for name, role in roles.items() if role == "shared"}
     rows = {name: values[name].detach()[positions[role]] for name, role in roles.items() if role != "shared"}
     per_interaction = torch.func.vmap(
-        torch.func.grad_and_value(mini_loss, argnums=(0, 1)), in_dims=(0, None, *(0 for _ in known)), randomness="error"
+        torch.func.grad_and_value(mini_loss, argnums=(0, 1)),
+        in_dims=(0, None, *(0 for _ in features_given)),
+        randomness="error",
     )
-    (row_gradients, shared_gradients), losses = per_interaction(rows, shared, *known)
+    (row_gradients, shared_gradients), losses = per_interaction(rows, shared, *features_given)
     gradients: list[Gradient] = []
     for name, role in roles.items():
         if name not in moving:

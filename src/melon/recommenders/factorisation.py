@@ -1,4 +1,4 @@
-"""A factorised score p_u · q_i + b_u + b_i: scores, and per-interaction gradients in closed form (METHODS.md 2.1).
+"""A factorised score p_u · q_i + b_u + b_i: scores, and per-interaction gradients in closed form (docs/methods.md 2.1).
 
 Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and return None where PyTorch has to compute.
 """
@@ -63,9 +63,9 @@ def compiled_scores(tables: dict[str, Table], users: Tensor, items: Tensor, at: 
     if loops is None:
         return None
     out = storage[0].new_empty(items.shape)
-    known = (tables["user_factors"].rows, tables["item_factors"].rows)
-    arrays = (each.numpy() for each in storage)
-    loops.scores(users.contiguous().numpy(), items.contiguous().numpy(), known, *arrays, out.numpy())
+    rows = (tables["user_factors"].rows, tables["item_factors"].rows)
+    arrays = (part.numpy() for part in storage)
+    loops.scores(users.contiguous().numpy(), items.contiguous().numpy(), rows, *arrays, out.numpy())
     return out
 
 
@@ -79,7 +79,7 @@ def compiled_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints, at: 
     decay = view.decay(offsets)
     if decay is None:
         decay = factors.new_ones(offsets.shape)
-    arrays = (each.detach().contiguous().numpy() for each in (offsets, decay, factors, view.storage))
+    arrays = (part.detach().contiguous().numpy() for part in (offsets, decay, factors, view.storage))
     loops.dots(named, *arrays, out.numpy())
     return out
 
@@ -93,6 +93,6 @@ def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[T
     shapes = (users.shape, items.shape, (*users.shape, dim), (*items.shape, dim))
     losses, slopes, to_user, to_items = (values["user_factors"].new_empty(shape) for shape in shapes)
     rows = (values[name].detach().contiguous().numpy() for name in ("user_factors", "item_factors", "item_bias"))
-    out = (each.numpy() for each in (losses, slopes, to_user, to_items))
+    out = (part.numpy() for part in (losses, slopes, to_user, to_items))
     loops.pairwise_evidence(users.contiguous().numpy(), items.numpy(), *rows, *out)
     return losses, slopes, to_user, to_items

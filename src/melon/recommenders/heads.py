@@ -1,8 +1,8 @@
 """Heads: parts of a recommender that are trained apart from its rows, first out of sample and then online.
 
-A head weighs what the rows say against what streaming state says (METHODS.md 8.5). Trained on data that its rows have
-seen it would trust them too far, so it *practises* on the selection window beside rows that have not seen the window,
-and what it has learned is taken over by the recommender that was trained on everything.
+A head weighs what the rows say against what streaming state says (docs/methods.md 8.5). Trained on data that its rows
+have seen it would trust them too far, so it *practises* on the selection window beside rows that have not seen the
+window, and what it has learned is taken over by the recommender that was trained on everything.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Head(ABC):
 
     @abstractmethod
     def keep(self, memory: Mapping[str, Tensor]) -> None:
-        """Remember what a step said, after it has been written."""
+        """Store the optimiser's state after a step has been written."""
 
     @abstractmethod
     def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
-        """What comes of several passes over recorded lessons in order of time, from the given values; pure."""
+        """Train on recorded lessons in order of time, several times over, from the given values; pure."""
 
     @abstractmethod
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Go on with what was practised: keeps what is no table, and returns new values of its tables."""
+        """Load what was practised: scales are stored here, and new values of the head's tables are returned."""
 
 
 class HeadedRecommender(Recommender):

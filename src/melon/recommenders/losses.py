@@ -31,7 +31,7 @@ class Loss(ABC):
 
 
 class BPRLoss(Loss):
-    """softplus(−(s⁺ − s⁻)), averaged over the negatives (METHODS.md 2.1); finite for any finite score."""
+    """softplus(−(s⁺ − s⁻)), averaged over the negatives (docs/methods.md 2.1); finite for any finite score."""
 
     shift_invariant = True
 

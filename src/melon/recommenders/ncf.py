@@ -1,4 +1,4 @@
-"""NCF (METHODS.md 2.2): a product part and a four-layer ReLU network, with gradients of shared weights as factors."""
+"""NCF (docs/methods.md 2.2): a product part and a ReLU network, with gradients of shared weights as factors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from melon.tables import TableSpec
 
 
 class NCFSettings(RecommenderSettings):
-    """`init="paper"` draws everything with deviation 0.01, which silences the network (METHODS.md 2.2)."""
+    """`init="paper"` draws everything with deviation 0.01, which silences the network (docs/methods.md 2.2)."""
 
     dim: int = Field(64, ge=1)
     layers: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64, 64, 64), min_length=1)

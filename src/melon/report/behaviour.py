@@ -47,7 +47,7 @@ from melon.types import Floats
 Sided = tuple[dict[str, Estimate], dict[str, Estimate]]
 #: Fewer events than this say little about cold users.
 FEW_EVENTS = 100
-#: METHODS.md 5.6 wants this many timed batches.
+#: docs/methods.md 5.6 wants this many timed batches.
 TIMED_BATCHES = 100
 
 

@@ -185,7 +185,7 @@ class Contest:
 
     @property
     def headline(self) -> View:
-        """Streams with repeats are judged without them (METHODS.md 5.8)."""
+        """Streams with repeats are judged without them (docs/methods.md 5.8)."""
         return "first" if self.repeats.any() and not self.repeats.all() else "all"
 
     @property
@@ -219,7 +219,7 @@ class Contest:
 
     @property
     def margin(self) -> float:
-        """The loss that "level or better" rules out (METHODS.md 5.8)."""
+        """The loss that "level or better" rules out (docs/methods.md 5.8)."""
         return 0.005 if len(self.events) >= 10_000 else 0.015
 
     def hit_rate(self, method: str) -> float:

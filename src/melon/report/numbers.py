@@ -80,7 +80,7 @@ class Compared:
 
 
 class Comparisons:
-    """Paired comparisons (METHODS.md 5.8), each made once; a table is judged as the family that it declares."""
+    """Paired comparisons (docs/methods.md 5.8), each made once; a table is judged as the family that it declares."""
 
     def __init__(self) -> None:
         self._cache: dict[tuple[Contest, tuple[str, ...], tuple[str, ...], str], Comparison] = {}

@@ -136,7 +136,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class LearningRates:
-    """The learning-rate matrix of a batch (METHODS.md 1.3, 1.4).
+    """The learning-rate matrix of a batch (docs/methods.md 1.3, 1.4).
 
     `rows` is slot-aligned, interactions × touched row entries, in the order of `slots`; `shared` holds interactions ×
     entries for each table that every interaction touches.
@@ -150,7 +150,10 @@ class LearningRates:
 
 
 class StrategySettings(Settings):
-    """Settings of every strategy: the half-life of idle items (METHODS.md 8.3), and a bound on the step of a row."""
+    """Settings of every strategy: the half-life of idle items, and a bound on the step of a row.
+
+    See docs/methods.md 8.3.
+    """
 
     fading: float | None = Field(None, gt=0)
     fading_clock: Literal["interactions", "seconds"] = "interactions"

@@ -1,4 +1,4 @@
-"""Default (METHODS.md 3.1): fine-tuning, one gradient step on each incoming batch."""
+"""Default (docs/methods.md 3.1): fine-tuning, one gradient step on each incoming batch."""
 
 from __future__ import annotations
 

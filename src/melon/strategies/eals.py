@@ -1,4 +1,4 @@
-"""eALS as a re-weighting rule (METHODS.md 3.2.1): fresh interactions count w_new times as much as old ones."""
+"""eALS as a re-weighting rule (docs/methods.md 3.2.1): fresh interactions count w_new times as much as old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned strategies: a meta-model, the look-ahead that teaches it, and its optimiser (METHODS.md 3.0.3, 3.0.4)."""
+"""Learned strategies: a meta-model, its look-ahead, and its optimiser (docs/methods.md 3.0.3, 3.0.4)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LearnedStrategy(Strategy):
     """
 
     settings: LearnedSettings
-    #: Whether the evidence of a user's row comes apart for the positive and each negative (METHODS.md 4.9, row 1).
+    #: Whether the evidence of a user's row comes apart for the positive and each negative (docs/methods.md 4.9, row 1).
     per_branch: bool = False
 
     #: How the weights of the meta-model are drawn: with Xavier's spread, or from Normal(0, 0.01²).
@@ -79,7 +79,7 @@ class LearnedStrategy(Strategy):
         """The same numbers, with the half-life's part in them open to the meta-gradient.
 
         Rows were read already faded at the present half-life; the factor here is 1 and only its slope counts. Losses,
-        gradients and features stay at the faded values, which keeps the meta-gradient first-order (METHODS.md 8.3).
+        gradients and features stay at the faded values: the meta-gradient is first-order (docs/methods.md 8.3).
         """
         phi, around = self.parameters().get(fading_name(table)), situation.around
         if phi is None or around is None or table not in around.idle or not torch.is_grad_enabled():
@@ -95,7 +95,7 @@ class LearnedStrategy(Strategy):
         """Provisional values of the compact rows, differentiable in φ; gradients, losses and rows are constants."""
 
     def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
-        """∇_φ of the loss after the look-ahead, and that loss; exact with one step (METHODS.md 3.0.4)."""
+        """∇_φ of the loss after the look-ahead, and that loss; exact with one step (docs/methods.md 3.0.4)."""
         parameters = self.parameters()
         with torch.enable_grad():
             loss = meta_loss(self.look_ahead(situation))
@@ -197,7 +197,7 @@ class LearnedOptimizerStrategy(LearnedStrategy):
 
 
 def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
-    """γ = ∂loss/∂Θ̃ at provisional values, and that loss: what a closed-form meta-gradient needs (METHODS.md 3.0.4)."""
+    """γ = ∂loss/∂Θ̃ at provisional values, and that loss, for closed-form meta-gradients (docs/methods.md 3.0.4)."""
     with torch.enable_grad():
         free = {name: value.detach().requires_grad_() for name, value in provisional.items()}
         loss = meta_loss(free)

@@ -1,4 +1,4 @@
-"""MetaSGD (METHODS.md 3.4): one learned rate for each parameter, kept row by row and moved only where rows are met."""
+"""MetaSGD (docs/methods.md 3.4): one learned rate for each parameter, kept by row and moved where rows are met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MWNet (METHODS.md 3.3): a small net weighs each interaction by its loss, so that learning it helps on later ones.
+"""MWNet (docs/methods.md 3.3): a small net weighs each interaction by its loss, so that its step helps later ones.
 
 The virtual step is plain SGD, whatever the real optimiser is. It is large by default: with a step as small as the
 published one the meta-gradient is lost (3.3, pitfall a).

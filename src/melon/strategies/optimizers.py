@@ -1,4 +1,4 @@
-"""Plain optimisers on compact rows (METHODS.md 3.1): SGD, and Adam on touched rows or on all of them."""
+"""Plain optimisers on compact rows (docs/methods.md 3.1): SGD, and Adam on touched rows or on all of them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RowOptimizer:
         return Proposal(values, state, {"steps": torch.tensor(steps, device="cpu")})
 
     def learning_rates(self, situation: Situation, weights: Tensor | None = None) -> LearningRates:
-        """η·ω_x or η·ω_x/n; under Adam these are loss weights rather than realised steps (METHODS.md 1.3)."""
+        """η·ω_x or η·ω_x/n; under Adam these are loss weights rather than realised steps (docs/methods.md 1.3)."""
         base = torch.ones_like(situation.evidence.losses) if weights is None else weights
         n, rate = len(situation.examples), self.settings.lr
         scale = {table: 1 / n if self._reduction(situation, table) == "mean" else 1.0 for table in situation.values}

@@ -1,4 +1,4 @@
-"""Preprocessing of gradients and losses (METHODS.md 4.5): scale and sign as two numbers of order one."""
+"""Preprocessing of gradients and losses (docs/methods.md 4.5): scale and sign as two numbers of order one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets of MeLON and S2Meta: settings that are fixed together, as published (METHODS.md 3.5, 4.9)."""
+"""Presets of MeLON and S2Meta: settings that are fixed together, as published (docs/methods.md 3.5, 4.9)."""
 
 #: Of MeLON and its ablations: what works best, the paper, and its published code.
 MELON_PRESETS: dict[str, dict[str, object]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from melon.recommenders.evidence import RowGradient
 from melon.strategies.base import LearningRates, Situation
 
-#: Reductions of a summed gradient (METHODS.md 3.0.5); `Reduction` in base.py says what each word means.
+#: Reductions of a summed gradient (docs/methods.md 3.0.5); `Reduction` in base.py says what each word means.
 GradientReduction = Literal["sum", "mean", "row_mean"]
 
 

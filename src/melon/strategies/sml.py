@@ -1,4 +1,4 @@
-"""SML (METHODS.md 3.6): rows are fine-tuned, and a transfer network merges each row before and after."""
+"""SML (docs/methods.md 3.6): rows are fine-tuned, and a transfer network merges each row before and after."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ class PartnerRings:
 
     def met(self, rows: Ints) -> Ints:
         """How many partners each row has met in all."""
-        known = rows < self._rows
-        return np.where(known, self._met[np.where(known, rows, 0)], 0) if self._rows else np.zeros_like(rows)
+        stored = rows < self._rows
+        return np.where(stored, self._met[np.where(stored, rows, 0)], 0) if self._rows else np.zeros_like(rows)
 
     def last(self, rows: Ints) -> Ints:
         """The newest partner of each row, or NOBODY."""
@@ -88,8 +88,8 @@ class PartnerRings:
         if not self._rows or not len(rows):
             return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
         back = np.arange(most)[None, :]
-        known = np.where(met > 0, rows, 0)[:, None]
-        partners = self._ring[known, (met[:, None] - 1 - back) % RING].astype(np.int64)
+        lines = np.where(met > 0, rows, 0)[:, None]
+        partners = self._ring[lines, (met[:, None] - 1 - back) % RING].astype(np.int64)
         partners[back >= counts[:, None]] = NOBODY
         return Neighbours(partners, counts)
 
@@ -101,26 +101,26 @@ class PartnerRings:
             counts = np.empty(len(rows), dtype=np.int64)
             loops.sample(self._ring, self._met, self._rows, rows, draws.root, moment, partners, counts)
             return Neighbours(partners, counts)
-        kept = np.minimum(self.met(rows), RING)
-        counts = np.minimum(kept, most)
+        held = np.minimum(self.met(rows), RING)
+        counts = np.minimum(held, most)
         if not self._rows or not len(rows) or not most:
             return Neighbours(partners, counts)
-        rings = self._ring[np.where(kept > 0, rows, 0)]
+        rings = self._ring[np.where(held > 0, rows, 0)]
         partners[:] = np.where(np.arange(most)[None, :] < counts[:, None], rings[:, :most], NOBODY)
-        crowded = np.flatnonzero(kept > most)
+        crowded = np.flatnonzero(held > most)
         if len(crowded):
-            partners[crowded] = self._lottery(rows[crowded], rings[crowded], kept[crowded], draws, moment, most)
+            partners[crowded] = self._lottery(rows[crowded], rings[crowded], held[crowded], draws, moment, most)
         return Neighbours(partners, counts)
 
     @staticmethod
     def _lottery(
-        rows: Ints, rings: npt.NDArray[np.int32], kept: Ints, draws: Draws, moment: int, most: int
+        rows: Ints, rings: npt.NDArray[np.int32], held: Ints, draws: Draws, moment: int, most: int
     ) -> npt.NDArray[np.int32]:
         """`most` of each ring: a ticket for each place, which carries the place in its low bits; the lowest win."""
-        width = int(kept.max())
+        width = int(held.max())
         tickets = draws.words(rows + (np.int64(moment) << 32), width)
         tickets = (tickets & ~_PLACE) | np.arange(width, dtype=np.uint64)
-        tickets[np.arange(width)[None, :] >= kept[:, None]] |= ~_PLACE
+        tickets[np.arange(width)[None, :] >= held[:, None]] |= ~_PLACE
         chosen = (np.sort(tickets, axis=1)[:, :most] & _PLACE).astype(np.int64)
         return np.take_along_axis(rings, chosen, axis=1)
 
@@ -207,8 +207,8 @@ class History:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         keys = np.int64(moment) * count + np.arange(count)
         users = draws.integers(keys, 1, self.of_users.rows)[:, 0]
-        known = self.of_users.met(users) > 0
-        return users[known], self.of_users.one_each(users[known], draws, keys[known])
+        active = self.of_users.met(users) > 0
+        return users[active], self.of_users.one_each(users[active], draws, keys[active])
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same history."""

@@ -35,7 +35,7 @@ class Negatives:
         """
         if self.pool < 2:
             raise StreamError(f"there is no negative among {self.pool} items; a stream teaches once it has two.")
-        users, items, events = (np.ascontiguousarray(each) for each in (users, items, events))
+        users, items, events = (np.ascontiguousarray(column) for column in (users, items, events))
         columns = [self._one_each(users, items, events, column << 16) for column in range(count)]
         return np.stack(columns, axis=1)
 

@@ -68,9 +68,9 @@ class PairSet:
         flat = keys.reshape(-1)
         loops = policy.load("stream")
         if loops is not None:
-            found = np.empty(flat.shape, dtype=np.int64)
-            loops.find(self._slots, self._bits, flat, found)
-            return found.reshape(keys.shape)
+            slots = np.empty(flat.shape, dtype=np.int64)
+            loops.find(self._slots, self._bits, flat, slots)
+            return slots.reshape(keys.shape)
         slots = self._home(flat)
         held = self._slots[slots]
         places = np.where(held == flat, slots, _ABSENT)

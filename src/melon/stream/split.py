@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 256
 DEFAULT_SPLIT = (0.95, 0.005, 0.045)
 PARTS = ("training", "validation", "test")
-# METHODS.md 5.7: whatever is learned or chosen uses the end of the training part.
+# docs/methods.md 5.7: whatever is learned or chosen uses the end of the training part.
 WINDOW_SHARE, WINDOW_MOST, WINDOW_LEARN_SHARE = 0.2, 25_000, 0.6
 
 

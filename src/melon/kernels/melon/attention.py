@@ -1,4 +1,4 @@
-"""The interaction side's loops (METHODS.md 4.3, 4.4): attention over past partners, and a unit's layer with its norm.
+"""The interaction side's loops (docs/methods.md 4.3, 4.4): attention over past partners, a unit's layer and norm.
 
 A sum has a loop of its own that writes nothing: a loop that sums and writes is compiled twice, and which of the two
 runs, with other last digits, would depend on where the arrays lie. What lies between the loops, one matrix product for

@@ -24,7 +24,7 @@ class UnitTerms:
 
 @dataclass(frozen=True)
 class RateNetwork:
-    """The pair function's own weights (METHODS.md 4.5, 4.6); what depends on the line alone is in `UnitTerms`.
+    """The pair function's own weights (docs/methods.md 4.5, 4.6); what depends on the line alone is in `UnitTerms`.
 
     `first` is width × (scale of g, sign of g[, θ]) and absent without a parameter side; `second` (width × width, with
     its bias) is absent where the role is affine; `head` is 2 × width. w = most_rate · σ(…).

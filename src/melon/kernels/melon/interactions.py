@@ -25,7 +25,7 @@ def unit_terms(
     layer: UnitLayer,
     heads: UnitHeads,
 ) -> UnitTerms:
-    """Attention, the joint layer, the interaction layer and the heads of every unit (METHODS.md 4.3–4.6)."""
+    """Attention, the joint layer, the interaction layer and the heads of every unit (docs/methods.md 4.3–4.6)."""
     logits, hidden = _UnitTerms.apply(  # type: ignore[no-untyped-call]
         loops, losses, targets, slope, *sides[0], *sides[1], *layer, *heads
     )

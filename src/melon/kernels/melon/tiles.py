@@ -45,7 +45,7 @@ from melon.types import Floats, Singles
 
 
 def preprocessed(g: np.float32) -> tuple[np.float32, np.float32]:
-    """Scale and sign of a gradient or a loss (METHODS.md 4.5)."""
+    """Scale and sign of a gradient or a loss (docs/methods.md 4.5)."""
     size = abs(g)
     large = size >= SMALL
     return log(size + EPSILON) * TENTH if large else -F1, (F1 if g > F0 else -F1) if large else g * E_TO_10

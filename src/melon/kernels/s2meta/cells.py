@@ -1,4 +1,4 @@
-"""The cell's loops (METHODS.md 3.5): a tile of scalars through every unit, LayerNorm and the heads, and back.
+"""The cell's loops (docs/methods.md 3.5): a tile of scalars through every unit, LayerNorm and the heads, and back.
 
 Each quantity of a tile is a row along the scalars, so that every loop becomes vector instructions, and the rows of all
 units stay in a core's own cache. Features come in groups of GROUP, filled up with rows of zeros. Weights stand in the
@@ -50,7 +50,7 @@ SIGNATURES: dict[str, Signature] = {
 
 
 def scale_and_sign(values: Singles, scale: Singles, sign: Singles) -> None:
-    """What the cell sees of gradients and values (METHODS.md 4.5); its ε is too small to show in float32."""
+    """What the cell sees of gradients and values (docs/methods.md 4.5); its ε is too small to show in float32."""
     for t in range(values.size):
         size = abs(values[t])
         large = size >= SMALL

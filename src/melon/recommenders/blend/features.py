@@ -1,4 +1,7 @@
-"""What streaming state says of a (user, item) pair: how popular the item is now, and how like the user's last items."""
+"""The inputs of a blend's head: features of (user, item) pairs from streaming state, beside what the rows say.
+
+Streaming state knows how popular an item is now, and how similar it is to the user's last items.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
@@ -25,10 +29,24 @@ ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", 
 PAIR_FEATURES = {"neighbours": 0, "neighbours_by_lag": 0, "neighbours_recent": 1}
 #: Where they are asked for: how often the item came right after the user's last one.
 TRANSITIONS = {"transitions": 0, "transitions_recent": 1}
+STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
+#: Streaming features that are worth more, or less, for a user of whom much is known.
+ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
+BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
+INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
+#: Where transitions are asked for, they come last.
+INPUTS_WITH_TRANSITIONS = (*INPUTS, *TRANSITIONS)
+#: Parts of the blend that can be left out, and their inputs; what the rows say stands beside the head, too.
+PARTS = {
+    "personal": ("dot", "bias", "active_dot"),
+    "popularity": (*ITEM_FEATURES, *(f"active_{name}" for name in ACTIVE_ITEM)),
+    "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
+    "activity": tuple(name for name in INPUTS if name.startswith("active_")),
+}
 Columns = npt.NDArray[np.floating[Any]]
 #: How many of the user's last items look for neighbours.
 LAST = 20
-# METHODS.md 8.5: rare items are drawn towards having nothing in common.
+# docs/methods.md 8.5: rare items are drawn towards having nothing in common.
 _SHRINK, _SHRINK_RECENT, _GAIN = 5.0, 2.0, 20.0
 #: How many followers each item remembers.
 _FOLLOWERS = 64
@@ -158,6 +176,19 @@ def _log1p(columns: Columns) -> Columns:
 
 
 def activity(users: Ints, past: History) -> Floats:
-    """How much is known of each user: −1 for nobody, 0 after some fifty interactions (METHODS.md 8.5)."""
-    known: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
-    return known
+    """How active each user has been: −1 for nobody, 0 after some fifty interactions (docs/methods.md 8.5)."""
+    active: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
+    return active
+
+
+def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
+    """Inputs in the order of INPUTS; the last of the features is the user's activity."""
+    streamed, active = features[..., : len(STREAMED)], features[..., -1:]
+    transitions = features[..., len(STREAMED) : -1]
+    personal, by_activity = torch.stack([dot, bias], -1), streamed[..., BY_ACTIVITY] * active
+    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, by_activity, transitions], -1)
+
+
+def personal_score(inputs: Tensor) -> Tensor:
+    """What the rows say by themselves."""
+    return inputs[..., 0] + inputs[..., 1]

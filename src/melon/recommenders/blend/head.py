@@ -1,4 +1,4 @@
-"""The blend's head (METHODS.md 8.5): a linear part and one hidden layer over scaled inputs, trained by softmax.
+"""The blend's head (docs/methods.md 8.5): a linear part and one hidden layer over scaled inputs, trained by softmax.
 
 Everything is in closed form: the same slopes serve the head's own steps, its practice, and update strategies.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from melon.adam import Adam, Moments
 from melon.errors import CheckpointError
-from melon.recommenders.blend.inputs import personal_score
+from melon.recommenders.blend.features import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
 from melon.recommenders.evidence import FactorGradient, Values
 from melon.recommenders.heads import Head, HeadPractice, HeadStep, Lesson
 from melon.stream.saved import MOST
@@ -22,9 +22,21 @@ from melon.tables import TableSpec
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
 #: Scales are those of the first so many practised interactions, then fixed.
 SCALED_BY = 4_000
+#: A head that has not practised rests for so many interactions, and is then scaled by them.
+SCALED_COLD = 256
 _LEAST_SCALE = 1e-3
 _ADAM = Adam(squares="lerp")
 _STEPS = "steps"
+#: What a head that rests has seen: interactions, pairs, and sums over pairs of inputs and of their squared spread.
+_RESTING = _SEEN, _PAIRS, _SUM, _SPREAD = ("seen", "pairs", "sum", "spread")
+
+# Where the catalogue's scorer finds its inputs.
+_BIAS, _DOT, _ACTIVE_DOT = (INPUTS.index(name) for name in ("bias", "dot", "active_dot"))
+_ITEM = [_BIAS, *(INPUTS.index(name) for name in ITEM_FEATURES)]
+_ACTIVE_ITEM = [INPUTS.index(f"active_{name}") for name in ACTIVE_ITEM]
+_ACTIVE_COLUMNS = [1 + ITEM_FEATURES.index(name) for name in ACTIVE_ITEM]
+_PAIR = [INPUTS.index(name) for name in PAIR_FEATURES]
+_ACTIVE_PAIR = INPUTS.index("active_neighbours")
 
 
 @dataclass(frozen=True)
@@ -110,37 +122,50 @@ class BlendHead(Head):
         ]
 
     def step(self, values: Values, lesson: Lesson) -> HeadStep:
-        settings = self.settings
-        return self._stepped(values, self._slopes(values, lesson), self._memory, settings.lr)
+        if self.resting:
+            return HeadStep({}, self._rested(lesson))
+        return self._stepped(values, self._slopes(values, lesson), self._memory, self.settings.lr)
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:
-        self._memory = dict(memory)
+        self.centre, self.scale = memory.get("centre", self.centre), memory.get("scale", self.scale)
+        self._memory = {name: tensor for name, tensor in memory.items() if name not in ("centre", "scale")}
+
+    @property
+    def resting(self) -> bool:
+        """Whether the inputs have no scales yet: without practice, they are those of the first interactions."""
+        return SCALED_COLD > 0 and _STEPS not in self._memory and not bool(self.centre.any())
 
     def memory(self) -> dict[str, Tensor]:
         """Everything that is no table: scales and what the optimiser remembers."""
         return {"centre": self.centre, "scale": self.scale, **self._memory}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Become what `memory` described."""
-        (inputs,), units = self.centre.shape, self.settings.units
+        """Become what `memory` described; what no head with these settings can have is a `CheckpointError`."""
+        (inputs,), units, own = self.centre.shape, self.settings.units, self.centre.dtype
         shapes = {LINEAR: (1, inputs), HIDDEN: (units, inputs), SHIFT: (units, 1), OUTPUT: (1, units)}
-        moments = {f"{order}/{name}": shape for name, shape in shapes.items() for order in (1, 2)}
-        expected = {"centre": (inputs,), "scale": (inputs,)} | (moments if _STEPS in memory else {})
-        for name, shape in expected.items():
-            held = memory.get(name)
-            if held is None or held.shape != shape or held.dtype != self.centre.dtype or not held.isfinite().all():
-                raise CheckpointError(f"the saved {name!r} of the blend's head is not {shape} finite numbers.")
-        steps = memory.get(_STEPS, torch.zeros((), dtype=torch.int64))
-        if (
-            memory.keys() - {*expected, _STEPS}
-            or steps.shape != ()
-            or steps.dtype != torch.int64
-            or not 0 <= steps <= MOST
-        ):
-            raise CheckpointError("the saved optimiser of the blend's head is not one of these settings.")
+        form: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"centre": ((inputs,), own), "scale": ((inputs,), own)}
+        if _STEPS in memory:
+            form |= {f"{order}/{name}": (shape, own) for name, shape in shapes.items() for order in (1, 2)}
+            form[_STEPS] = ((), torch.int64)
+        elif _SEEN in memory:
+            form |= dict.fromkeys((_SEEN, _PAIRS), ((), torch.int64))
+            form |= dict.fromkeys((_SUM, _SPREAD), ((inputs,), torch.float64))
+        if memory.keys() != form.keys():
+            raise CheckpointError(f"the blend's head has saved {sorted(memory)} instead of {sorted(form)}.")
+        for name, (shape, dtype) in form.items():
+            held = memory[name]
+            if held.shape != shape or held.dtype != dtype or not held.isfinite().all():
+                raise CheckpointError(
+                    f"the saved {name!r} of the blend's head is not {shape} finite numbers of {dtype}."
+                )
+            if dtype == torch.int64 and not 0 < int(held) <= MOST:
+                raise CheckpointError(f"the saved {name!r} of the blend's head is {int(held)}, which is no count.")
+        if _SEEN in memory and memory["centre"].any():
+            raise CheckpointError("the saved head of the blend has scales and yet is waiting for them.")
         self.centre, self.scale = memory["centre"].to(self.centre), memory["scale"].to(self.scale)
-        optimiser = {name: tensor for name, tensor in memory.items() if name not in ("centre", "scale")}
-        self._memory = {name: t if name == _STEPS else t.to(self.centre) for name, t in optimiser.items()}
+        rest = {name: tensor for name, tensor in memory.items() if name not in ("centre", "scale")}
+        counts = (_STEPS, _SEEN, _PAIRS)  # stay where they are: the others live with the tables
+        self._memory = {name: t if name in counts else t.to(self.centre.device) for name, t in rest.items()}
 
     def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
         if not lessons:
@@ -155,8 +180,8 @@ class BlendHead(Head):
             # Falling to a tenth, so that the last passes settle.
             lr = settings.practice_lr * (1 - 0.9 * number / settings.passes)
             for lesson in lessons:
-                made = twin._stepped(current, twin._slopes(current, lesson), memory, lr)
-                current, memory = made.values, made.memory
+                step = twin._stepped(current, twin._slopes(current, lesson), memory, lr)
+                current, memory = step.values, step.memory
         return {"centre": twin.centre, "scale": twin.scale, **current}
 
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -170,25 +195,43 @@ class BlendHead(Head):
         self._memory = {}
         return {name: practice[name].to(self.centre) for name in TABLES}
 
+    def _rested(self, lesson: Lesson) -> dict[str, Tensor]:
+        """What is known of the inputs' scales after one more lesson: the scales themselves, once it is enough."""
+        inputs = lesson.inputs.double()
+        added = (
+            torch.tensor(len(lesson), device="cpu"),
+            torch.tensor(inputs.shape[0] * inputs.shape[1], device="cpu"),
+            inputs.sum((0, 1)),
+            (inputs - inputs.mean(1, keepdim=True)).square().sum((0, 1)),
+        )
+        sums = {
+            name: self._memory[name] + new if self._memory else new for name, new in zip(_RESTING, added, strict=True)
+        }
+        if int(sums[_SEEN]) < SCALED_COLD:
+            return sums
+        spread = (sums[_SPREAD] / sums[_PAIRS].item()).sqrt().clamp(min=_LEAST_SCALE)
+        centre = (sums[_SUM] / sums[_PAIRS].item()).to(self.centre)
+        return {"centre": centre, "scale": (1 / spread).to(self.scale) * self._kept}
+
     def _slopes(self, values: Values, lesson: Lesson) -> dict[str, Tensor]:
         """The mean gradient of a lesson; a negative that does not count is out of the softmax."""
         apart = torch.zeros_like(lesson.inputs[..., 0]).masked_fill_(~lesson.allowed, -torch.inf)
         _, gradients = self.gradients(values, lesson.inputs, self.personal(lesson.inputs) + apart)
-        return {each.table: each.summed(len(values[each.table])) / len(lesson) for each in gradients}
+        return {slope.table: slope.summed(len(values[slope.table])) / len(lesson) for slope in gradients}
 
     def _stepped(
         self, values: Values, slopes: Mapping[str, Tensor], memory: Mapping[str, Tensor], lr: float
     ) -> HeadStep:
         """AdamW: weights shrink apart from the gradient's step."""
         steps = int(memory[_STEPS]) + 1 if memory else 1
-        made: dict[str, Tensor] = {}
-        kept: dict[str, Tensor] = {_STEPS: torch.tensor(steps, device="cpu")}
+        moved: dict[str, Tensor] = {}
+        memory_after: dict[str, Tensor] = {_STEPS: torch.tensor(steps, device="cpu")}
         for name, slope in slopes.items():
             first, second = (memory.get(f"{order}/{name}", torch.zeros_like(slope)) for order in (1, 2))
             moments = _ADAM.moments(Moments(first, second), slope)
-            kept[f"1/{name}"], kept[f"2/{name}"] = moments.first, moments.second
-            made[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
-        return HeadStep(made, kept)
+            memory_after[f"1/{name}"], memory_after[f"2/{name}"] = moments.first, moments.second
+            moved[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
+        return HeadStep(moved, memory_after)
 
 
 def head_scores(values: Values, scaled: Tensor) -> Tensor:
@@ -203,14 +246,44 @@ def silent(values: Values) -> bool:
 
 
 def scales_of(lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor]:
-    """Means of the inputs, and one over their spread within an event, from the first interactions (METHODS.md 8.5)."""
-    first, known = [], 0
+    """Means of the inputs and 1 / their spread within an event, over the first interactions (docs/methods.md 8.5)."""
+    first, seen = [], 0
     for lesson in lessons:
-        first.append(lesson.inputs[: SCALED_BY - known])
-        known += len(first[-1])
-        if known >= SCALED_BY:
+        first.append(lesson.inputs[: SCALED_BY - seen])
+        seen += len(first[-1])
+        if seen >= SCALED_BY:
             break
     inputs = torch.cat(first).double()
     spread = (inputs - inputs.mean(1, keepdim=True)).square().mean((0, 1)).sqrt()
     like = lessons[0].inputs
     return inputs.mean((0, 1)).to(like), (1 / spread.clamp(min=_LEAST_SCALE)).to(like)
+
+
+class CatalogueScorer:
+    """The head over all items. An input that is a user's activity times an item's feature is linear in the activity,
+    so the hidden layer's part that items bring along is a sum of two tables.
+    """
+
+    def __init__(self, head: BlendHead, values: Values, bias: Tensor, columns: Tensor) -> None:
+        self._linear, self._hidden, shift, self._output = head.folded(values)
+        self._pair = [*_PAIR, *range(len(INPUTS), len(self._linear))]
+        items = columns.new_empty((len(bias), len(_ITEM)))
+        items[:, 0], items[:, 1:] = bias, columns
+        active = items[:, _ACTIVE_COLUMNS]
+        self._units = (items @ self._hidden[:, _ITEM].T).add_(shift)
+        self._active_units = active @ self._hidden[:, _ACTIVE_ITEM].T
+        self._trust = head.trust
+        self._sums = self._trust * bias + items @ self._linear[_ITEM] - self._linear @ head.centre
+        self._active_sums = active @ self._linear[_ACTIVE_ITEM]
+
+    def of_user(self, dot: Tensor, pairs: Tensor, active: float) -> Tensor:
+        """Scores of all items for one user: its dot products, the features of pairs (items × features), activity."""
+        units = self._units + active * self._active_units
+        units.addr_(dot, self._hidden[:, _DOT] + active * self._hidden[:, _ACTIVE_DOT])
+        hidden, linear = self._hidden[:, self._pair].clone(), self._linear[self._pair].clone()
+        hidden[:, 0] += active * self._hidden[:, _ACTIVE_PAIR]
+        linear[0] += active * self._linear[_ACTIVE_PAIR]
+        units.addmm_(pairs, hidden.T)
+        sums = self._sums + active * self._active_sums + pairs @ linear
+        sums += dot * (self._trust + self._linear[_DOT] + active * self._linear[_ACTIVE_DOT])
+        return sums.addmv_(units.relu_(), self._output)

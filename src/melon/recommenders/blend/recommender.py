@@ -1,4 +1,4 @@
-"""The blend (METHODS.md 8.5): a personal score, what is popular now, and items like the user's last ones, weighed."""
+"""The blend (docs/methods.md 8.5): a personal score, recent popularity and item neighbours, combined by a head."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
 from melon.recommenders.base import Context, RecommenderSettings
-from melon.recommenders.blend.catalogue import CatalogueScorer
-from melon.recommenders.blend.features import Named, StreamFeatures, activity
-from melon.recommenders.blend.head import LINEAR, TABLES, BlendHead, HeadSettings, head_tables, silent
-from melon.recommenders.blend.inputs import (
+from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
     INPUTS_WITH_TRANSITIONS,
     PARTS,
     STREAMED,
+    Named,
+    StreamFeatures,
+    activity,
     inputs_of,
+)
+from melon.recommenders.blend.head import (
+    LINEAR,
+    TABLES,
+    BlendHead,
+    CatalogueScorer,
+    HeadSettings,
+    head_tables,
+    silent,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
@@ -61,21 +70,21 @@ class Blend(HeadedRecommender):
 
     def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
-        told = self.settings
+        chosen = self.settings
         training = HeadSettings(
-            told.head == "own",
-            told.head_units,
-            told.head_negatives,
-            told.head_lr,
-            told.head_decay,
-            told.head_practice_lr,
-            told.head_passes,
-            tuple(INPUTS.index(name) for part in told.without for name in PARTS[part]),
-            "personal" not in told.without,
+            chosen.head == "own",
+            chosen.head_units,
+            chosen.head_negatives,
+            chosen.head_lr,
+            chosen.head_decay,
+            chosen.head_practice_lr,
+            chosen.head_passes,
+            tuple(INPUTS.index(name) for part in chosen.without for name in PARTS[part]),
+            "personal" not in chosen.without,
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
-        self.stream = StreamFeatures(told.slots, numbers, transitions=told.transitions)
+        self.stream = StreamFeatures(chosen.slots, numbers, transitions=chosen.transitions)
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
@@ -136,9 +145,7 @@ class Blend(HeadedRecommender):
         if taught:
             return Evidence(losses + of_head, (*gradients, *shared))
         # Where nothing is known of the pairs, as in pre-training, the head is taught nothing.
-        silent: list[Gradient] = [
-            FactorGradient(each.table, torch.zeros_like(each.left), each.right) for each in shared
-        ]
+        silent: list[Gradient] = [FactorGradient(one.table, torch.zeros_like(one.left), one.right) for one in shared]
         return Evidence(losses, (*gradients, *silent))
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
@@ -203,14 +210,14 @@ class Blend(HeadedRecommender):
     def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         past = context.history if context else History()
         rows = users.cpu().numpy()
-        columns, divisors = (np.take(each, named.places, axis=0) for each in self.stream.of_items(named.distinct))
+        columns, divisors = (np.take(column, named.places, axis=0) for column in self.stream.of_items(named.distinct))
         pairs = self.stream.of_pairs(rows, named.items, divisors, past)
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
         return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
 
     def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
-        dots, bias = (each.contiguous().numpy() for each in self._stored_personal(users, named, context))
+        dots, bias = (part.contiguous().numpy() for part in self._stored_personal(users, named, context))
         columns, divisors = self.stream.of_items(named.distinct)
         sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
         by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
@@ -249,19 +256,19 @@ class Blend(HeadedRecommender):
         return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
 
 
-def _compiled_inputs(loops: policy.Loops, known: KnownPairs) -> Tensor:
+def _compiled_inputs(loops: policy.Loops, pairs: KnownPairs) -> Tensor:
     """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
-    out = torch.empty((*known.places.shape, known.width), dtype=torch.float32, device="cpu")
-    loops.inputs(known, out.view(-1, known.width).numpy())
+    out = torch.empty((*pairs.places.shape, pairs.width), dtype=torch.float32, device="cpu")
+    loops.inputs(pairs, out.view(-1, pairs.width).numpy())
     return out
 
 
-def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, known: KnownPairs) -> Tensor:
+def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, pairs: KnownPairs) -> Tensor:
     """The scores of candidates, as the head gives them, to rounding."""
     linear, hidden, shift, output = head.folded(values)
-    weights = (each.contiguous().numpy() for each in (linear, hidden.T, shift, output))
-    out = torch.empty(known.places.shape, dtype=torch.float32, device="cpu")
-    loops.scores(known, head.trust, *weights, out.numpy())
+    weights = (part.contiguous().numpy() for part in (linear, hidden.T, shift, output))
+    out = torch.empty(pairs.places.shape, dtype=torch.float32, device="cpu")
+    loops.scores(pairs, head.trust, *weights, out.numpy())
     return out.sub_(linear @ head.centre)
 
 

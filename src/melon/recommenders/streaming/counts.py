@@ -35,13 +35,13 @@ class ItemCounts:
         """The counts as of now, one for each half-life: shape of `items` × half-lives; items never seen have none."""
         if not len(self._first):
             return np.zeros((*items.shape, len(self._rates)))
-        at, known = self._places(items)
+        at, counted = self._places(items)
         counts: Floats = np.take(self._count, at, axis=0)
         idle = torch.from_numpy(np.atleast_1d(self.events - np.take(self._last, at))).unsqueeze(-1)
         # PyTorch's exponential is vectorised, where numpy's would take most of the time.
         counts *= (idle * -torch.from_numpy(self._rates)).exp2_().numpy().reshape(counts.shape)
-        if known is not None:
-            counts[~known] = 0.0
+        if counted is not None:
+            counts[~counted] = 0.0
         return counts
 
     def totals(self, items: Ints) -> Floats:
@@ -49,16 +49,16 @@ class ItemCounts:
         (which,) = np.flatnonzero(self._rates == 0)[:1]
         if not len(self._first):
             return np.zeros(items.shape)
-        at, known = self._places(items)
+        at, counted = self._places(items)
         counts: Floats = self._count[at, which]
-        if known is not None:
-            counts[~known] = 0.0
+        if counted is not None:
+            counts[~counted] = 0.0
         return counts
 
     def seen(self, items: Ints) -> Flags:
         """Whether each item has occurred."""
-        known: Flags = self._moments(self._first, items) != _NEVER
-        return known
+        counted: Flags = self._moments(self._first, items) != _NEVER
+        return counted
 
     def idle(self, items: Ints) -> Ints:
         """How many interactions ago each item was last seen; as many as there were, where it never was."""
@@ -140,16 +140,16 @@ class ItemCounts:
     def _moments(self, moments: Ints, items: Ints) -> Ints:
         if not len(moments):
             return np.full(items.shape, _NEVER)
-        at, known = self._places(items)
-        found: Ints = np.take(moments, at)
-        return found if known is None else np.where(known, found, _NEVER)
+        at, counted = self._places(items)
+        when: Ints = np.take(moments, at)
+        return when if counted is None else np.where(counted, when, _NEVER)
 
     def _places(self, items: Ints) -> tuple[Ints, Flags | None]:
         """Where to read items, and which of them there are; None where that is all."""
         if items.max(initial=-1) < len(self._first):
             return items, None
-        known: Flags = items < len(self._first)
-        return np.where(known, items, 0), known
+        counted: Flags = items < len(self._first)
+        return np.where(counted, items, 0), counted
 
     def _grow(self, size: int) -> None:
         if size > len(self._first):

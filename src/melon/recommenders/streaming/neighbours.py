@@ -104,20 +104,20 @@ class ItemNeighbours:
 
         Three of them: Σ weight · meetings, Σ weight · meetings / place, Σ weight · decayed meetings; 3 × n × c.
         """
-        known = np.where(items < self._rows, items, self._rows)
+        candidates = np.where(items < self._rows, items, self._rows)
         tables, columns = (self._ids, self._counts, self._recent), scratch(self._rows + 1)
         lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)  # one form, so that it is compiled once
-        sums: Sums = _loops().add_up(*tables, *lines, np.ascontiguousarray(known), self._now, columns)
+        sums: Sums = _loops().add_up(*tables, *lines, np.ascontiguousarray(candidates), self._now, columns)
         return sums
 
     def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
         """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""
-        known = items < self._rows
+        counted = items < self._rows
         if not self._rows:
             nothing = np.zeros((len(items), self.slots))
             return np.full(nothing.shape, EMPTY, dtype=np.int64), nothing, nothing.copy()
-        at = np.where(known, items, 0)
-        ids = np.where(known[:, None], self._ids[at], EMPTY).astype(np.int64)
+        at = np.where(counted, items, 0)
+        ids = np.where(counted[:, None], self._ids[at], EMPTY).astype(np.int64)
         free = ids == EMPTY
         counts = np.where(free, 0.0, self._counts[at])
         decayed = np.where(free, 0.0, np.exp2(self._recent[at].astype(np.float64) - self._now))

@@ -34,12 +34,12 @@ def count(ids: Slots, counts: Weights, recent: Weights, rows: Ints, others: Ints
         row, other, moment = rows[round_], others[round_].astype(np.int32), moments[round_]
         neighbours = ids[row]
         match = neighbours == other[:, None]
-        known = match.any(axis=1)
+        met_before = match.any(axis=1)
         worth = np.where(neighbours == EMPTY, -np.inf, recent[row])
-        slot = np.where(known, match.argmax(axis=1), worth.argmin(axis=1))
-        before = np.where(known, recent[row, slot] - moment, -np.inf)
+        slot = np.where(met_before, match.argmax(axis=1), worth.argmin(axis=1))
+        before = np.where(met_before, recent[row, slot] - moment, -np.inf)
         ids[row, slot] = other
-        counts[row, slot] = np.where(known, counts[row, slot], 0) + 1
+        counts[row, slot] = np.where(met_before, counts[row, slot], 0) + 1
         recent[row, slot] = np.log2(np.exp2(before) + 1) + moment
 
 
@@ -65,8 +65,8 @@ def add_up(
         plain = weight * counts[row, slot]
         parts = (plain, plain / (place[entry] + 1), weight * np.exp2(recent[row, slot].astype(np.float64) - now))
         cells = line[entry] * kinds + met[entry, slot]
-        here = some.stop - some.start
+        block = some.stop - some.start
         for number, part in enumerate(parts):
-            total = np.bincount(cells, weights=part, minlength=here * kinds).reshape(here, kinds)
+            total = np.bincount(cells, weights=part, minlength=block * kinds).reshape(block, kinds)
             sums[number, some] = np.take_along_axis(total, items[some], axis=1)
     return sums

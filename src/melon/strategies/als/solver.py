@@ -1,4 +1,4 @@
-"""Element-wise alternating least squares on all cells of a matrix (METHODS.md 3.2.2): rows, caches and whole sweeps.
+"""Element-wise alternating least squares on a whole matrix (docs/methods.md 3.2.2): rows, caches and sweeps.
 
     J = Σ_obs ω (1 − r̂)² + Σ_u Σ_{i∉R_u} c_i r̂² + λ(‖P‖² + ‖Q‖²),   r̂_ui = p_u·q_i
     SQ = Σ_i c_i q_i q_iᵀ,   SP = Σ_u p_u p_uᵀ

@@ -1,4 +1,4 @@
-"""Element-wise ALS (METHODS.md 3.2.2): each new interaction has its two rows solved for, not stepped."""
+"""Element-wise ALS (docs/methods.md 3.2.2): each new interaction has its two rows solved for, not stepped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interaction side (METHODS.md 4.2–4.4): attention over past partners, and one vector for each (user, item)."""
+"""The interaction side (docs/methods.md 4.2–4.4): attention over past partners, one vector per (user, item)."""
 
 from __future__ import annotations
 

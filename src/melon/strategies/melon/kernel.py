@@ -39,7 +39,7 @@ class PairKernel(Protocol):
 
 
 class InteractionKernel(Protocol):
-    """The interaction side and the heads in one function (METHODS.md 4.3–4.6), differentiable in all weights."""
+    """The interaction side and the heads in one function (docs/methods.md 4.3–4.6), differentiable in all weights."""
 
     def unit_terms(
         self,

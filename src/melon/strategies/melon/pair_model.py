@@ -1,4 +1,4 @@
-"""The pair function's parameters (METHODS.md 4.5, 4.6): a learning and a forgetting rate for every (unit, entry) pair.
+"""The pair function's parameters (docs/methods.md 4.5, 4.6): a learning and a forgetting rate per (unit, entry).
 
 A line is one touch of one row; what all its entries share is given as a term of the hidden layer and a term of the two
 logits. The sums over all pairs are taken by `kernel`.

@@ -95,7 +95,7 @@ def shared_rates(
 
 
 class _SharedMove(Function):
-    """Forward without a graph; with γ = ∂loss/∂move known, Σ γ · move is a sum over units (METHODS.md 4.7)."""
+    """Forward without a graph; with γ = ∂loss/∂move known, Σ γ · move is a sum over units (docs/methods.md 4.7)."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Settings of MeLON and its ablations: every difference between the paper and its published code (METHODS.md 4.9)."""
+"""Settings of MeLON and its ablations: each difference between paper and published code (docs/methods.md 4.9)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Input = Literal["touches", "idle", "item_rate", "role"]
 
 
 class RateSettings(LearnedSettings):
-    """Numbers in comments are rows of METHODS.md 4.9."""
+    """Numbers in comments are rows of docs/methods.md 4.9."""
 
     pairwise: bool = False  # 1: positive and negative pairs are units of their own
     loss_feature: Literal["interaction", "batch"] = "interaction"  # 2
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
     role_width: int = Field(20, ge=1)
-    inputs: tuple[Input, ...] = ()  # optional inputs of the role (METHODS.md 8.2)
+    inputs: tuple[Input, ...] = ()  # optional inputs of the role (docs/methods.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
     interaction_width: int = Field(20, ge=1)
     norm: Literal["layer", "batch", "none"] = "layer"  # 6

@@ -1,4 +1,4 @@
-"""MeLON and its two ablations: a learned rate for every line, added up into new rows (METHODS.md 3.0.5, 4)."""
+"""MeLON and its two ablations: a learned rate for every line, added up into new rows (docs/methods.md 3.0.5, 4)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""S2Meta and MetaLSTM (METHODS.md 3.5): gates for every parameter from an LSTM that runs over each one."""
+"""S2Meta and MetaLSTM (docs/methods.md 3.5): gates for every parameter from an LSTM that runs over each one."""

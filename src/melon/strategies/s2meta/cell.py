@@ -1,4 +1,4 @@
-"""The LSTM cell of S2Meta, run over every scalar of a block of rows, a cache's worth at a time (METHODS.md 3.5).
+"""The LSTM cell of S2Meta, run over every scalar of a block of rows, a cache's worth at a time (docs/methods.md 3.5).
 
 Nothing of the size scalars × units is ever stored: the backward pass computes each tile again. Numbers run along the
 last axis (units × scalars), so that each small matrix meets long rows. The units' pre-activations stand in the order

@@ -1,4 +1,4 @@
-"""The gate networks of S2Meta (METHODS.md 3.5): how far each scalar moves and how much of it is kept."""
+"""The gate networks of S2Meta (docs/methods.md 3.5): how far each scalar moves and how much of it is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of S2Meta: the two published cells, and how their gates become a step on a stream (METHODS.md 3.5)."""
+"""Settings of S2Meta: the two published cells, and how their gates become a step on a stream (docs/methods.md 3.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S2Meta (METHODS.md 3.5): every parameter is stepped and forgotten through gates of its own, θ' = f·θ − i·ḡ."""
+"""S2Meta (docs/methods.md 3.5): every parameter is stepped and forgotten through gates of its own, θ' = f·θ − i·ḡ."""
 
 from __future__ import annotations
 
