@@ -133,6 +133,6 @@ def test_auto_and_strategies_that_were_not_tuned_are_named_so(tmp_path: Path) ->
     (contest,) = read_bench([tmp_path]).contests
     names = [contest.label(method) for method in ("default", "melon", "eals", "sml")]
     assert names == ["default steps (tuned)", "MeLON", "eALS (not tuned)", "SML"]
-    write_run(tmp_path / "auto", "default", recommender="blend", fading="auto")
+    write_run(tmp_path / "auto", "default", recommender="blend", fading="auto", minutes=30.0, auto=True)
     (contest,) = read_bench([tmp_path / "auto"]).contests
-    assert contest.label("default") == "auto"
+    assert (contest.label("default"), contest.apart) == ("auto", "")

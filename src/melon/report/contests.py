@@ -23,7 +23,10 @@ View = Literal["first", "all", "full"]
 REFERENCE = "default"
 BASELINES = ("frozen", "popularity", "recent_popularity", REFERENCE)
 #: What records of one table may differ in; everything else that was asked for has to be the same.
-_FREE = ("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "device", "full_ranking")
+_FREE = {
+    *("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "device", "full_ranking"),
+    *("auto", "minutes"),
+}
 
 
 @dataclass(frozen=True)
