@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt
 # Accuracy (benchmarks/accuracy.py, window.py, als.py) takes hours and recorded streams: see docs/benchmarks.md.
+QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
+	tests/recommenders tests/explain/test_matrix.py tests/fitting/test_search.py tests/strategies/test_default.py \
+	tests/strategies/test_sequential.py tests/strategies/test_reductions.py tests/strategies/test_golden.py
 SPEED := startup prepare prequential recommend blend cores grid limits bench
 
-.PHONY: help demo test test-slow check lint bench format clean
+.PHONY: help demo quick test test-slow check lint bench format clean
 
 help:
 	@echo "make demo       an embedded stream, predicted and learned batch by batch; ends with a table and a page to open"
+	@echo "make quick      the core's tests, in a minute"
 	@echo "make test       the tests (make test-slow: the long ones)"
 	@echo "make check      lint, format, types, layers and tests: what continuous integration runs"
 	@echo "make bench      the benchmarks of speed, one after another"
@@ -32,6 +36,10 @@ $(VENV)/.dev-stamp: $(NEEDS) | $(BIN)/python
 
 demo: $(VENV)/.run-stamp
 	$(BIN)/melon demo
+
+# Rows, streams, evaluation, learning and strategies' formulas; no command is started and nothing is compiled anew.
+quick: $(VENV)/.dev-stamp
+	$(BIN)/python -m pytest -n auto -m "not slow" $(QUICK)
 
 test: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -n auto -m "not slow"

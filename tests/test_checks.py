@@ -17,13 +17,8 @@ from melon.checks import (
     check_recommender,
     check_strategy,
 )
-from melon.checks.pairings import (
-    UNEXPLAINED,
-    Family,
-    Pairing,
-    finite_after_many_batches,
-    learning_rates_explain_the_update,
-)
+from melon.checks.pairing import Family, Pairing
+from melon.checks.pairings import UNEXPLAINED, finite_after_many_batches, learning_rates_explain_the_update
 from melon.errors import ConformanceError, LearningError, MelonError, SettingsError
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.bpr import BPR

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from melon.checks import SMALL_RECOMMENDERS
-from melon.checks.pairings import Pairing
+from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from melon.checks.pairings import situation_of, state_of
+from melon.checks.pairing import situation_of, state_of
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError
 from melon.learning.updater import Updater

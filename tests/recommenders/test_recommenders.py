@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from melon.checks.pairings import situation_of
+from melon.checks.pairing import situation_of
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, RecommenderSettings

@@ -28,7 +28,7 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairings import state_of
+from melon.checks.pairing import state_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, LearningError
 from melon.learning.examples import Offered

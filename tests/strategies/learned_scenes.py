@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.checks.pairings import situation_of, state_of
+from melon.checks.pairing import situation_of, state_of
 from melon.checks.toys import toy_batches
 from melon.learning import checkpoint
 from melon.learning.updater import Updater

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.checks.pairings import situation_of
+from melon.checks.pairing import situation_of
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender

@@ -21,7 +21,7 @@ from melon_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairings import situation_of, state_of
+from melon.checks.pairing import situation_of, state_of
 from melon.checks.toys import toy_batch, toy_batches, toy_log
 from melon.data.synthetic import synthetic_stream
 from melon.errors import SettingsError

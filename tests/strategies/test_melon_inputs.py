@@ -13,7 +13,7 @@ from learned_scenes import require_saved_goes_on, slow
 from melon_scenes import FAMILY, KINDS, SMALL, look_ahead_of, past_and_batch, strategy_of, tables_of, updater_of
 
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.checks.pairings import situation_of, state_of
+from melon.checks.pairing import situation_of, state_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater

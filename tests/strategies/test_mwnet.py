@@ -20,7 +20,7 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairings import situation_of
+from melon.checks.pairing import situation_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.examples import Offered

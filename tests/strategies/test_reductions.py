@@ -8,7 +8,7 @@ import pytest
 from learned_scenes import past_and_batch
 from melon_scenes import strategy_of, updater_of
 
-from melon.checks.pairings import state_of
+from melon.checks.pairing import state_of
 from melon.checks.toys import same
 from melon.errors import SettingsError
 from melon.learning import checkpoint

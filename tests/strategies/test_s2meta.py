@@ -26,7 +26,8 @@ from learned_scenes import (
 from torch import Tensor
 
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.checks.pairings import finite_after_many_batches, situation_of, state_of
+from melon.checks.pairing import situation_of, state_of
+from melon.checks.pairings import finite_after_many_batches
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater

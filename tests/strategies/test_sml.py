@@ -24,7 +24,8 @@ from learned_scenes import (
 from torch import Tensor
 
 from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.checks.pairings import finite_after_many_batches, situation_of
+from melon.checks.pairing import situation_of
+from melon.checks.pairings import finite_after_many_batches
 from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater

@@ -18,7 +18,8 @@ from typing import TypeVar
 
 import torch
 
-from melon.checks.pairings import PAIRING_CHECKS, Family, MakeStrategy, Pairing
+from melon.checks.pairing import Family, MakeStrategy, Pairing
+from melon.checks.pairings import PAIRING_CHECKS
 from melon.checks.recommenders import RECOMMENDER_CHECKS, MakeRecommender
 from melon.errors import ConformanceError, SettingsError, unknown_name
 from melon.learning.updater import Updater

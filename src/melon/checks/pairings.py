@@ -6,80 +6,33 @@ not apply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from melon.checks.recommenders import MakeRecommender
-from melon.checks.toys import BATCH, State, array_of, close, expect, same, toy_batch, toy_batches, toy_log
-from melon.learning.examples import Compact
-from melon.learning.updater import Updater
+from melon.checks.pairing import (
+    Pairing,
+    Reordered,
+    hand_over,
+    require_finite,
+    row_by_row,
+    scores_of,
+    situation_of,
+    state_of,
+    tables_of,
+)
+from melon.checks.toys import BATCH, array_of, close, expect, same, toy_batch, toy_batches, toy_log
 from melon.recommenders.evidence import Evidence, RowGradient
-from melon.strategies.base import LearningRates, Situation, Strategy
-from melon.stream.batch import Batch
+from melon.strategies.base import LearningRates
 from melon.stream.history import History
-from melon.tables import SparseTable, Table
 from melon.types import Ints
 
 #: How many batches of the toy stream a check goes through; its users swap their tastes at the tenth.
 _LENGTH = 14
-#: The forms of a learning-rate matrix (docs/methods.md 1.3): one rate, one per interaction, one per parameter, any.
-Family = Literal["uniform", "interaction", "parameter", "any"]
 UNEXPLAINED = "the strategy has no learning-rate matrix"
-
-
-class MakeStrategy(Protocol):
-    """Makes a new strategy; `partial(MyStrategy, {"lr": 0.1})` does."""
-
-    def __call__(self, *, seed: int) -> Strategy: ...
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """A recommender under a strategy, made anew as often as a check needs it.
-
-    The toy stream is learned once for each number type. A check that starts somewhere on it gets a deep copy of the
-    updater at that batch, so that checks cannot disturb each other.
-    """
-
-    make_recommender: MakeRecommender
-    make_strategy: MakeStrategy
-    family: Family | None = None
-    _moments: dict[torch.dtype, list[Updater]] = field(default_factory=dict, repr=False, compare=False)
-
-    def updater(
-        self, batches: Iterable[Batch] = (), history: History | None = None, *, dtype: torch.dtype = torch.float32
-    ) -> Updater:
-        """A new updater that has learned the given batches."""
-        new = Updater(self.make_recommender(seed=3, dtype=dtype), self.make_strategy(seed=5), history, seed=7)
-        for batch in batches:
-            new.learn(batch)
-        return new
-
-    def after(self, batches: int, *, dtype: torch.dtype = torch.float32) -> Updater:
-        """An updater that has learned the first batches of the toy stream; a copy of its own for each caller."""
-        moments = self._moments.setdefault(dtype, [self.updater(dtype=dtype)])
-        for batch in toy_batches()[len(moments) - 1 : batches]:
-            following = deepcopy(moments[-1])
-            following.learn(batch)
-            moments.append(following)
-        return deepcopy(moments[batches])
-
-
-@dataclass(frozen=True)
-class Reordered(Batch):
-    """A batch whose interactions stand in another order but keep their own event numbers."""
-
-    numbers: Ints
-
-    @property
-    def events(self) -> Ints:
-        return self.numbers
 
 
 def untouched_rows_stay(pairing: Pairing) -> str | None:
@@ -90,12 +43,12 @@ def untouched_rows_stay(pairing: Pairing) -> str | None:
     compact, situation = situation_of(updater, batch)
     users, items = array_of(situation.examples.users), array_of(situation.examples.items)
     touched = {"user": compact.users[users], "item": compact.items[items]}
-    before = {name: _row_by_row(table) for name, table in tables_of(updater)}
+    before = {name: row_by_row(table) for name, table in tables_of(updater)}
     updater.learn(batch)
     for name, table in tables_of(updater):
         if table.spec.role == "shared":
             continue
-        for part, now in _row_by_row(table).items():
+        for part, now in row_by_row(table).items():
             moved = np.flatnonzero(array_of(before[name][part] != now).reshape(table.rows, -1).any(axis=1))
             strays = np.setdiff1d(moved, touched[table.spec.role])
             expect(not len(strays), f"rows {strays[:5].tolist()} of {name} changed, but the batch does not touch them")
@@ -106,9 +59,9 @@ def scoring_is_pure(pairing: Pairing) -> str | None:
     """Scoring changes no state, and asking twice gives the same bytes."""
     updater = pairing.after(5)
     before = state_of(updater)
-    first = _scores(updater)
+    first = scores_of(updater)
     same(before, state_of(updater), "scoring changed state")
-    same(first, _scores(updater), "the same question had two answers")
+    same(first, scores_of(updater), "the same question had two answers")
     return None
 
 
@@ -139,8 +92,8 @@ def future_does_not_matter(pairing: Pairing) -> str | None:
     cut, updater = _LENGTH - 2, pairing.updater()
     for number, batch in enumerate(toy_batches(toy_log(other_future_from=cut * BATCH))[:_LENGTH]):
         if number <= cut:
-            expected = _scores(pairing.after(number))
-            same(_scores(updater), expected, f"the scores before batch {number} depend on what follows it")
+            expected = scores_of(pairing.after(number))
+            same(scores_of(updater), expected, f"the scores before batch {number} depend on what follows it")
         updater.learn(batch)
     return None
 
@@ -164,7 +117,7 @@ def single_interaction_works(pairing: Pairing) -> str | None:
     """Batches of one interaction are learned, from the very first of the stream on."""
     batches = toy_batches(size=1)[:BATCH]
     updater = pairing.updater(batches)
-    _finite(updater)
+    require_finite(updater)
     expect(updater.history.events == len(batches), f"{updater.history.events} of {len(batches)} events arrived")
     return None
 
@@ -176,7 +129,7 @@ def hot_user_works(pairing: Pairing) -> str | None:
 
 def hot_item_works(pairing: Pairing) -> str | None:
     """One item can fill a batch of 256, even where it is the only one that the stream has ever seen."""
-    _finite(pairing.updater([toy_batch(0, np.arange(256) % 6, np.zeros(256, dtype=np.int64))]))
+    require_finite(pairing.updater([toy_batch(0, np.arange(256) % 6, np.zeros(256, dtype=np.int64))]))
     return _learn_and_look(pairing, users=np.arange(256) % 6, items=np.full(256, 2))
 
 
@@ -184,12 +137,12 @@ def state_round_trips(pairing: Pairing) -> str | None:
     """Tables, row state, memory and history carry everything: a copy goes on exactly as the original does."""
     original, batches = pairing.after(9), toy_batches()[9:_LENGTH]
     copy = pairing.updater(history=History.from_state(original.history.state()))
-    _hand_over(original, copy)
+    hand_over(original, copy)
     same(state_of(original), state_of(copy), "the restored state is not the saved one")
     for batch in batches:
         original.learn(batch)
         copy.learn(batch)
-    same(_scores(original), _scores(copy), "scores differ after going on from a restored state")
+    same(scores_of(original), scores_of(copy), "scores differ after going on from a restored state")
     same(state_of(original), state_of(copy), "state differs after going on from a restored state")
     return None
 
@@ -247,7 +200,7 @@ def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
 
 def finite_after_many_batches(pairing: Pairing) -> str | None:
     """200 batches of a drifting stream leave every number finite."""
-    _finite(pairing.updater(toy_batches(toy_log(200 * BATCH))))
+    require_finite(pairing.updater(toy_batches(toy_log(200 * BATCH))))
     return None
 
 
@@ -262,7 +215,7 @@ def grows(pairing: Pairing) -> str | None:
     for table in updater.recommender.tables.values():
         wanted = {"user": users + 2, "item": items + 2}.get(table.spec.role, table.rows)
         expect(table.rows == wanted, f"{table.spec.name} has {table.rows} rows after growing to {wanted}")
-    _finite(updater)
+    require_finite(updater)
     return None
 
 
@@ -278,9 +231,9 @@ def follows_the_model(pairing: Pairing) -> str | None:
         if updater.strategy.explains_rates:
             rates = updater.learning_rates(last)
             expect(rates.rows.device.type == "cpu", f"learning rates are on {rates.rows.device}, the model on cpu")
-        _scores(updater)
+        scores_of(updater)
         updater.learn(last)
-    _finite(updater)
+    require_finite(updater)
     return None
 
 
@@ -303,67 +256,12 @@ PAIRING_CHECKS: tuple[Callable[[Pairing], str | None], ...] = (
 )
 
 
-def state_of(updater: Updater) -> State:
-    """Everything that a checkpoint would have to hold, by name; copies."""
-    state = {f"{name} {part}": array_of(t) for name, table in tables_of(updater) for part, t in table.state().items()}
-    state |= {f"memory {name}": array_of(tensor) for name, tensor in updater.strategy.memory().items()}
-    state |= {f"history {name}": np.array(array) for name, array in updater.history.state().items()}
-    streaming = updater.recommender.streaming_state()
-    return state | {f"streaming {name}": np.array(array) for name, array in streaming.items()}
-
-
-def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
-    """A batch as the strategy would meet it now, and which stored rows that is about."""
-    situation = updater.situation(batch)
-    assert situation.around is not None
-    users, items = (rows.cpu().numpy() for rows in (situation.around.users, situation.around.items))
-    return Compact(users, items), situation
-
-
-def tables_of(updater: Updater) -> list[tuple[str, Table | SparseTable]]:
-    rows: list[tuple[str, Table | SparseTable]] = [
-        (f"table {name}", table) for name, table in updater.recommender.tables.items()
-    ]
-    kept = updater.row_state.items()
-    return rows + [(f"row state {name}.{key}", table) for name, state in kept for key, table in state.items()]
-
-
-def _row_by_row(table: Table | SparseTable) -> dict[str, Tensor]:
-    """What a table holds, one line for each row: also of rows that are not stored."""
-    state = table.state()
-    written = state.pop("row", None)
-    if written is None:
-        return state
-    return {
-        part: held.new_zeros((table.rows, *held.shape[1:])).index_copy(0, written, held) for part, held in state.items()
-    }
-
-
-def _hand_over(original: Updater, copy: Updater) -> None:
-    for (_, source), (_, target) in zip(tables_of(original), tables_of(copy), strict=True):
-        target.restore(source.state())
-    copy.strategy.recall({name: tensor.clone() for name, tensor in original.strategy.memory().items()})
-    copy.recommender.restore_streaming_state(original.recommender.streaming_state())
-    copy.recommender.clock.now = original.recommender.clock.now
-
-
 def _learn_and_look(pairing: Pairing, users: Ints, items: Ints) -> str | None:
     past, updater = 4, pairing.after(4)
     loss = updater.learn(toy_batch(past * BATCH, users, items))
     expect(bool(np.isfinite(loss)), f"the loss is {loss}")
-    _finite(updater)
+    require_finite(updater)
     return None
-
-
-def _scores(updater: Updater) -> State:
-    users, n_items = np.arange(8), 20
-    lines = np.broadcast_to(np.arange(n_items), (len(users), n_items))
-    return {"score": updater.score(users, lines, 10**6), "catalogue": updater.score_catalogue(users, n_items, 10**6)}
-
-
-def _finite(updater: Updater) -> None:
-    for name, array in state_of(updater).items():
-        expect(bool(np.isfinite(array).all()), f"{name} is not finite")
 
 
 def _rate_blocks(rates: LearningRates, evidence: Evidence) -> dict[str, Tensor]:
