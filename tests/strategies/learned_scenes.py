@@ -121,7 +121,8 @@ def directions(gradient: Tensor, entries: int) -> list[Tensor]:
     ranked = flat.abs().argsort(descending=True).tolist()
     spread = torch.linspace(0, len(flat) - 1, min(3, len(flat))).long().tolist()
     single = list(dict.fromkeys([*ranked[:2], *spread, *ranked]))[:entries]
-    return [signs, *(torch.eye(1, len(flat), at, dtype=gradient.dtype).view(gradient.shape) for at in single)]
+    every = torch.arange(len(flat))
+    return [signs, *((every == at).to(gradient.dtype).view(gradient.shape) for at in single)]
 
 
 def difference(
