@@ -12,7 +12,7 @@ from melon.registry import Entry, Registry, Space
 from melon.settings import Settings
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
-from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, is_searchable, space_of
+from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, space_of
 
 OURS = [(registry, entry) for registry in (RECOMMENDERS, STRATEGIES) for entry in registry]
 EACH = pytest.mark.parametrize(("registry", "entry"), OURS, ids=[entry.name for _, entry in OURS])
@@ -128,7 +128,7 @@ class Searched(Default):
 class TestSearchSpaces:
     def test_a_name_has_that_of_its_entry(self) -> None:
         assert space_of("default") is STRATEGIES["default"].space
-        assert is_searchable("als")
+        assert space_of("als").axes
 
     def test_a_class_has_the_one_that_it_declares(self) -> None:
         assert space_of(Searched) is Searched.space
@@ -145,7 +145,7 @@ class TestSearchSpaces:
         assert len(space_of("wider").axes["lr"]) == 3
 
     def test_some_have_none(self) -> None:
-        assert not is_searchable(type("Bare", (Searched,), {"space": Space()}))
+        assert not space_of(type("Bare", (Searched,), {"space": Space()})).axes
 
 
 def test_all_strategies_are_those_of_the_comparison() -> None:

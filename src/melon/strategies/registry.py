@@ -242,8 +242,3 @@ def space_of(strategy: str | type[Strategy]) -> Space:
         return strategy.space
     target = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((entry.space for entry in _ENTRIES if entry.target == target), Space())
-
-
-def is_searchable(strategy: str | type[Strategy]) -> bool:
-    """Whether a strategy has settings to search; if not, a comparison must say so beside its name."""
-    return bool(space_of(strategy).axes)
