@@ -31,7 +31,6 @@ from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.prequential import prequential
 from melon.learning.updater import Updater
-from melon.recommenders.blend import head
 from melon.recommenders.blend.recommender import Blend
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates
@@ -57,8 +56,7 @@ def streams(events: int) -> dict[str, Interactions]:
 
 def hits(log: Interactions, rest: int, seed: int, batch: int) -> np.ndarray:
     """Whether each interaction was among the first five, with its event number."""
-    head.SCALED_COLD = rest
-    updater = Updater(Blend(seed=seed), Default(seed=seed), seed=seed)
+    updater = Updater(Blend({"head_rest": rest}, seed=seed), Default(seed=seed), seed=seed)
     points = prequential(updater, log, Candidates(log, mode="born", seed=seed), 0, len(log), batch_size=batch)
     parts = [np.stack([point.events, point.ranks.rank <= 5]) for point in points]
     return np.concatenate(parts, axis=1)

@@ -38,7 +38,7 @@ NAMES = [check.__name__ for check in PAIRING_CHECKS]
 
 #: Sizes that keep the checks quick; a recommender that is not named here is checked as it comes.
 SMALL: dict[str, dict[str, Any]] = {"bpr": {"dim": 6}, "ncf": {"dim": 4, "layers": (6, 5)}}
-SMALL["blend"] = {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 16}
+SMALL["blend"] = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16}
 #: On so small a stream every row is hit many times in a batch, which wants small steps.
 CALM: dict[str, dict[str, Any]] = {
     "eals": {"lr": 0.05},

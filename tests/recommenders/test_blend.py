@@ -1,5 +1,6 @@
 """The blend: features against plain loops, a head in closed form, and a start that is its personal score."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,9 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend import head as head_module
 from melon.recommenders.blend.features import HALF_LIVES, INPUTS, PARTS, Named, personal_score
 from melon.recommenders.blend.head import (
     SCALED_BY,
-    SCALED_COLD,
     TABLES,
     BlendHead,
     HeadSettings,
@@ -37,6 +36,8 @@ from melon.tables import Table
 
 SMALL = {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 64}
 HEAD = HeadSettings(own=True, units=5, negatives=4, lr=0.01, decay=0.1, practice_lr=0.05, passes=6)
+#: Learns from the first lesson on, with inputs as they come.
+AT_ONCE = replace(HEAD, rest=0)
 
 
 def lived(head_speaks: bool = True, **settings: Any) -> tuple[Blend, History, Interactions]:
@@ -264,16 +265,9 @@ def values() -> dict[str, Tensor]:
     return {spec.name: Table(spec, seed=3, dtype=torch.float64).state()["values"] for spec in specs}
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that has not practised learns from the first lesson on, with inputs as they come."""
-    monkeypatch.setattr(head_module, "SCALED_COLD", 0)
-
-
 class TestHead:
-    @pytest.mark.usefixtures("at_once")
     def test_a_step_is_that_of_adamw(self, values: dict[str, Tensor]) -> None:
-        head = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
+        head = BlendHead(4, AT_ONCE, torch.float64, torch.device("cpu"))
         mine = dict(values)
         free = {name: value.clone().requires_grad_() for name, value in values.items()}
         theirs = torch.optim.AdamW(list(free.values()), lr=HEAD.lr, weight_decay=HEAD.decay)
@@ -288,9 +282,8 @@ class TestHead:
         for name, value in free.items():
             assert torch.allclose(mine[name], value.detach(), atol=1e-10)
 
-    @pytest.mark.usefixtures("at_once")
     def test_a_negative_that_does_not_count_is_as_if_it_were_not_there(self, values: dict[str, Tensor]) -> None:
-        head = BlendHead(4, HEAD, torch.float64, torch.device("cpu"))
+        head = BlendHead(4, AT_ONCE, torch.float64, torch.device("cpu"))
         lesson = lessons(1)[0]
         allowed = lesson.allowed.clone()
         allowed[:, 3:] = False
@@ -322,7 +315,7 @@ class TestHead:
 
     def test_without_practice_it_rests_and_is_scaled_by_what_it_saw(self, values: dict[str, Tensor]) -> None:
         """The same scales as practice over the same lessons gives, and not a step before there are any."""
-        head, given = BlendHead(4, HEAD, torch.float64, torch.device("cpu")), lessons(4, SCALED_COLD // 3)
+        head, given = BlendHead(4, HEAD, torch.float64, torch.device("cpu")), lessons(4, HEAD.rest // 3)
         for number, lesson in enumerate(given[:3]):
             assert head.resting
             step = head.step(values, lesson)
@@ -369,10 +362,9 @@ class TestLearning:
             made.learn(batch)
         return made
 
-    def test_the_head_learns_by_itself_and_the_strategy_leaves_it_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_head_learns_by_itself_and_the_strategy_leaves_it_alone(self) -> None:
         assert not self.updater(head_lr=0.1).recommender.tables["head_linear"].everything().any()  # it still rests
-        monkeypatch.setattr(head_module, "SCALED_COLD", 20)
-        silent, speaks = self.updater(head_lr=0.0), self.updater(head_lr=0.1)
+        silent, speaks = self.updater(head_lr=0.0, head_rest=20), self.updater(head_lr=0.1, head_rest=20)
         assert not silent.recommender.tables["head_linear"].everything().any()
         assert speaks.recommender.tables["head_linear"].everything().any()
         for name in ("user_factors", "item_factors", "item_bias"):

@@ -43,7 +43,9 @@ __all__ = [
 SMALL_RECOMMENDERS: Mapping[str, MakeRecommender] = {
     "bpr": partial(BPR, {"dim": 6}),
     "ncf": partial(NCF, {"dim": 4, "layers": (6, 5)}),
-    "blend": partial(Blend, {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 16, "negatives": 2}),
+    "blend": partial(
+        Blend, {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "negatives": 2}
+    ),
 }
 
 

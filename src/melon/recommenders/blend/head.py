@@ -22,8 +22,6 @@ from melon.tables import TableSpec
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
 #: Scales are those of the first so many practised interactions, then fixed.
 SCALED_BY = 4_000
-#: A head that has not practised rests for so many interactions, and is then scaled by them.
-SCALED_COLD = 256
 _LEAST_SCALE = 1e-3
 _ADAM = Adam(squares="lerp")
 _STEPS = "steps"
@@ -53,6 +51,8 @@ class HeadSettings:
     #: Inputs that are left out, by number, and whether what the rows say by themselves counts.
     left_out: tuple[int, ...] = ()
     trusts_rows: bool = True
+    #: A head that has not practised rests for this many interactions, and its inputs are then scaled by them.
+    rest: int = 256
 
 
 def head_tables(inputs: int, units: int) -> tuple[TableSpec, ...]:
@@ -133,7 +133,7 @@ class BlendHead(Head):
     @property
     def resting(self) -> bool:
         """Whether the inputs have no scales yet: without practice, they are those of the first interactions."""
-        return SCALED_COLD > 0 and _STEPS not in self._memory and not bool(self.centre.any())
+        return self.settings.rest > 0 and _STEPS not in self._memory and not bool(self.centre.any())
 
     def memory(self) -> dict[str, Tensor]:
         """Everything that is no table: scales and what the optimiser remembers."""
@@ -207,7 +207,7 @@ class BlendHead(Head):
         sums = {
             name: self._memory[name] + new if self._memory else new for name, new in zip(_RESTING, added, strict=True)
         }
-        if int(sums[_SEEN]) < SCALED_COLD:
+        if int(sums[_SEEN]) < self.settings.rest:
             return sums
         spread = (sums[_SPREAD] / sums[_PAIRS].item()).sqrt().clamp(min=_LEAST_SCALE)
         centre = (sums[_SUM] / sums[_PAIRS].item()).to(self.centre)

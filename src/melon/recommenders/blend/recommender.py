@@ -51,6 +51,7 @@ class BlendSettings(RecommenderSettings):
     head: Literal["own", "strategy"] = "own"
     head_units: int = Field(32, ge=0)
     head_negatives: int = Field(30, ge=1)
+    head_rest: int = Field(256, ge=0)
     head_lr: float = Field(0.001, ge=0)
     head_decay: float = Field(0.01, ge=0)
     head_passes: int = Field(20, ge=0)
@@ -81,6 +82,7 @@ class Blend(HeadedRecommender):
             chosen.head_passes,
             tuple(INPUTS.index(name) for part in chosen.without for name in PARTS[part]),
             "personal" not in chosen.without,
+            chosen.head_rest,
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
