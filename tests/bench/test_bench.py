@@ -118,7 +118,7 @@ def test_a_finished_bench_is_only_shown_again(bench: Path, folder: Path, run: Ru
     assert {path: path.stat().st_mtime_ns for path in bench.glob("*-*.json")} == before
 
 
-@pytest.mark.parametrize("moment", [0.25, 0.6])
+@pytest.mark.parametrize("moment", [pytest.param(0.25, marks=pytest.mark.slow), 0.6])
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_records(
     bench: Path, folder: Path, tmp_path: Path, moment: float
 ) -> None:

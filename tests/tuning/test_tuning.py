@@ -385,7 +385,7 @@ class TestCommand:
         assert ended.code == 0
         assert (tmp_path / "x.toml").read_text(encoding="utf-8") == tuned.read_text(encoding="utf-8")
 
-    @pytest.mark.parametrize("lines", [2, 5])
+    @pytest.mark.parametrize("lines", [pytest.param(2, marks=pytest.mark.slow), 5])
     def test_killed_and_started_again_it_gives_the_same_file(
         self, tuned: Path, stream: Path, tmp_path: Path, lines: int
     ) -> None:
