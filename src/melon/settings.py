@@ -26,7 +26,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise SettingsError(f"{owner}: {place} = {first['input']!r} will not do: {first['msg']}.") from None
+            raise SettingsError(f"{owner}: {place} = {first['input']!r} is not valid: {first['msg']}.") from None
 
     def plain(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""

@@ -486,5 +486,5 @@ class TestConformance:
         assert check_pairing(make, MeLON, exempt=forgets).applicable
 
     def test_wrong_settings_are_told(self) -> None:
-        with pytest.raises(SettingsError, match="head = 'other' will not do"):
+        with pytest.raises(SettingsError, match="head = 'other' is not valid"):
             Blend({"head": "other"})

@@ -444,7 +444,7 @@ def test_settings_that_will_not_do_are_refused(settings: dict[str, Any]) -> None
 
 
 def test_a_start_at_zero_needs_a_raw_rate() -> None:
-    with pytest.raises(SettingsError, match=r"alpha_param = 'softplus' will not do: .* use alpha_param=raw"):
+    with pytest.raises(SettingsError, match=r"alpha_param = 'softplus' is not valid: .* use alpha_param=raw"):
         MetaSGD({"alpha_init": 0.0, "alpha_param": "softplus"})
     with pytest.raises(SettingsError, match="alpha_param=raw"):
         MetaSGD({"alpha_init": 0.0})

@@ -132,7 +132,7 @@ class StreamFeatures:
         return np.concatenate([sums, followed[[0, 2]]])
 
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
-        """Features of pairs n × c: similarity to the user's last items, the newest counting most, and of late."""
+        """Features of pairs n × c: similarity to the user's last items, the newest counting most, plain and decayed."""
         sums = self.met(users, items, past)
         columns = np.empty((*items.shape, len(sums)), dtype=self._dtype)
         for number, divisor in enumerate(self.divided_by):
