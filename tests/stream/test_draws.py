@@ -101,3 +101,12 @@ def test_generators_are_named_too() -> None:
     assert (Draws(0, "shuffle").generator(3).random(4) == one).all()
     assert (Draws(0, "shuffle").generator(4).random(4) != one).any()
     assert (Draws(0, "other").generator(3).random(4) != one).any()
+
+
+def test_draws_stay_what_they_are() -> None:
+    """Recorded results and saved models rest on these very numbers."""
+    draws = Draws(7, "negatives")
+    words = [[1572135039378576063, 13891412590848711795], [14160288158042670916, 17230004107624744887]]
+    assert draws.words(np.array([0, 5]), 2).tolist() == words
+    assert draws.integers(np.array([3]), 4, 1_000).tolist() == [[58, 392, 559, 193]]
+    assert np.allclose(draws.normals(np.array([2]), 2), [[-0.6999493658947302, 0.09186913514864772]], rtol=1e-12)
