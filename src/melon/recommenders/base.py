@@ -97,6 +97,14 @@ class Recommender(ABC):
 
     # Optional: gradients in closed form, and quicker ways to score.
 
+    @property
+    def factorised(self) -> bool:
+        """Whether rows are taught p_u · q_i + b_i by the pairwise loss: `user_factors`, `item_factors`, `item_bias`.
+
+        Practice then uses compiled loops. A bias of users, which cancels in the loss, may stand beside them.
+        """
+        return False
+
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         """Losses and per-interaction gradients at the given values.
 
@@ -108,6 +116,10 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
+        return self._scores(values, users, items, None)
 
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import compiled_scores, factor_evidence, factor_scores
+from melon.recommenders.losses import BPRLoss
 from melon.settings import Width
 from melon.tables import TableSpec
 
@@ -41,6 +42,10 @@ class BPR(Recommender):
 
     def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         return factor_scores(values, users, items)
+
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
