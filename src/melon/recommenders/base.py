@@ -88,6 +88,13 @@ class Recommender(ABC):
         out.
         """
 
+    @classmethod
+    def declared(cls, settings: Mapping[str, Any]) -> tuple[TableSpec, ...]:
+        """The tables that settings declare, without making them."""
+        unmade = cls.__new__(cls)
+        unmade.settings = cls.settings_type.parse(settings, f"recommender {cls.name!r}")
+        return unmade.declare()
+
     # Optional: gradients in closed form, and quicker ways to score.
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import compiled_scores, factor_evidence, factor_scores
+from melon.settings import Width
 from melon.tables import TableSpec
 
 
 class BPRSettings(RecommenderSettings):
     """`init="paper"` draws every entry, biases included, with deviation 0.01; the default trains far better."""
 
-    dim: int = Field(64, ge=1)
+    dim: Width = 64
     init: Literal["default", "paper"] = "default"
 
 

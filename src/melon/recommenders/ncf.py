@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
+from melon.settings import Width
 from melon.tables import TableSpec
 
 
 class NCFSettings(RecommenderSettings):
     """`init="paper"` draws everything with deviation 0.01, which silences the network (docs/methods.md 2.2)."""
 
-    dim: int = Field(64, ge=1)
-    layers: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64, 64, 64), min_length=1)
+    dim: Width = 64
+    layers: tuple[Width, ...] = Field((64, 64, 64, 64), min_length=1, max_length=16)
     init: Literal["he", "paper"] = "he"
 
 
