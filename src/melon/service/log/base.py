@@ -10,6 +10,7 @@ from typing import Any, Literal
 LogId = int | str
 #: What an event is for: it is learned; it hides the item from this user's lists; it is only stored.
 Use = Literal["learn", "hide", "store"]
+USES: tuple[Use, ...] = ("learn", "hide", "store")
 ControlKind = Literal["forget", "retry", "resume"]
 #: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
 StepKind = Literal["events", "forget", "retry", "resume", "switch"]
@@ -111,9 +112,9 @@ class Position:
 class Published:
     """A delta as the feed has it; `arrived` says when each of its events arrived (no part of the digest)."""
 
+    arrived: tuple[float, ...]
     number: int
     offset: int
     kind: StepKind
     digest: bytes
     content: bytes
-    arrived: tuple[float, ...]
