@@ -112,9 +112,9 @@ class Position:
 class Published:
     """A delta as the feed has it; `arrived` says when each of its events arrived (no part of the digest)."""
 
-    arrived: tuple[float, ...]
     number: int
     offset: int
     kind: StepKind
     digest: bytes
     content: bytes
+    arrived: tuple[float, ...]

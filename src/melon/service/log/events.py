@@ -300,9 +300,7 @@ class EventLog:
                 if self._reserve.make():
                     # Room for a good many events, or the next append would be refused again.
                     with transaction(self._connection):
-                        self._connection.execute(
-                            f"INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob({_PROBE_BYTES}))"
-                        )
+                        self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(262144))")
                     with transaction(self._connection):
                         self._connection.execute("DELETE FROM meta WHERE name = 'probe'")
                     self._full = False
