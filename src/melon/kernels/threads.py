@@ -21,7 +21,8 @@ PIECES = 8
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lent = 0
-_Input, _Output = TypeVar("_Input"), TypeVar("_Output")
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Context:
 
 
 class SummedSteps(NamedTuple):
-    """Pre-training's step: batches of `batch_size`, `lr` and `l2` for each touch of a row, `shared_lr` for shared weights."""
+    """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
 
     batch_size: int
     lr: float
@@ -96,6 +96,13 @@ class Recommender(ABC):
         `features` are those that `features` gives for these pairs; a recommender without any may leave the argument
         out.
         """
+
+    @classmethod
+    def declared(cls, settings: Mapping[str, Any]) -> tuple[TableSpec, ...]:
+        """The tables that settings declare, without making them."""
+        unmade = cls.__new__(cls)
+        unmade.settings = cls.settings_type.parse(settings, f"recommender {cls.name!r}")
+        return unmade.declare()
 
     # Optional: gradients in closed form, and quicker ways to score.
 

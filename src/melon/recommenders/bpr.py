@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import compiled_pretraining, compiled_scores, factor_evidence, factor_scores
+from melon.settings import Width
 from melon.tables import TableSpec
 from melon.types import Ints
 
@@ -18,7 +18,7 @@ from melon.types import Ints
 class BPRSettings(RecommenderSettings):
     """`init="paper"` draws every entry, biases included, with deviation 0.01; the default trains far better."""
 
-    dim: int = Field(64, ge=1)
+    dim: Width = 64
     init: Literal["default", "paper"] = "default"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from melon.kernels import policy
 from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss
+from melon.settings import Width
 from melon.tables import TableSpec
 from melon.types import Ints
 
@@ -20,8 +21,8 @@ from melon.types import Ints
 class NCFSettings(RecommenderSettings):
     """`init="paper"` draws everything with deviation 0.01, which silences the network (docs/methods.md 2.2)."""
 
-    dim: int = Field(64, ge=1)
-    layers: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64, 64, 64), min_length=1)
+    dim: Width = 64
+    layers: tuple[Width, ...] = Field((64, 64, 64, 64), min_length=1, max_length=16)
     init: Literal["he", "paper"] = "he"
 
 
@@ -187,7 +188,11 @@ class _LeanNetwork:
         moved = (slopes, lines["to_users"], lines["to_user_mlp"], pairs["to_item_mlp"])
         steps = (part.numpy() for part in moved)
         self._loops.network_rows(users, items, self._steps.lr, self._steps.l2, *rows, product, *steps, *self._visits)
-        for weight, gradient in (*self._moves, (self._tables["output"], summed[0]), (self._tables["product"], summed[1])):
+        for weight, gradient in (
+            *self._moves,
+            (self._tables["output"], summed[0]),
+            (self._tables["product"], summed[1]),
+        ):
             weight.sub_(gradient, alpha=self._steps.shared_lr / n)
         return loss
 

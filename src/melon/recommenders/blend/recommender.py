@@ -37,6 +37,7 @@ from melon.recommenders.blend.head import (
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import compiled_dots, compiled_pretraining, factor_evidence, factor_scores
 from melon.recommenders.heads import HeadedRecommender, Lesson
+from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import TableSpec, TableView, Undo
@@ -47,16 +48,16 @@ class BlendSettings(RecommenderSettings):
     """The personal part is trained as BPR's is; the head by itself, unless the strategy is to drive it too."""
 
     negatives: int = Field(4, ge=1)
-    dim: int = Field(64, ge=1)
+    dim: Width = 64
     head: Literal["own", "strategy"] = "own"
-    head_units: int = Field(32, ge=0)
+    head_units: int = Field(32, ge=0, le=4096)
     head_negatives: int = Field(30, ge=1)
     head_rest: int = Field(256, ge=0)
     head_lr: float = Field(0.001, ge=0)
     head_decay: float = Field(0.01, ge=0)
     head_passes: int = Field(20, ge=0)
     head_practice_lr: float = Field(0.005, gt=0)
-    slots: int = Field(256, ge=1)
+    slots: Width = 256
     transitions: bool = False
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
