@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,15 @@ class Context:
     time: int
     history: History
     moment: Moment | None = None
+
+
+class SummedSteps(NamedTuple):
+    """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
+
+    batch_size: int
+    lr: float
+    l2: float
+    shared_lr: float
 
 
 class Recommender(ABC):
@@ -120,6 +129,13 @@ class Recommender(ABC):
     def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
         """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
         return self._scores(values, users, items, None)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
+
+        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        """
+        return None
 
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
