@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -10,7 +11,13 @@ from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, Values
-from melon.recommenders.factorisation import compiled_scores, factor_evidence, factor_scores
+from melon.recommenders.factorisation import (
+    PlainSteps,
+    compiled_scores,
+    factor_evidence,
+    factor_scores,
+    plain_steps,
+)
 from melon.tables import TableSpec
 
 
@@ -45,6 +52,10 @@ class BPR(Recommender):
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
         return Evidence(losses, tuple(gradients))
+
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        return plain_steps(self.loss, self.tables) if type(self) is BPR else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         compiled = compiled_scores(self.tables, users, items, None if context is None else context.moment)
