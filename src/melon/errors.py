@@ -9,6 +9,9 @@
     ├── ConformanceError   a recommender or strategy that breaks a rule of melon.checks
     ├── NotFittedError     a question to a model that has learned nothing yet
     ├── MissingExtraError  an optional dependency that is not installed
+    ├── LogError           a log of events that cannot be opened, read or written
+    │   ├── BusyError      too much waits to be written; try again shortly
+    │   └── DiskFullError  no room; nothing of the last append was stored
     └── StoppedError       a command that was stopped and can go on
 
 A message names the value, the place and the way out.
@@ -57,6 +60,18 @@ class MissingExtraError(MelonError):
             f"{purpose} needs the extra {extra!r}. In a clone of melon: pip install -e '.[{extra}]'; with a wheel: "
             f"pip install 'melon-recommender[{extra}] @ file:///path/to/the.whl'"
         )
+
+
+class LogError(MelonError):
+    """A service's log that belongs to another model or process, is damaged, or cannot be written."""
+
+
+class BusyError(LogError):
+    """More is waiting than the log takes on; the caller should try again shortly."""
+
+
+class DiskFullError(LogError):
+    """The disk is full: nothing of the append was stored, and everything acknowledged before is still there."""
 
 
 class StoppedError(MelonError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -156,9 +157,11 @@ class Table:
             self._arrays = self._values.numpy(), self._touched.numpy()
         return *self._arrays, self.half_life or 0.0
 
-    def written(self, rows: Ints) -> None:
-        """Rows that a compiled loop has written."""
+    def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
+        """Record rows that a compiled loop has written; closing `undo` takes the record back."""
         if self._changed is not None:
+            if undo is not None:
+                undo.callback(self._forget_changes, len(self._changed))
             self._record(torch.from_numpy(rows.copy()))
 
     def everything(self) -> Tensor:
@@ -185,6 +188,12 @@ class Table:
         """Add to rows, which may repeat: the summed plain step of pre-training, where nothing fades."""
         self._values.index_add_(0, rows, steps)
         self._record(rows)
+
+    def lend(self) -> Tensor:
+        """The storage, for compiled pre-training: it writes rows in place, where nothing fades."""
+        if self._changed is not None:
+            self._record(torch.arange(self.rows, device=self.device))
+        return self._values
 
     def stamp(self, rows: Tensor, moments: Tensor) -> None:
         """Say when rows were last touched."""
@@ -224,8 +233,7 @@ class Table:
         def undo() -> None:
             self._values.index_copy_(0, rows, values)
             self._touched.index_copy_(0, rows, touched)
-            if self._changed is not None:
-                del self._changed[recorded:]
+            self._forget_changes(recorded)
 
         return undo
 
@@ -254,6 +262,11 @@ class Table:
         self._touched[: self.rows] = state["touched"]
         self._arrays = None
         self._record(torch.arange(self.rows, device=self.device))
+
+    def _forget_changes(self, recorded: int) -> None:
+        """Keep the first records of changes only."""
+        if self._changed is not None:
+            del self._changed[recorded:]
 
     def _record(self, rows: Tensor) -> None:
         if self._changed is not None:

@@ -18,6 +18,7 @@ from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
+from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import MeLON
@@ -117,4 +118,6 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
                 updater.learn_undoable(batch, undo)
             updater.learn(batch)
     PartnerRings().append(log.users, log.items)
+    for name in ("bpr", "ncf"):
+        Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()
     assert seen.keys() == {f"{name}.{function}" for name, suite in SUITES.items() for function in suite.signatures}

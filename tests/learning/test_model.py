@@ -19,8 +19,8 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
-from melon.recommenders.factorisation import FactorStep, PlainSteps
 from melon.recommenders.ncf import NCF
+from melon.recommenders.plain import FactorStep, PlainSteps
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
@@ -233,7 +233,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         places["evidence"] = (PlainSteps, "of", {})
         places["propose"] = (updater.strategy, "plain_rates", {})
         places["first write"] = (FactorStep, "write", {})
-        places["second write"] = (Table, "scatter", {"after": 0})
+        places["second write"] = (Table, "written", {"after": 1})
     owner, name, how = places[point]
     failing(monkeypatch, owner, name, **how)
 

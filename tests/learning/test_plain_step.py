@@ -14,8 +14,8 @@ from melon.recommenders.base import Recommender
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples
-from melon.recommenders.factorisation import TAUGHT, PlainSteps
 from melon.recommenders.ncf import NCF
+from melon.recommenders.plain import TAUGHT, PlainSteps
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream.batch import Batch

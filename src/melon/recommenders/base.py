@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
-from melon.recommenders.factorisation import PlainSteps
 from melon.recommenders.losses import Loss, make_loss
+from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
@@ -44,6 +44,15 @@ class Context:
     time: int
     history: History
     moment: Moment | None = None
+
+
+class SummedSteps(NamedTuple):
+    """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
+
+    batch_size: int
+    lr: float
+    l2: float
+    shared_lr: float
 
 
 class Recommender(ABC):
@@ -90,6 +99,13 @@ class Recommender(ABC):
         out.
         """
 
+    @classmethod
+    def declared(cls, settings: Mapping[str, Any]) -> tuple[TableSpec, ...]:
+        """The tables that settings declare, without making them."""
+        unmade = cls.__new__(cls)
+        unmade.settings = cls.settings_type.parse(settings, f"recommender {cls.name!r}")
+        return unmade.declare()
+
     # Optional: gradients in closed form, and quicker ways to score.
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
@@ -103,6 +119,13 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
+
+        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        """
+        return None
 
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""

@@ -6,25 +6,26 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from melon.recommenders.base import Context, Recommender, RecommenderSettings
+from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import (
-    PlainSteps,
+    compiled_pretraining,
     compiled_scores,
     factor_evidence,
     factor_scores,
-    plain_steps,
 )
+from melon.recommenders.plain import PlainSteps, plain_steps
+from melon.settings import Width
 from melon.tables import TableSpec
+from melon.types import Ints
 
 
 class BPRSettings(RecommenderSettings):
     """`init="paper"` draws every entry, biases included, with deviation 0.01; the default trains far better."""
 
-    dim: int = Field(64, ge=1)
+    dim: Width = 64
     init: Literal["default", "paper"] = "default"
 
 
@@ -56,6 +57,9 @@ class BPR(Recommender):
     @cached_property
     def plain_steps(self) -> PlainSteps | None:
         return plain_steps(self.loss, self.tables) if type(self) is BPR else None
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is BPR else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         compiled = compiled_scores(self.tables, users, items, None if context is None else context.moment)
