@@ -18,10 +18,12 @@ from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
 from melon.recommenders.bpr import BPR
+from melon.recommenders.streaming.ials import ImplicitALS
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
+from melon.stream.history import History
 
 _ORDERS = 6
 
@@ -112,4 +114,8 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         for batch in toy_batches(log)[:12]:
             updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
             updater.learn(batch)
+    solved, past = ImplicitALS(33), History()
+    for batch in toy_batches(log)[:12]:
+        solved.observe(batch.users, batch.items, past)
+        past.append(batch.users, batch.items)
     assert seen.keys() == {f"{name}.{function}" for name, suite in SUITES.items() for function in suite.signatures}

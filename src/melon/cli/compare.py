@@ -36,7 +36,6 @@ from melon.cli.options import (
     Threads,
     requested,
 )
-from melon.recommenders.registry import RECOMMENDERS
 
 
 def advise(
@@ -46,7 +45,7 @@ def advise(
     ] = 5.0,
     recommenders: Annotated[
         str | None,
-        typer.Option(help=f"Names, separated by commas. (default: {','.join(RECOMMENDERS.names())})"),
+        typer.Option(help="Names, separated by commas. (default: all that a strategy can update)"),
     ] = None,
     strategies: Annotated[
         str | None,
