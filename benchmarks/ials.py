@@ -1,4 +1,4 @@
-"""Cost of streaming implicit ALS: ten sweeps over a log, and what a batch of 256, 16 and 1 interactions takes to follow.
+"""Cost of streaming implicit ALS: ten sweeps over a log, and following batches of 256, 16 and 1 interactions.
 
     python benchmarks/ials.py
 
