@@ -166,6 +166,12 @@ class Table:
         self._values.index_add_(0, rows, steps)
         self._record(rows)
 
+    def lend(self) -> Tensor:
+        """The storage, for compiled pre-training: it writes rows in place, where nothing fades."""
+        if self._changed is not None:
+            self._record(torch.arange(self.rows, device=self.device))
+        return self._values
+
     def stamp(self, rows: Tensor, moments: Tensor) -> None:
         """Say when rows were last touched."""
         self._touched[rows] = moments

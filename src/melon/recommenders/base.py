@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,15 @@ class Context:
     time: int
     history: History
     moment: Moment | None = None
+
+
+class SummedSteps(NamedTuple):
+    """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
+
+    batch_size: int
+    lr: float
+    l2: float
+    shared_lr: float
 
 
 class Recommender(ABC):
@@ -108,6 +117,13 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
+
+        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        """
+        return None
 
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""

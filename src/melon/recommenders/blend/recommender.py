@@ -13,7 +13,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Context, RecommenderSettings
+from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
@@ -35,7 +35,7 @@ from melon.recommenders.blend.head import (
     silent,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
-from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
+from melon.recommenders.factorisation import compiled_dots, compiled_pretraining, factor_evidence, factor_scores
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.settings import Width
 from melon.stream.history import History
@@ -157,6 +157,9 @@ class Blend(HeadedRecommender):
         if loops is not None:
             return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
         return Lesson(self._stored_inputs(users, named, context), allowed)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = self._head_values(context)

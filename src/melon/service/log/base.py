@@ -10,6 +10,7 @@ from typing import Any, Literal
 LogId = int | str
 #: What an event is for: it is learned; it hides the item from this user's lists; it is only stored.
 Use = Literal["learn", "hide", "store"]
+USES: tuple[Use, ...] = ("learn", "hide", "store")
 ControlKind = Literal["forget", "retry", "resume"]
 #: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
 StepKind = Literal["events", "forget", "retry", "resume", "switch"]
