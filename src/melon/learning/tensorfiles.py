@@ -75,7 +75,7 @@ class FolderWriter:
         digest = hashlib.sha256()
         with self._file() as descriptor:
             size = 0
-            for piece in _pieces(tensors):
+            for piece in pieces(tensors):
                 digest.update(piece)
                 _write(descriptor, piece)
                 size += len(piece)
@@ -172,7 +172,7 @@ def locked(folder: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
+def pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece and without copying: header length, header, then the tensors.
 
     Sorted by size of number and by name, as the format's own writer does, so that the bytes depend on nothing else.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
+from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
@@ -42,6 +44,15 @@ class Context:
     time: int
     history: History
     moment: Moment | None = None
+
+
+class SummedSteps(NamedTuple):
+    """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
+
+    batch_size: int
+    lr: float
+    l2: float
+    shared_lr: float
 
 
 class Recommender(ABC):
@@ -109,6 +120,13 @@ class Recommender(ABC):
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
 
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
+
+        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        """
+        return None
+
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
         return not (self.loss.shift_invariant and spec.role == "user" and spec.kind == "bias")
@@ -132,6 +150,11 @@ class Recommender(ABC):
         """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""
         vectors = F.normalize(self.item_vectors(context), dim=1)
         return vectors[items] @ vectors.T
+
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        """Compiled loops for plain gradient steps; None where the loss or the score is not theirs."""
+        return None
 
     # Optional: state beside the tables, such as counts that follow the stream.
 

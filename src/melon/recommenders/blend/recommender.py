@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Context, RecommenderSettings
+from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
@@ -35,8 +36,14 @@ from melon.recommenders.blend.head import (
     silent,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
-from melon.recommenders.factorisation import compiled_dots, factor_evidence, factor_scores
+from melon.recommenders.factorisation import (
+    compiled_dots,
+    compiled_pretraining,
+    factor_evidence,
+    factor_scores,
+)
 from melon.recommenders.heads import HeadedRecommender, Lesson
+from melon.recommenders.plain import PlainSteps, plain_steps
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
@@ -151,12 +158,19 @@ class Blend(HeadedRecommender):
         silent: list[Gradient] = [FactorGradient(one.table, torch.zeros_like(one.left), one.right) for one in shared]
         return Evidence(losses, (*gradients, *silent))
 
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
+
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
         named = Named.of(items.cpu().numpy())
         loops = policy.load("blend", like=self.head.centre)
         if loops is not None:
             return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
         return Lesson(self._stored_inputs(users, named, context), allowed)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = self._head_values(context)
