@@ -127,7 +127,7 @@ def _run(plan: AdvicePlan, recent: Interactions, jobs: int, progress: Progress, 
 
 
 def _recommenders() -> tuple[str, ...]:
-    names = RECOMMENDERS.names()
+    names = [entry.name for entry in RECOMMENDERS if entry.driven]
     return (*(name for name in _RECOMMENDERS if name in names), *(name for name in names if name not in _RECOMMENDERS))
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from melon.cli.options import CHOICE, EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
-from melon.recommenders.registry import RECOMMENDERS
 
 
 @takes("config", EVALUATION, only=("batch_size", "negatives", "seed", "threads"))
@@ -19,7 +18,7 @@ def advise(
     ] = 5.0,
     recommenders: Annotated[
         str | None,
-        typer.Option(help=f"Names, separated by commas. (default: {','.join(RECOMMENDERS.names())})"),
+        typer.Option(help="Names, separated by commas. (default: all that a strategy can update)"),
     ] = None,
     strategies: Annotated[
         str | None,

@@ -81,9 +81,9 @@ class StepMaker:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
         `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
-        but one item, with nothing to compare it to.
+        but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
         """
-        if self._offers.pool(batch) < 2:
+        if not self._recommender.specs or self._offers.pool(batch) < 2:
             return None
         offered = self._offers.of(batch)
         plain = self._plain(offered, batch)

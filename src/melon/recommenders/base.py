@@ -166,6 +166,9 @@ class Recommender(ABC):
         """The same for interactions to learn from, where the loss depends on them."""
         return None
 
+    def fit_past(self, users: Ints, items: Ints) -> None:
+        """Fit streaming state that takes a whole recorded log, just before the log is observed from its first event."""
+
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
 
@@ -208,6 +211,8 @@ class Recommender(ABC):
         """One vector per item, for similarities: its embeddings side by side."""
         views = self.views(context)
         names = [spec.name for spec in self.specs if spec.role == "item" and spec.kind == "embedding"]
+        if not names:
+            raise SettingsError(f"the recommender {self.name!r} has no vectors of items to compare.")
         return torch.cat([views[name].everything() for name in names], dim=1)
 
     def grow(self, users: int, user_keys: Ints, items: int, item_keys: Ints) -> None:
