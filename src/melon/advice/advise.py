@@ -119,13 +119,10 @@ def _run(plan: AdvicePlan, recent: Interactions, jobs: int, progress: Progress, 
         events = {"user": recent.users, "item": recent.items, "ts": recent.times}
         pl.DataFrame(events).write_parquet(path)
         threads = int(plan.config.get("threads", 1))
-        executor = executor_for({_NAME: path}, Path(folder) / "work", jobs=jobs, ray=None, threads=threads)
-        try:
+        with executor_for({_NAME: path}, Path(folder) / "work", jobs=jobs, ray=None, threads=threads) as executor:
             for tasks in plan.phases():
                 for outcome in run_grid(tasks, dict(outcomes), executor, lambda _: None, progress, time_is_up):
                     outcomes[outcome.task.key] = outcome
-        finally:
-            executor.stop()
     return outcomes
 
 

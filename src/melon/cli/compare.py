@@ -37,7 +37,7 @@ def advise(
     is better; otherwise the cheapest is.
     """
     from melon.advice.advise import advise_stream
-    from melon.terminal.advice import AdviceProgress, show_advice
+    from melon.terminal.runs import AdviceProgress, show_advice
 
     advice = advise_stream(
         stream,
@@ -99,7 +99,7 @@ def bench(
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
     from melon.bench.run import bench_streams
-    from melon.terminal.bench_view import BenchProgress, show_bench
+    from melon.terminal.runs import BenchProgress, show_bench
 
     result = bench_streams(
         streams,
@@ -156,7 +156,7 @@ def tune(
     Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
     tuning resumes where it was.
     """
-    from melon.terminal.tune_view import TuneProgress, show_tuned
+    from melon.terminal.runs import TuneProgress, show_tuned
     from melon.tuning.tune import tune_stream
 
     result = tune_stream(
