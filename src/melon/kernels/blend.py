@@ -56,8 +56,8 @@ _HEAD: Signature = (DOUBLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABL
 _KNOWN: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS})"))
 _KNOWN_MORE: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS + 2})"))
 
-SIGNATURES: dict[str, Signature] = {"inputs": (_KNOWN, SINGLE_TABLE), "scores": (_KNOWN, *_HEAD)}
-WITH_TRANSITIONS: dict[str, Signature] = {"inputs": (_KNOWN_MORE, SINGLE_TABLE), "scores": (_KNOWN_MORE, *_HEAD)}
+SIGNATURES: dict[str, Signature] = {"scores": (_KNOWN, *_HEAD)}
+WITH_TRANSITIONS: dict[str, Signature] = {"scores": (_KNOWN_MORE, *_HEAD)}
 
 
 @inlined
@@ -75,14 +75,6 @@ def _write(known: KnownPairs, n: int, c: int, out: Singles, row: int) -> None:
     out[row, repeated] = out[row, 0] * active
     for f in range(known.by_activity.size):
         out[row, repeated + 1 + f] = out[row, 2 + known.by_activity[f]] * active
-
-
-def inputs(known: KnownPairs, out: Singles) -> None:
-    """Inputs of lines of candidates, one pair after the other."""
-    lines, width = known.places.shape
-    for n in range(lines):
-        for c in range(width):
-            _write(known, n, c, out, n * width + c)
 
 
 def scores(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.slots import EMPTY, Sums
@@ -23,7 +24,6 @@ from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
-_RECENT, _ALWAYS = 4, len(HALF_LIVES)
 ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
 #: Features of pairs, and which of the two divisors that `of_items` gives belongs to each.
 PAIR_FEATURES = {"neighbours": 0, "neighbours_by_lag": 0, "neighbours_recent": 1}
@@ -44,10 +44,6 @@ PARTS = {
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
 Columns = npt.NDArray[np.floating[Any]]
-#: How many of the user's last items look for neighbours.
-LAST = 20
-# docs/methods.md 8.5: rare items are drawn towards having nothing in common.
-_SHRINK, _SHRINK_RECENT, _GAIN = 5.0, 2.0, 20.0
 #: How many followers each item remembers.
 _FOLLOWERS = 64
 
@@ -84,6 +80,13 @@ class StreamFeatures:
         self.counts = ItemCounts([*HALF_LIVES, float("inf")])
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
+        self._no_followers = ItemNeighbours(slots=1)
+
+    @property
+    def storage(self) -> tuple[Any, ...]:
+        """Counts, neighbours and followers for compiled loops; followers without items where none are counted."""
+        followers = self._no_followers if self.followers is None else self.followers
+        return *self.counts.storage, *self.neighbours.storage, *followers.storage
 
     @property
     def divided_by(self) -> tuple[int, ...]:
@@ -112,10 +115,10 @@ class StreamFeatures:
         """Features of some items (n × ITEM_FEATURES), and what their neighbours are divided by (n × 2)."""
         counts = self.counts.read(items)
         columns = np.empty((len(items), len(ITEM_FEATURES)), dtype=self._dtype)
-        columns[:, :_ALWAYS] = counts[:, :_ALWAYS]
-        columns[:, _ALWAYS] = self.counts.idle(items)
-        columns[:, _ALWAYS + 1] = self.counts.age(items)
-        divisors = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT)).astype(self._dtype)
+        columns[:, :ALWAYS] = counts[:, :ALWAYS]
+        columns[:, ALWAYS] = self.counts.idle(items)
+        columns[:, ALWAYS + 1] = self.counts.age(items)
+        divisors = np.sqrt(counts[:, [ALWAYS, RECENT]] + (SHRINK, SHRINK_RECENT)).astype(self._dtype)
         return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
@@ -124,7 +127,7 @@ class StreamFeatures:
         And how often it followed the last one, where that is counted: two ways, plain and decayed.
         """
         lasts = past.of_users.recent(users, LAST).partners
-        weights = _GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + _SHRINK)
+        weights = GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + SHRINK)
         sums = self.neighbours.add_up(lasts, weights, items)
         if self.followers is None:
             return sums
@@ -143,7 +146,7 @@ class StreamFeatures:
         """How like each other item is each of the given ones, by shared users; items × all that were counted."""
         ids, counts, _ = self.neighbours.of(items)
         everything = np.arange(self.neighbours.rows)
-        totals = np.sqrt(self.counts.totals(everything) + _SHRINK)
+        totals = np.sqrt(self.counts.totals(everything) + SHRINK)
         table = np.zeros((len(items), len(everything) + 1))
         np.put_along_axis(table, np.where(ids < 0, len(everything), ids), counts, axis=1)
         alike: Floats = table[:, :-1] / totals / totals[np.minimum(items, len(everything) - 1)][:, None]

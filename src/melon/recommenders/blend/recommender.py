@@ -14,7 +14,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
+from melon.recommenders.base import Context, RecommenderSettings
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
@@ -38,18 +38,18 @@ from melon.recommenders.blend.head import (
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
     compiled_dots,
-    compiled_pretraining,
     factor_evidence,
     factor_scores,
 )
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.recommenders.losses import BPRLoss
-from melon.recommenders.plain import PlainSteps, plain_steps
+from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
+from melon.recommenders.streaming.neighbours import scratch
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import TableSpec, TableView, Undo
-from melon.types import Ints
+from melon.types import Ints, SmallInts
 
 
 class BlendSettings(RecommenderSettings):
@@ -74,7 +74,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend")
+    kernels = ("factor", "neighbours", "blend", "lessons")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -95,6 +95,7 @@ class Blend(HeadedRecommender):
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
+        self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
         self.stream = StreamFeatures(chosen.slots, numbers, transitions=chosen.transitions)
 
     def declare(self) -> tuple[TableSpec, ...]:
@@ -171,14 +172,11 @@ class Blend(HeadedRecommender):
         return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
-        named = Named.of(items.cpu().numpy())
-        loops = policy.load("blend", like=self.head.centre)
+        loops = policy.load("lessons", like=self.head.centre)
         if loops is not None:
-            return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
-        return Lesson(self._stored_inputs(users, named, context), allowed)
-
-    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
-        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
+            lines = np.ascontiguousarray(users.numpy()), np.ascontiguousarray(items.numpy())
+            return Lesson(self._compiled_inputs(loops, *lines, context), allowed)
+        return Lesson(self._stored_inputs(users, Named.of(items.cpu().numpy()), context), allowed)
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = self._head_values(context)
@@ -258,6 +256,22 @@ class Blend(HeadedRecommender):
             dot = vectors.gather(distinct, at)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
         return dot, self.tables["item_bias"].gather(distinct, at)[:, 0]
 
+    def _compiled_inputs(self, loops: policy.Loops, users: Ints, lines: Ints, context: Context) -> Tensor:
+        """The same as `_stored_inputs` in one compiled pass."""
+        past, at, tables = context.history, context.moment, [self.tables[name] for name in TAUGHT]
+        size = max(int(lines.max(initial=-1)) + 1, self.stream.neighbours.rows)
+        if len(self._item_at) < size:
+            self._item_at = np.zeros(2 * size, dtype=np.int32)
+        moment = self.clock.now if at is None else at.now
+        rows = (part for table in tables for part in table.arrays(at))
+        out = torch.empty((*lines.shape, len(self.inputs)), dtype=torch.float32, device="cpu")
+        known = moment, tables[0].rows, tables[1].rows
+        rings = *past.of_users.storage, past.of_users.rows
+        loops.inputs(
+            users, lines, *rings, *self.stream.storage, *known, *rows, self._item_at, scratch(size), out.numpy()
+        )
+        return out
+
     def _head_values(self, context: Context | None) -> dict[str, Tensor]:
         views = self.views(context)
         return {name: views[name].everything() for name in TABLES}
@@ -279,13 +293,6 @@ class Blend(HeadedRecommender):
     def _no_features(self, like: Tensor) -> Tensor:
         more = len(self.inputs) - len(INPUTS)
         return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
-
-
-def _compiled_inputs(loops: policy.Loops, pairs: KnownPairs) -> Tensor:
-    """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
-    out = torch.empty((*pairs.places.shape, pairs.width), dtype=torch.float32, device="cpu")
-    loops.inputs(pairs, out.view(-1, pairs.width).numpy())
-    return out
 
 
 def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, pairs: KnownPairs) -> Tensor:
