@@ -35,8 +35,8 @@ from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import preprocess
-from melon.strategies.presets import S2META_PRESETS
 from melon.strategies.reductions import reduced_gradients
+from melon.strategies.registry import S2META_PRESETS
 from melon.strategies.s2meta.cell import Carried, TorchCell
 from melon.strategies.s2meta.strategy import S2Meta
 
