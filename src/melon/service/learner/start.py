@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,6 @@ def fingerprint(folder: Path) -> str:
 
 def surroundings(threads: int) -> dict[str, Any]:
     """What the bits of a replay depend on beside the log."""
-    import numba
-    import torch
-
     cpu, known = platform.processor(), Path("/proc/cpuinfo")
     lines = known.read_text(errors="replace").splitlines() if known.exists() else []
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
@@ -100,8 +98,8 @@ def surroundings(threads: int) -> dict[str, Any]:
         "host": platform.node(),
         "cpu": cpu,
         "melon": __version__,
-        "torch": torch.__version__,
-        "numba": numba.__version__,
+        "torch": version("torch"),
+        "numba": version("numba"),
         "threads": threads,
         "kernel": os.environ.get("MELON_KERNEL", "auto"),
     }
