@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from melon.kernels import arithmetic, blend, factor, generator, neighbours, stream
+from melon.kernels import arithmetic, blend, factor, generator, lists, neighbours, stream
 from melon.kernels.melon import attention, layout, rows, shared, tiles
 from melon.kernels.s2meta import cells
 from melon.kernels.types import Signature
@@ -44,6 +44,7 @@ SUITES = {
     "neighbours": Suite("the loops of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": Suite("the loops of a factorised score", (factor,), factor.SIGNATURES),
     "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
+    "lists": Suite("the loops of lists", (lists,), lists.SIGNATURES, lists.DOUBLES_TOO),
     "melon": Suite(
         "the pair kernel of MeLON",
         (arithmetic, tiles, rows, shared, attention),

@@ -71,6 +71,11 @@ class ItemCounts:
         """
         return self._since(self._first, items)
 
+    def taken_since(self, event: int) -> Ints:
+        """The items that occurred at this event or later, in ascending order."""
+        rows: Ints = np.flatnonzero((self._last >= event) & (self._first != _NEVER))
+        return rows
+
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
