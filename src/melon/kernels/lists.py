@@ -15,6 +15,7 @@ from melon.kernels.generator import registers, unrolled
 from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
+    DOUBLES,
     FLAGS,
     INT,
     INT_TABLE,
@@ -59,6 +60,7 @@ _TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, INT, INT_TABLE)
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
     "head": (_WEIGHTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, *_LASTS, _REMEMBERED, _REMEMBERED, *_INTO),
+    "meet": (_REMEMBERED, INTS, DOUBLES, SMALL_INTS, INTS, DOUBLE_TABLE, INT, INT),
     "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
 }
 DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
@@ -102,7 +104,7 @@ def products(
                 out[one, item], out[other, item] = own[one], own[other]
 
 
-def _meet(
+def meet(
     kept: Remembered, lasts: Ints, weights: Floats, slots: SmallInts, items: Ints, sums: Floats, first: int, met: int
 ) -> int:
     """Add up how often the last items met others, into columns of `sums`; `slots` says which column an item has."""
@@ -212,9 +214,9 @@ def head(
         linear[1] += head.trust
         for u in range(units):
             _fold(head.hidden[u], active[n], pairs, hidden[u])
-        met = _meet(neighbours, lasts[n], weights[n], slots, met_items, sums, 0, 0)
+        met = meet(neighbours, lasts[n], weights[n], slots, met_items, sums, 0, 0)
         if pairs > _OF_PAIRS:
-            met = _meet(followers, lasts[n, :1], weights[n, :1], slots, met_items, sums, _OF_PAIRS, met)
+            met = meet(followers, lasts[n, :1], weights[n, :1], slots, met_items, sums, _OF_PAIRS, met)
         for c in range(met):
             dots[c] = scores[n, met_items[c]]
             slots[met_items[c]] = _FREE

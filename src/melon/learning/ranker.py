@@ -14,12 +14,12 @@ from melon.learning.lists import Best, best
 from melon.learning.updater import Updater
 from melon.recommenders.base import Catalogue
 from melon.recommenders.streaming.counts import ItemCounts
-from melon.stream.pairs import pair_keys
+from melon.stream.pairs import distinct, pair_keys
 from melon.types import Flags, Ints, Scores
 
 #: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
-#: Two stages: a scorer serves for so many interactions, and so many of its best items are scored again.
+#: Two stages: a scorer serves for so many interactions, and so many best products are scored again.
 STALE, CANDIDATES = 256, 200
 
 
@@ -81,21 +81,21 @@ class Ranker:
         return self._listed(limits.boosted(scores), users, k, limits, mask)
 
     def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
-        """The best by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
+        """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
         since, catalogue = self._aging_catalogue(n_items, time)
         with torch.no_grad():
-            scores = catalogue.scores(self._rows(user)).cpu().numpy()
-        known = scores.shape[1]
-        ((first, _),) = self._listed(scores, user, k + CANDIDATES, limits, None if mask is None else mask[:known])
-        recent = self._counts.taken_since(since)
-        recent = (
-            recent[recent < n_items]
-            if mask is None
-            else recent[mask[np.minimum(recent, n_items - 1)] & (recent < n_items)]
+            quick, more = catalogue.first_stage(self._rows(user))
+        known = quick.shape[1]
+        ((rows, _),) = self._listed(
+            quick.cpu().numpy(), user, k + CANDIDATES, limits, None if mask is None else mask[:known]
         )
+        more = np.concatenate([more, self._counts.taken_since(since)])
+        more = more[more < n_items]
+        if mask is not None:
+            more = more[mask[more]]
         if limits.filter_seen:
-            recent = recent[~self._updater.history.seen.contains(pair_keys(np.repeat(user, len(recent)), recent))]
-        rows = np.union1d(first, recent)
+            more = more[~self._updater.history.seen.contains(pair_keys(np.repeat(user, len(more)), more))]
+        rows = distinct(np.concatenate([rows, more]))
         ((places, values),) = best(self._updater.score(user, rows[None, :], time), k)
         return rows[places], values
 

@@ -54,6 +54,10 @@ class Catalogue(ABC):
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for each user."""
 
+    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
+        """For two-stage lists: quick scores of all items for one user, and rows that are worth scoring besides."""
+        return self.scores(user), np.empty(0, dtype=np.int64)
+
 
 class _PlainCatalogue(Catalogue):
     """One user at a time by `score_catalogue`: a matrix product may round by how many lines it has."""
