@@ -24,8 +24,8 @@ TELL = f"import json, sys; sys.stderr.write(json.dumps([name for name in {HEAVY!
 WORDS = {
     "python (bare)": [sys.executable, "-c", ""],
     "import melon": [sys.executable, "-c", "import melon"],
-    "melon --help": [sys.executable, "-m", "melon.cli", "--help"],
-    "melon evaluate --help": [sys.executable, "-m", "melon.cli", "evaluate", "--help"],
+    "melon --help": [sys.executable, "-m", "melon", "--help"],
+    "melon evaluate --help": [sys.executable, "-m", "melon", "evaluate", "--help"],
 }
 CODE = {
     "import melon": "import melon\n",

@@ -347,7 +347,7 @@ def test_a_foreign_folder_is_noticed(model: Path, tmp_path: Path) -> None:
 
 def test_a_mistake_as_a_real_process() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "melon.cli", "evaluate", "nowhere.parquet"],
+        [sys.executable, "-m", "melon", "evaluate", "nowhere.parquet"],
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,7 @@ import typer
 import melon
 from commands import Ended, Run
 from melon import cli
-from melon.cli.examples import EXAMPLES
+from melon.cli.help import EXAMPLES
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
 from melon.demo import write_synthetic
@@ -33,7 +33,7 @@ TIMINGS = ("update_ms", "score_ms", "pretrain_s", "peak_rss_mb", "batches", "ran
 def process(*words: object, **more: Any) -> subprocess.Popen[str]:
     """`melon …` as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "melon.cli", *map(str, words)],
+        [sys.executable, "-m", "melon", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -394,7 +394,7 @@ def test_two_evaluations_at_once_do_not_disturb_each_other(tmp_path: Path) -> No
     few = ["--recommender", "bpr", "--strategy", "eals", "--budget", "1", "--epochs", "1", "--negatives", "15"]
     write_synthetic("flip", tmp_path / "flip.parquet", 1_200, 0)
     words = ["evaluate", "flip.parquet", *few, "--split", "0.7,0.1,0.2", "--json", "r.json"]
-    command = [sys.executable, "-m", "melon.cli", *words]
+    command = [sys.executable, "-m", "melon", *words]
     both = [
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for _ in range(2)

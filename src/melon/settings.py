@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from melon.errors import SettingsError, unknown_name
+
+#: A number of units or dimensions: large enough for any model, and too small to fill the memory by a slip.
+Width = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Settings(BaseModel):

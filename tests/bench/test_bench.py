@@ -57,7 +57,7 @@ def bench(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command_of(folder: Path, out: Path) -> list[str]:
     streams = [str(folder / "flip.parquet"), str(folder / "news.parquet")]
     which = ["--recommenders", "bpr,ncf", "--strategies", "eals,als", "--seeds", "1"]
-    return [sys.executable, "-m", "melon.cli", "bench", *streams, *which, *OPTIONS, "--out", str(out)]
+    return [sys.executable, "-m", "melon", "bench", *streams, *which, *OPTIONS, "--out", str(out)]
 
 
 def records_of(out: Path) -> dict[str, Any]:
@@ -399,7 +399,7 @@ def test_a_torn_file_is_one_line_that_names_it(
 
 def test_two_benches_at_once_do_not_disturb_each_other(folder: Path, tmp_path: Path) -> None:
     words = ["bench", str(folder / "flip.parquet"), "--strategies", "eals", "--seeds", "1", *OPTIONS]
-    command = [sys.executable, "-m", "melon.cli", *words, "--out", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "melon", *words, "--out", str(tmp_path / "runs")]
     both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:
         _, said = process.communicate(timeout=300)

@@ -39,7 +39,7 @@ def stream(tmp_path: Path) -> Path:
 
 def command(stream: Path, out: Path, *more: str) -> list[str]:
     which = ["--strategies", "eals,als", "--seeds", "3", *OPTIONS]
-    return [sys.executable, "-m", "melon.cli", "bench", str(stream), *which, "--out", str(out), *more]
+    return [sys.executable, "-m", "melon", "bench", str(stream), *which, "--out", str(out), *more]
 
 
 def test_a_cluster_that_loses_a_node_gives_the_records_of_local_processes(
@@ -67,7 +67,7 @@ def test_a_tuning_on_a_cluster_that_loses_a_node_writes_the_file_of_one_process(
 ) -> None:
     whole, nodes = cluster
     few = ["--trials", "6", "--round", "3", "--epochs", "2", "--negatives", "15", "--batch-size", "16"]
-    words = [sys.executable, "-m", "melon.cli", "tune", str(stream), "--strategy", "eals", *few]
+    words = [sys.executable, "-m", "melon", "tune", str(stream), "--strategy", "eals", *few]
     there, here = tmp_path / "there" / "x.toml", tmp_path / "here" / "x.toml"
     on_ray = subprocess.Popen(
         [*words, "--out", str(there), "--ray", whole.address], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

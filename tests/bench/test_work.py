@@ -1,4 +1,4 @@
-"""Kept work: whole files only, read back bit for bit."""
+"""RowStateSpec work: whole files only, read back bit for bit."""
 
 import os
 from pathlib import Path

@@ -34,7 +34,7 @@ import hashlib
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.melon.variants import MeLON
+from melon.strategies.melon.strategy import MeLON
 updater = Updater(BPR({"dim": 32}, seed=1), MeLON(), seed=1)
 for batch in toy_batches():
     updater.learn(batch)

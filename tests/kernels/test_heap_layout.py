@@ -17,6 +17,7 @@ from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
+from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import MeLON
@@ -112,4 +113,6 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         for batch in toy_batches(log)[:12]:
             updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
             updater.learn(batch)
+    for name in ("bpr", "ncf"):
+        Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()
     assert seen.keys() == {f"{name}.{function}" for name, suite in SUITES.items() for function in suite.signatures}

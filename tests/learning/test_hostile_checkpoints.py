@@ -160,6 +160,35 @@ def test_a_ring_without_rows_is_refused(name: str, ring: str, saved: dict[str, P
         LiveModel.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({("recommender", "settings", "dim"): 4_000}, "disagree about the table 'user_factors'"),
+        ({("recommender", "settings", "dim"): 10**9}, "dim = 1000000000 is not valid"),
+        (
+            {("recommender", "settings", "dim"): 4_000, **{("tables", n, "dim"): 4_000 for n in range(2)}},
+            "has 12 × 4000 numbers in a",
+        ),
+        ({("tables", 0, "rows"): 10**9}, "has 1000000000 × 3 numbers in a file of"),
+        ({("recommender", "settings", "head_units"): 4_000}, "disagree about the table 'head_"),
+        ({("recommender", "settings", "slots"): 10**9}, "slots = 1000000000 is not valid"),
+    ],
+)
+def test_a_manifest_cannot_ask_for_more_memory_than_its_files_hold(
+    changes: dict[tuple[Any, ...], int], reason: str, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(saved["blend"], tmp_path, dirs_exist_ok=True)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for (*path, name), value in changes.items():
+        part = manifest
+        for step in path:
+            part = part[step]
+        part[name] = value
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
+    with pytest.raises(CheckpointError, match=reason):
+        LiveModel.load(tmp_path)
+
+
 def test_an_unchanged_copy_is_the_same_model(saved: dict[str, Path], tmp_path: Path) -> None:
     for name, folder in saved.items():
         one, _ = LiveModel.load(folder)

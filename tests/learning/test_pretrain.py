@@ -9,12 +9,15 @@ import torch
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError, SettingsError, StreamError
+from melon.kernels import threads
 from melon.learning import pretrain
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
-from melon.recommenders.base import Recommender
+from melon.recommenders.base import Recommender, SummedSteps
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples
 from melon.recommenders.ncf import NCF
+from melon.recommenders.registry import RECOMMENDERS
+from melon.types import Plain
 
 MAKERS = {"bpr": (BPR, {"dim": 8}), "ncf": (NCF, {"dim": 6, "layers": (8, 6)})}
 
@@ -79,21 +82,22 @@ def test_negatives_are_never_in_the_users_log(
     negatives: int, log: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = {(int(user), int(item)) for user, item in zip(log.users, log.items, strict=True)}
-    drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
-    step = Pretraining._step
+    drawn: list[tuple[np.ndarray, np.ndarray]] = []
+    learn = BPR.pretrain
 
-    def spy(self: Pretraining, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    def spy(self: BPR, users: np.ndarray, items: np.ndarray, steps: SummedSteps) -> float | None:
         drawn.append((users, items))
-        return step(self, users, items)
+        return learn(self, users, items, steps)
 
-    monkeypatch.setattr(Pretraining, "_step", spy)
+    monkeypatch.setattr(BPR, "pretrain", spy)
+    monkeypatch.setattr(pretrain, "_LEARNED_AT_ONCE", 300)
     given = PretrainSettings.parse({"batch_size": 100}, "pre-training")
     two = Pretraining(make("bpr", negatives=negatives), log, given, seed=0)
     list(two.run(2))
     epochs = []
     for half in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
-        users = torch.cat([some for some, _ in half]).tolist()
-        items = torch.cat([some for _, some in half]).tolist()
+        users = np.concatenate([some for some, _ in half]).tolist()
+        items = np.concatenate([some for _, some in half]).tolist()
         assert {len(line) for line in items} == {1 + negatives}
         assert {(user, line[0]) for user, line in zip(users, items, strict=True)} == taken
         assert not {(user, item) for user, line in zip(users, items, strict=True) for item in line[1:]} & taken
@@ -130,11 +134,8 @@ def test_one_step_by_hand(log: Interactions) -> None:
     few = log.head(40)
     run = training("bpr", few, batch_size=40, lr=0.2, l2=0.05)
     before = {name: table.state()["values"].double() for name, table in run.recommender.tables.items()}
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    step = run._step
-    run._step = lambda users, items: (seen.append((users, items)), step(users, items))[1]  # type: ignore[method-assign]
+    ((users, items),) = run._lines()
     run.epoch()
-    ((users, items),) = seen
     wanted = {name: values.clone() for name, values in before.items()}
     for user, (item, other) in zip(users.tolist(), items.tolist(), strict=True):
         p, q, r = (
@@ -211,3 +212,74 @@ def test_a_recommender_of_ones_own_can_be_pretrained(log: Interactions) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     for name, table in closed.tables.items():
         assert torch.allclose(table.everything(), general.tables[name].everything(), atol=1e-9)
+
+
+def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> tuple[list[float], Recommender]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MELON_KERNEL", kernel)
+        recommender = RECOMMENDERS[name].load()({"dim": 9, **settings}, seed=1)
+        run = Pretraining(recommender, log, PretrainSettings(batch_size=100, lr=0.15, l2=0.05), seed=0)
+        return list(run.run(2)), recommender
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("bpr", {}),
+        ("bpr", {"negatives": 3, "init": "paper"}),
+        ("blend", {}),
+        ("ncf", {"layers": (8, 6)}),
+        ("ncf", {"layers": (5,), "negatives": 3}),
+    ],
+)
+def test_compiled_loops_take_the_steps_of_the_general_path(
+    name: str, settings: Plain, log: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that name rows several times, and a last one that is short."""
+    steps: list[int] = []
+    step = Pretraining._step
+
+    def spy(self: Pretraining, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        steps.append(len(users))
+        return step(self, users, items)
+
+    monkeypatch.setattr(Pretraining, "_step", spy)
+    monkeypatch.setattr(pretrain, "_LEARNED_AT_ONCE", 500)
+    few = log.head(1_130)
+    losses, general = after_epochs(name, "torch", few, **settings)
+    assert steps == 2 * [*[100] * 11, 30]
+    again, compiled = after_epochs(name, "numba", few, **settings)
+    assert len(steps) == 24
+    assert again == pytest.approx(losses, rel=1e-5)
+    for table, rows in general.tables.items():
+        torch.testing.assert_close(compiled.tables[table].everything(), rows.everything(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_neither_threads_nor_blocks_change_a_bit(name: str, log: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = training(name, log)
+    losses = list(wanted.run(2))
+    monkeypatch.setattr(pretrain, "_LEARNED_AT_ONCE", 130)
+    for count in (1, 3):
+        monkeypatch.setattr(threads, "allowed", lambda count=count: count)
+        run = training(name, log)
+        assert list(run.run(2)) == pytest.approx(losses, rel=1e-12)
+        assert bytes_of(run.recommender) == bytes_of(wanted.recommender)
+
+
+def test_what_the_loops_do_not_know_takes_the_general_path(log: Interactions) -> None:
+    class Own(BPR):
+        """Might compute anything else."""
+
+    users, items = log.users[:4], log.items[:8].reshape(4, 2)
+    steps = SummedSteps(2, 0.1, 0.03, 0.01)
+    others = (Own(), BPR({"loss": "bce"}), NCF({"loss": "squared"}), BPR(dtype=torch.float64), NCF(dtype=torch.float64))
+    assert [each.pretrain(users, items, steps) for each in others] == [None] * len(others)
+
+
+def test_written_rows_are_recorded(log: Interactions) -> None:
+    run = training("bpr", log)
+    for table in run.recommender.tables.values():
+        table.record_changes()
+    run.epoch()
+    assert run.recommender.tables["item_factors"].changed().tolist() == list(range(log.n_items))

@@ -276,7 +276,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--recommenders", "bpr,ncf", "--strategies", "als,melon", "--seeds", "1", "--rates", "--out", "runs"]
     few = ["--split", "0.8,0.05,0.15", "--budget", "1", "--epochs", "1", "--negatives", "15", "--batch-size", "32"]
     small = ["--set", "recommender.dim=4"]
-    command = [sys.executable, "-m", "melon.cli", "bench", "flip.parquet", *words, *few, *small]
+    command = [sys.executable, "-m", "melon", "bench", "flip.parquet", *words, *few, *small]
     ended = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return made / "runs"

@@ -358,7 +358,7 @@ class TestTheFile:
 
 def command(stream: Path, out: Path, *more: str) -> list[str]:
     words = ["tune", str(stream), "--strategy", "eals", "--trials", "6", "--round", "3", *OPTIONS, "--out", str(out)]
-    return [sys.executable, "-m", "melon.cli", *words, *more]
+    return [sys.executable, "-m", "melon", *words, *more]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import typer
 
 from melon.cli.compare import advise, bench, tune
 from melon.cli.data import data
-from melon.cli.examples import epilog
-from melon.cli.help import Commands
+from melon.cli.help import Commands, epilog
 from melon.cli.models import evaluate, explain, pretrain
 from melon.cli.report import demo, report, reproduce
 from melon.cli.use import learn, recommend, similar

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import (
-    CHOICE,
-    MACHINE,
-    MODEL,
-    OUTPUT,
-    PROTOCOL,
-    AlignTies,
-    Assignments,
-    BatchSize,
-    Budget,
-    CandidateMode,
-    Config,
-    Device,
-    Epochs,
-    Fading,
-    FullRanking,
-    Negatives,
-    Preset,
-    PretrainMode,
-    Ray,
-    Recommender,
-    RetrainEvery,
-    Seed,
-    Split,
-    Strategy,
-    Stream,
-    Threads,
-    requested,
-)
+from melon.cli.options import CHOICE, EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
 from melon.recommenders.registry import RECOMMENDERS
 
 
+@takes("config", EVALUATION, only=("batch_size", "negatives", "seed", "threads"))
 def advise(
     stream: Stream,
     minutes: Annotated[
@@ -55,10 +28,8 @@ def advise(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Strategies at a time, each in its own process.")] = 1,
-    batch_size: BatchSize = None,
-    negatives: Negatives = None,
-    seed: Seed = None,
-    threads: Threads = None,
+    *,
+    config: dict[str, Any],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Say which strategy fits a stream: a quick run on its most recent part, judged on what came last.
@@ -66,7 +37,6 @@ def advise(
     Settings are chosen on the earlier part of it. A more expensive strategy is advised only where the data show that it
     is better; otherwise the cheapest is.
     """
-    given = {"batch_size": batch_size, "negatives": negatives, "seed": seed, "threads": threads}
     from melon.advice.advise import advise_stream
     from melon.terminal.advice import AdviceProgress, show_advice
 
@@ -75,13 +45,18 @@ def advise(
         minutes=minutes,
         recommenders=recommenders,
         strategies=strategies,
-        config={name: value for name, value in given.items() if value is not None},
+        config=config,
         jobs=jobs,
         progress=AdviceProgress(minutes),
     )
     show_advice(advice, as_json=json)
 
 
+#: A bench names many of these, each in a way of its own.
+_OF_ONE_CELL = ("recommender", "strategy", "seed", "config", "split", "minutes")
+
+
+@takes("options", EVALUATION, *_OF_ONE_CELL, combine=requested)
 def bench(
     streams: Annotated[list[Path], typer.Argument(help="Prepared streams (melon data prepare makes them).")],
     out: Annotated[Path, typer.Option(help="The folder of the records; run again to go on in it.")],
@@ -92,10 +67,6 @@ def bench(
     seeds: Annotated[int, typer.Option(help="5 means seeds 0 to 4.", rich_help_panel=PROTOCOL)] = 3,
     jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.", rich_help_panel=MACHINE)] = 1,
     ray: Ray = None,
-    preset: Preset = None,
-    pretrain: PretrainMode = None,
-    fading: Fading = None,
-    assignments: Assignments = None,
     config: Annotated[
         list[Path] | None,
         typer.Option(
@@ -112,16 +83,8 @@ def bench(
             rich_help_panel=PROTOCOL,
         ),
     ] = None,
-    batch_size: BatchSize = None,
-    candidates: CandidateMode = None,
-    negatives: Negatives = None,
-    align_ties: AlignTies = None,
-    full_ranking: FullRanking = None,
-    retrain_every: RetrainEvery = None,
-    epochs: Epochs = None,
-    budget: Budget = None,
-    threads: Threads = None,
-    device: Device = None,
+    *,
+    options: dict[str, Any],
     rates: Annotated[
         bool,
         typer.Option(
@@ -136,8 +99,6 @@ def bench(
     Cells that have a record are not run again, so a stopped bench resumes where it was. What the cells of a stream and
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
-    given = locals()
-    options = requested({**given, "config": None, "split": None})
     from melon.bench.run import bench_streams
     from melon.terminal.bench_view import BenchProgress, show_bench
 
@@ -158,11 +119,10 @@ def bench(
     raise typer.Exit(show_bench(result))
 
 
+@takes("options", EVALUATION, "full_ranking", "retrain_every", "budget", "minutes", combine=requested)
 def tune(
     stream: Stream,
     out: Annotated[Path, typer.Option(help="The config file to write (TOML).", rich_help_panel=OUTPUT)],
-    recommender: Recommender = None,
-    strategy: Strategy = None,
     trials: Annotated[int, typer.Option(help="Settings to try.", rich_help_panel=CHOICE)] = 40,
     together: Annotated[
         int,
@@ -189,27 +149,14 @@ def tune(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    preset: Preset = None,
-    pretrain: PretrainMode = None,
-    fading: Fading = None,
-    assignments: Assignments = None,
-    config: Config = None,
-    split: Split = None,
-    batch_size: BatchSize = None,
-    candidates: CandidateMode = None,
-    negatives: Negatives = None,
-    align_ties: AlignTies = None,
-    seed: Seed = None,
-    epochs: Epochs = None,
-    threads: Threads = None,
-    device: Device = None,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Search a strategy's settings on data before the test part, and write the best as a file for --config.
 
     Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
     tuning resumes where it was.
     """
-    options = requested(locals())
     from melon.terminal.tune_view import TuneProgress, show_tuned
     from melon.tuning.tune import tune_stream
 

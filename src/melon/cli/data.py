@@ -3,68 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from melon.cli.help import Commands
-from melon.cli.options import Stream
-from melon.data.raw.formats import FORMATS
+from melon.cli.options import RAW, AsJson, Stream, takes
 from melon.data.raw.layout import MISSING
 
 data = Commands(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
 
-_FILE, _TIMES, _FILTER = "What the file is like (guessed and said when left out)", "Times", "What is kept"
+_FILTER = "What is kept"
 
 
 @data.command("prepare")
+@takes("columns", RAW)
 def data_prepare(
     raw: Annotated[list[Path], typer.Argument(help="Raw files, gzip and zip included.")],
     out: Annotated[Path, typer.Option(help="The stream to write (Parquet, with side-cars for the original ids).")],
-    format: Annotated[  # noqa: A002
-        str | None, typer.Option(help=f"The raw format: {', '.join(FORMATS)}.", rich_help_panel=_FILE)
-    ] = None,
-    user: Annotated[
-        str | None, typer.Option(help="User column: its name, or its number.", rich_help_panel=_FILE)
-    ] = None,
-    item: Annotated[
-        str | None, typer.Option(help="Item column: its name, or its number.", rich_help_panel=_FILE)
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="Time column: its name, or its number.", rich_help_panel=_FILE)
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(help="What stands between fields: ',' ';' '|' tab or another character.", rich_help_panel=_FILE),
-    ] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option(
-            "--header/--no-header",
-            help="Whether the first line names the columns; without, give columns by number: --user 1.",
-            rich_help_panel=_FILE,
-        ),
-    ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="Encoding of the text: utf-8, cp1252, latin-1, utf-16, …", rich_help_panel=_FILE)
-    ] = None,
+    *,
+    columns: dict[str, Any],
     missing: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT,TEXT",
             help=f"Texts without quotes that mean 'no id'. An empty field always does; --missing '' leaves only that. "
             f"(default: {','.join(MISSING)})",
-            rich_help_panel=_FILE,
-        ),
-    ] = None,
-    time_unit: Annotated[
-        str | None, typer.Option(help="s, ms, us or ns, where times are numbers.", rich_help_panel=_TIMES)
-    ] = None,
-    time_format: Annotated[
-        str | None,
-        typer.Option(
-            help="How dates are written: '%d.%m.%Y %H:%M', '%m/%d/%Y', …; or excel for its day numbers.",
-            rich_help_panel=_TIMES,
+            rich_help_panel=_FILTER,
         ),
     ] = None,
     min_interactions: Annotated[
@@ -97,15 +62,7 @@ def data_prepare(
     report = prepare(
         list(raw),
         out=out,
-        format=format,
-        user=user,
-        item=item,
-        time=time,
-        time_unit=time_unit,
-        time_format=time_format,
-        separator=separator,
-        header=header,
-        encoding=encoding,
+        **columns,
         missing=None if missing is None else [text for text in missing.split(",") if text],
         min_interactions=min_interactions,
         k_core=k_core,
@@ -117,7 +74,7 @@ def data_prepare(
 @data.command("info")
 def data_info(
     stream: Stream,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Describe a stream: size, span, how fast items and users come and go."""
     from melon.data.files import load_stream

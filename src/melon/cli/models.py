@@ -8,67 +8,42 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import (
-    AlignTies,
-    Assignments,
-    AutoRecommender,
-    AutoStrategy,
-    BatchSize,
-    Budget,
-    CandidateMode,
-    Config,
-    Device,
-    Epochs,
-    Fading,
-    FullRanking,
-    Json,
-    Minutes,
-    Negatives,
-    Page,
-    Preset,
-    PretrainMode,
-    Resume,
-    RetrainEvery,
-    Seed,
-    Split,
-    Stream,
-    Threads,
-    requested,
+from melon.cli.options import AUTO_EVALUATION, OUTPUT, AsJson, Model, Stream, requested, takes
+
+#: Options that a model does not have which is trained on a whole stream.
+_OF_EVALUATIONS_ONLY = (
+    "pretrain",
+    "split",
+    "candidates",
+    "negatives",
+    "align_ties",
+    "full_ranking",
+    "retrain_every",
 )
 
 
+@takes("request", AUTO_EVALUATION, combine=requested)
 def evaluate(
     stream: Stream,
-    recommender: AutoRecommender = None,
-    strategy: AutoStrategy = None,
-    preset: Preset = None,
-    pretrain: PretrainMode = None,
-    fading: Fading = None,
-    assignments: Assignments = None,
-    config: Config = None,
-    split: Split = None,
-    batch_size: BatchSize = None,
-    candidates: CandidateMode = None,
-    negatives: Negatives = None,
-    align_ties: AlignTies = None,
-    full_ranking: FullRanking = None,
-    retrain_every: RetrainEvery = None,
-    seed: Seed = None,
-    epochs: Epochs = None,
-    budget: Budget = None,
-    minutes: Minutes = None,
-    threads: Threads = None,
-    device: Device = None,
-    json: Json = None,
-    html: Page = None,
-    resume: Resume = False,
+    *,
+    request: dict[str, Any],
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write the full result here, ranks of every event beside it.", rich_help_panel=OUTPUT),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with the table and the curve over time.", rich_help_panel=OUTPUT),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
     """Evaluate a strategy on a stream, prequentially, beside the baselines it has to beat.
 
     Settings that are not given are chosen on the selection window: late training data and the validation part. The
     test part is not read until then.
     """
-    request = requested(locals())
     from melon.atomic import require_writable, write_text
     from melon.console import say
     from melon.evaluator import evaluate as run
@@ -92,28 +67,17 @@ def evaluate(
             say(line)
 
 
+@takes("request", AUTO_EVALUATION, *_OF_EVALUATIONS_ONLY, combine=requested)
 def pretrain(
     stream: Stream,
     out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
-    recommender: AutoRecommender = None,
-    strategy: AutoStrategy = None,
-    preset: Preset = None,
-    fading: Fading = None,
-    assignments: Assignments = None,
-    config: Config = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
-    epochs: Epochs = None,
-    budget: Budget = None,
-    minutes: Minutes = None,
-    threads: Threads = None,
-    device: Device = None,
+    *,
+    request: dict[str, Any],
 ) -> None:
     """Train a recommender on a whole stream and save it, ready to learn on and to recommend.
 
     The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
     """
-    request = requested(locals())
     from melon.atomic import require_writable
     from melon.bench.config import config_from
     from melon.console import say
@@ -149,7 +113,7 @@ _ARGUMENTS = frozenset(
 
 
 def explain(
-    checkpoint: Annotated[Path, typer.Argument(help="A saved model (melon pretrain and Melon.save make one).")],
+    checkpoint: Model,
     stream: Stream,
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("explain.png"),
     at: Annotated[
@@ -160,7 +124,7 @@ def explain(
     batch_size: Annotated[
         int | None, typer.Option(help="Interactions in the batch. (default: as the model learns)")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Draw the learning-rate matrix of a batch: how far each interaction would move each parameter, and why.
 

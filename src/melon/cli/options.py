@@ -1,165 +1,161 @@
-"""Options that several commands share, and what they add up to."""
+"""Options that several commands share, each declared once: `takes` gives a command some of them as one mapping."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from melon.data.raw.formats import FORMATS
+
 MODEL, PROTOCOL, CHOICE, OUTPUT, MACHINE = "Model", "Protocol", "Choosing settings", "Output", "Machine"
+_FILE, _TIMES = "What raw files are like (guessed and said when left out)", "Times"
 
 Stream = Annotated[Path, typer.Argument(help="A prepared stream (melon data prepare makes one).")]
-Recommender = Annotated[
-    str | None,
-    typer.Option(help="What scores: {recommenders}. (default: {recommender})", rich_help_panel=MODEL),
-]
-Strategy = Annotated[
-    str | None,
-    typer.Option(help="What updates it: {strategies}. (default: {strategy})", rich_help_panel=MODEL),
-]
-AutoRecommender = Annotated[
-    str | None,
-    typer.Option(
-        "--recommender",
-        help="What scores: auto, {recommenders}. (default: auto, which is blend)",
-        rich_help_panel=MODEL,
-    ),
-]
-AutoStrategy = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        help="What updates it: auto, {strategies}. (default: auto, which is default with --fading auto)",
-        rich_help_panel=MODEL,
-    ),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        help="Settings that are fixed together: default, or the paper's. (default: {preset})", rich_help_panel=MODEL
-    ),
-]
-PretrainMode = Annotated[
-    str | None,
-    typer.Option(
-        "--pretrain",
-        help="shared: one pre-trained recommender for all strategies; own: each trains its own. (default: {pretrain})",
-        rich_help_panel=MODEL,
-    ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Fix a setting of the strategy, or recommender.KEY or pretrain.KEY; what is fixed is not searched.",
-        rich_help_panel=MODEL,
-    ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="A TOML or JSON file with any of these options; the command line wins.", rich_help_panel=MODEL),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(
-        help="Shares of training, validation and test, in time order. (default: {split})",
-        rich_help_panel=PROTOCOL,
-    ),
-]
-BatchSize = Annotated[
-    int | None, typer.Option(help="Interactions per mini-batch. (default: {batch_size})", rich_help_panel=PROTOCOL)
-]
-CandidateMode = Annotated[
-    str | None,
-    typer.Option(help="Where negatives come from: {modes}. (default: {candidates})", rich_help_panel=PROTOCOL),
-]
-Negatives = Annotated[
-    int | None, typer.Option(help="Negatives beside each positive. (default: {negatives})", rich_help_panel=PROTOCOL)
-]
-AlignTies = Annotated[
-    bool | None,
-    typer.Option("--align-ties", help="Cut parts and batches only where the time changes.", rich_help_panel=PROTOCOL),
-]
-FullRanking = Annotated[
-    bool | None,
-    typer.Option("--full-ranking", help="Also rank among the whole catalogue.", rich_help_panel=PROTOCOL),
-]
-RetrainEvery = Annotated[
-    int | None,
-    typer.Option(
-        help="Beside the baselines, evaluate a model that is trained from scratch every N interactions.",
-        metavar="N",
-        rich_help_panel=PROTOCOL,
-    ),
-]
-Fading = Annotated[
-    str | None,
-    typer.Option(
-        help="Let idle items fade: off, auto (the half-life is searched or learned), or a half-life in interactions. "
-        "(default: auto with --strategy auto, else {fading})",
-        rich_help_panel=MODEL,
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="Root of all randomness. (default: {seed})", rich_help_panel=PROTOCOL)]
-Epochs = Annotated[
-    int | None,
-    typer.Option(help="At most this many pre-training passes; fewer where fewer do better.", rich_help_panel=CHOICE),
-]
-Budget = Annotated[
-    int | None,
-    typer.Option(
-        help="Trials on the selection window, the same for every strategy; 0 takes the defaults. (default: {budget})",
-        rich_help_panel=CHOICE,
-    ),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        help="Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
-        rich_help_panel=CHOICE,
-    ),
-]
-Threads = Annotated[int | None, typer.Option(help="Torch threads. (default: {threads})", rich_help_panel=MACHINE)]
+Model = Annotated[Path, typer.Argument(help="The folder of a saved model (melon pretrain and Melon.save make one).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Ray = Annotated[
     str | None,
     typer.Option(metavar="auto | ADDRESS", help="Run on a Ray cluster instead.", rich_help_panel=MACHINE),
 ]
-Device = Annotated[
-    str | None, typer.Option(help="Where the tables live: cpu, cuda, … (default: {device})", rich_help_panel=MACHINE)
-]
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", help="Write the full result here, ranks of every event beside it.", rich_help_panel=OUTPUT),
-]
-Page = Annotated[
-    Path | None,
-    typer.Option("--html", help="Write a page with the table and the curve over time.", rich_help_panel=OUTPUT),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=OUTPUT)
-]
+
+
+def _option(kind: Any, panel: str, text: str, *names: str, **more: Any) -> Any:
+    """An option that may be left out."""
+    return Annotated[kind | None, typer.Option(*names, help=text, rich_help_panel=panel, **more)]
+
+
+#: Options that are fields of an evaluation (`CellConfig`), and the two that fill in several of them.
+EVALUATION: Mapping[str, Any] = {
+    "recommender": _option(str, MODEL, "What scores: {recommenders}. (default: {recommender})"),
+    "strategy": _option(str, MODEL, "What updates it: {strategies}. (default: {strategy})"),
+    "preset": _option(str, MODEL, "Settings that are fixed together: default, or the paper's. (default: {preset})"),
+    "pretrain": _option(
+        str,
+        MODEL,
+        "shared: one pre-trained recommender for all strategies; own: each trains its own. (default: {pretrain})",
+    ),
+    "fading": _option(
+        str,
+        MODEL,
+        "Let idle items fade: off, auto (the half-life is searched or learned), or a half-life in interactions. "
+        "(default: auto with --strategy auto, else {fading})",
+    ),
+    "assignments": _option(
+        list[str],
+        MODEL,
+        "Fix a setting of the strategy, or recommender.KEY or pretrain.KEY; what is fixed is not searched.",
+        "--set",
+        metavar="KEY=VALUE",
+    ),
+    "config": _option(Path, MODEL, "A TOML or JSON file with any of these options; the command line wins."),
+    "split": _option(str, PROTOCOL, "Shares of training, validation and test, in time order. (default: {split})"),
+    "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
+    "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
+    "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
+    "align_ties": _option(bool, PROTOCOL, "Cut parts and batches only where the time changes.", "--align-ties"),
+    "full_ranking": _option(bool, PROTOCOL, "Also rank among the whole catalogue.", "--full-ranking"),
+    "retrain_every": _option(
+        int,
+        PROTOCOL,
+        "Beside the baselines, evaluate a model that is trained from scratch every N interactions.",
+        metavar="N",
+    ),
+    "seed": _option(int, PROTOCOL, "Root of all randomness. (default: {seed})"),
+    "epochs": _option(int, CHOICE, "At most this many pre-training passes; fewer where fewer do better."),
+    "budget": _option(
+        int,
+        CHOICE,
+        "Trials on the selection window, the same for every strategy; 0 takes the defaults. (default: {budget})",
+    ),
+    "minutes": _option(
+        float,
+        CHOICE,
+        "Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
+    ),
+    "threads": _option(int, MACHINE, "Torch threads. (default: {threads})"),
+    "device": _option(str, MACHINE, "Where the tables live: cpu, cuda, … (default: {device})"),
+}
+#: The same where nothing has to be named.
+AUTO_EVALUATION: Mapping[str, Any] = {
+    **EVALUATION,
+    "recommender": _option(str, MODEL, "What scores: auto, {recommenders}. (default: auto, which is blend)"),
+    "strategy": _option(
+        str, MODEL, "What updates it: auto, {strategies}. (default: auto, which is default with --fading auto)"
+    ),
+}
+#: What a raw file is like.
+RAW: Mapping[str, Any] = {
+    "format": _option(str, _FILE, f"The raw format: {', '.join(FORMATS)}."),
+    "user": _option(str, _FILE, "User column: its name, or its number."),
+    "item": _option(str, _FILE, "Item column: its name, or its number."),
+    "time": _option(str, _FILE, "Time column: its name, or its number."),
+    "separator": _option(str, _FILE, "What stands between fields: ',' ';' '|' tab or another character."),
+    "header": _option(
+        bool,
+        _FILE,
+        "Whether the first line names the columns; without, give columns by number: --user 1.",
+        "--header/--no-header",
+    ),
+    "encoding": _option(str, _FILE, "Encoding of the text: utf-8, cp1252, latin-1, utf-16, …"),
+    "time_unit": _option(str, _TIMES, "s, ms, us or ns, where times are numbers."),
+    "time_format": _option(
+        str, _TIMES, "How dates are written: '%d.%m.%Y %H:%M', '%m/%d/%Y', …; or excel for its day numbers."
+    ),
+}
+
+
+def takes(
+    parameter: str,
+    options: Mapping[str, Any],
+    *left_out: str,
+    only: tuple[str, ...] | None = None,
+    combine: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command shared options; those that were used come as one mapping in `parameter`.
+
+    The options stand where that parameter stands in the command's signature: all of them but those that are
+    `left_out`, or `only` some. `combine` makes the mapping of what was given.
+    """
+    names = [name for name in only or options if name not in left_out]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for own in signature.parameters.values():
+            shared = [inspect.Parameter(name, own.kind, default=None, annotation=options[name]) for name in names]
+            parameters += shared if own.name == parameter else [own]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            used = {name: value for name in names if (value := given.pop(name)) is not None}
+            command(**given, **{parameter: combine(used)})
+
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def requested(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a command as fields of an evaluation: the config file first, then the command line."""
-    from dataclasses import fields
-
-    from melon.bench.config import CellConfig, parse_assignments, parse_fading, read_config
+    from melon.bench.config import parse_assignments, parse_fading, read_config
     from melon.fitting.auto import AUTO
     from melon.stream.split import parse_split
 
-    sections = parse_assignments(given["assignments"] or [])
-    request: dict[str, Any] = read_config(given["config"]) if given["config"] else {}
+    sections = parse_assignments(given.pop("assignments", []))
+    request: dict[str, Any] = read_config(given.pop("config")) if "config" in given else {}
     names = {"recommender", "strategy"}
-    if request.pop("auto", False) and not any(given.get(name) for name in names):
+    if request.pop("auto", False) and not names & given.keys():
         request |= dict.fromkeys(names, AUTO)
-    request |= {field.name: given[field.name] for field in fields(CellConfig) if given.get(field.name) is not None}
-    if given.get("fading") is not None:
-        request["fading"] = parse_fading(given["fading"])
-    if given.get("split") is not None:
-        request["split"] = parse_split(given["split"])
+    for name, parse in (("fading", parse_fading), ("split", parse_split)):
+        if name in given:
+            given[name] = parse(given[name])
+    request |= given
     for section, field in (
         ("strategy", "settings"),
         ("recommender", "recommender_settings"),

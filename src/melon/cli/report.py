@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import Budget, Epochs, Ray, Threads
+from melon.cli.options import EVALUATION, Ray, takes
 
 
 def report(
@@ -26,6 +26,7 @@ def report(
     say(report_folders(folders, out).summary)
 
 
+@takes("options", EVALUATION, only=("epochs", "budget", "threads"))
 def reproduce(
     data: Annotated[
         Path, typer.Option(help="The folder with the paper's raw files, or with streams that stand in for them.")
@@ -46,9 +47,8 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="5 means seeds 0 to 4. (default: 5)")] = None,
     jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.")] = 1,
     ray: Ray = None,
-    epochs: Epochs = None,
-    budget: Budget = None,
-    threads: Threads = None,
+    *,
+    options: dict[str, Any],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what is missing.")] = False,
 ) -> None:
     """Run the experiment of the MeLON paper (AAAI 2022): prepare, tune or take configs, bench every strategy, report.
@@ -60,14 +60,13 @@ def reproduce(
     from melon.paper.reproduce import reproduce as run
 
     small: dict[str, Any] = {"epochs": 4, "budget": 2} if quick else {}
-    given = {"epochs": epochs, "budget": budget, "threads": threads}
     request = Reproduction(
         data=data,
         out=out or Path("runs/paper-quick" if quick else "runs/paper"),
         recommenders=recommenders or ("bpr" if quick else "bpr,ncf"),
         strategies=strategies or ("default,eals,melon" if quick else "all"),
         seeds=seeds or (1 if quick else 5),
-        options={**small, **{name: value for name, value in given.items() if value is not None}},
+        options={**small, **options},
         configs=configs,
         tune=trials if tune else None,
         jobs=jobs,

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from melon.cli.options import RAW, AsJson, Model, takes
+
 if TYPE_CHECKING:
     from melon.data.ids import Id, IdBook
 
-Model = Annotated[Path, typer.Argument(help="The folder of a saved model (melon pretrain and Melon.save make one).")]
 Count = Annotated[int, typer.Option("--k", "-k", help="Items in a list.")]
-_FILE = "What raw files are like (guessed and said when left out)"
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def recommend(
@@ -61,26 +60,13 @@ def similar(
         _print_table(f"like item {one}", like)
 
 
+@takes("columns", RAW)
 def learn(
     model: Model,
     new: Annotated[list[Path], typer.Argument(help="A prepared stream, or raw files as for melon data prepare.")],
     out: Annotated[Path | None, typer.Option(help="Save to another folder. (default: the model's own)")] = None,
-    format: Annotated[str | None, typer.Option(help="The raw format.", rich_help_panel=_FILE)] = None,  # noqa: A002
-    user: Annotated[str | None, typer.Option(help="User column: name or number.", rich_help_panel=_FILE)] = None,
-    item: Annotated[str | None, typer.Option(help="Item column: name or number.", rich_help_panel=_FILE)] = None,
-    time: Annotated[str | None, typer.Option(help="Time column: name or number.", rich_help_panel=_FILE)] = None,
-    separator: Annotated[str | None, typer.Option(help="What stands between fields.", rich_help_panel=_FILE)] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option("--header/--no-header", help="Whether the first line names the columns.", rich_help_panel=_FILE),
-    ] = None,
-    encoding: Annotated[str | None, typer.Option(help="Encoding of the text.", rich_help_panel=_FILE)] = None,
-    time_unit: Annotated[
-        str | None, typer.Option(help="s, ms, us or ns, where times are numbers.", rich_help_panel=_FILE)
-    ] = None,
-    time_format: Annotated[
-        str | None, typer.Option(help="How dates are written, such as '%d.%m.%Y'.", rich_help_panel=_FILE)
-    ] = None,
+    *,
+    columns: dict[str, Any],
 ) -> None:
     """Let a saved model learn new interactions in time order, and save it.
 
@@ -94,19 +80,7 @@ def learn(
     target = out or model
     loaded = load(model)
     require_writable(target / "model")
-    log, notes = read_new(
-        list(new),
-        loaded.live,
-        format=format,
-        user=user,
-        item=item,
-        time=time,
-        separator=separator,
-        header=header,
-        encoding=encoding,
-        time_unit=time_unit,
-        time_format=time_format,
-    )
+    log, notes = read_new(list(new), loaded.live, **columns)
     for note in notes:
         say(note)
     learned = catch_up(loaded, log)

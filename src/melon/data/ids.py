@@ -157,6 +157,13 @@ class IdBook:
         if not self._ids:
             self.kind = None
 
+    def rename(self, row: int, to: Id) -> None:
+        """Give a row another id, of the same kind and new; the old one is unknown from now on."""
+        if self.rows([to])[0] >= 0 and self._ids[row] != to:
+            raise DataError(f"{self.what} {to!r} has row {self._row_of[to]} and cannot be row {row} too.")
+        del self._row_of[self._ids[row]]
+        self._ids[row], self._row_of[to] = to, row
+
     def ids(self, rows: Ints | Sequence[int]) -> Ids:
         """Ids of rows: int64, or an object array of texts or UUIDs."""
         numbers = np.asarray(rows, dtype=np.int64).reshape(-1)

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from melon.kernels import arithmetic, blend, factor, generator, lists, neighbours, stream
+from melon.kernels import arithmetic, blend, factor, generator, lists, neighbours, pretrain, stream
 from melon.kernels.melon import attention, layout, rows, shared, tiles
 from melon.kernels.s2meta import cells
 from melon.kernels.types import Signature
@@ -43,6 +43,7 @@ SUITES = {
     "stream": Suite("the loops of a stream", (stream,), stream.SIGNATURES, exact=True),
     "neighbours": Suite("the loops of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": Suite("the loops of a factorised score", (factor,), factor.SIGNATURES),
+    "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
     "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
     "lists": Suite("the loops of lists", (lists,), lists.SIGNATURES, lists.DOUBLES_TOO),
     "melon": Suite(

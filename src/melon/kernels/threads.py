@@ -7,10 +7,12 @@ strategy that has kernels works with `kernels_first`: they get the threads, and 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
@@ -19,6 +21,8 @@ PIECES = 8
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lent = 0
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
 
 
 @contextmanager
@@ -66,6 +70,25 @@ def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
         wait(begun)
     for helper in begun:
         helper.result()  # raises what it met
+
+
+def ahead(work: Callable[[_Input], _Output], inputs: Iterable[_Input]) -> Iterator[_Output]:
+    """What `work` gives for each input, in order; threads beside the caller's work on the next ones meanwhile."""
+    helpers, coming = allowed() - 1, deque[Future[_Output]]()
+    if not helpers:
+        yield from map(work, inputs)
+        return
+    try:
+        for one in inputs:
+            coming.append(_pool(helpers).submit(work, one))
+            if len(coming) > helpers:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+    finally:
+        for late in coming:
+            late.cancel()
+        wait(coming)
 
 
 def pieces_of(blocks: int, threads: int) -> Iterator[tuple[int, int]]:

@@ -22,7 +22,16 @@ from torch import Tensor
 
 from melon import __version__
 from melon.errors import CheckpointError, MelonError
-from melon.learning.manifest import FORMAT, MANIFEST, VERSION, Manifest, read_manifest, write_manifest
+from melon.learning.manifest import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    Manifest,
+    check_tables,
+    read_manifest,
+    shape_of,
+    write_manifest,
+)
 from melon.learning.tensorfiles import FolderWriter, locked, read_tensors
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, usable_device
@@ -177,16 +186,12 @@ def _write_table(writing: FolderWriter, updater: Updater, table: Table, moment: 
         f"{key}/{part}": tensor for key, state in row_state.items() for part, tensor in state.items()
     }
     return {
-        **_shape(table),
+        **shape_of(table.spec),
         "rows": table.rows,
         "half_life": moment.half_lives.get(table.spec.name),
         "row_state": sorted(row_state),
         "file": writing.add(tensors),
     }
-
-
-def _shape(table: Table) -> dict[str, Any]:
-    return {"name": table.spec.name, "role": table.spec.role, "kind": table.spec.kind, "dim": table.spec.dim}
 
 
 def _restore(
@@ -199,6 +204,9 @@ def _restore(
     about = manifest.recommender
     make_recommender = recommender_factory or _registered(source, RECOMMENDERS, about.name)
     dtype = getattr(torch, about.dtype)
+    if isinstance(make_recommender, type) and issubclass(make_recommender, Recommender):
+        # Before anything is allocated: settings cannot ask for more than the tensors that are there.
+        check_tables(source, manifest, make_recommender.declared(about.settings))
     recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=dtype, device=device)
     _check_recommender(source, manifest, recommender)
     make_strategy = strategy_factory or _registered(source, STRATEGIES, manifest.strategy.name)
@@ -316,16 +324,7 @@ def _check_recommender(source: Path, manifest: Manifest, recommender: Recommende
             f"{source} was saved with the loss {about.loss}, and this recommender has {loss}; load with "
             "recommender=… making one with that loss."
         )
-    saved = [table.model_dump(include={"name", "role", "kind", "dim"}) for table in manifest.tables]
-    declared = [_shape(table) for table in recommender.tables.values()]
-    if len(saved) != len(declared):
-        raise CheckpointError(f"{source} names a table of {recommender.name!r} twice or not at all.")
-    for table in declared + saved:
-        if table not in saved or table not in declared:
-            raise CheckpointError(
-                f"{source} and the recommender {recommender.name!r} disagree about the table {table['name']!r}: "
-                "it was saved with another version of the recommender."
-            )
+    check_tables(source, manifest, recommender.specs)
 
 
 def _refuse_foreign(target: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from melon import __version__
 from melon.errors import CheckpointError
-from melon.stream.saved import MOST
+from melon.learning.tensorfiles import tensor_file
+from melon.stream.saved import MOST, require
+from melon.tables import TableSpec
 
 #: Format 2 has no digest and is read without that check.
 FORMAT, VERSION, READABLE = "melon-checkpoint", 3, (2, 3)
@@ -113,6 +115,31 @@ def read_manifest(folder: Path) -> Manifest:
             "again."
         )
     return manifest
+
+
+def check_tables(source: Path, manifest: Manifest, specs: Sequence[TableSpec]) -> None:
+    """The tables of the manifest are those that the recommender declares, and their files are large enough for them."""
+    name = manifest.recommender.name
+    saved = [table.model_dump(include={"name", "role", "kind", "dim"}) for table in manifest.tables]
+    declared = [shape_of(spec) for spec in specs]
+    if len(saved) != len(declared):
+        raise CheckpointError(f"{source} names a table of {name!r} twice or not at all.")
+    for table in declared + saved:
+        if table not in saved or table not in declared:
+            raise CheckpointError(
+                f"{source} and the recommender {name!r} disagree about the table {table['name']!r}: it was saved with "
+                "another version of the recommender."
+            )
+    fixed = {spec.name: spec.rows for spec in specs if spec.role == "shared"}
+    for entry in manifest.tables:
+        rows = fixed.get(entry.name, entry.rows)
+        held = tensor_file(source, entry.file, manifest.files).stat().st_size
+        require(rows * entry.dim <= held, f"{entry.name!r} has {rows} × {entry.dim} numbers in a file of {held} bytes")
+
+
+def shape_of(spec: TableSpec) -> dict[str, Any]:
+    """A table as a manifest describes it."""
+    return {"name": spec.name, "role": spec.role, "kind": spec.kind, "dim": spec.dim}
 
 
 def write_manifest(values: Mapping[str, Any]) -> bytes:

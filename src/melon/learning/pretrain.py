@@ -11,7 +11,8 @@ from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, StreamError
-from melon.recommenders.base import Recommender
+from melon.kernels.threads import ahead
+from melon.recommenders.base import Recommender, SummedSteps
 from melon.recommenders.evidence import Examples, RowGradient
 from melon.registry import Space
 from melon.settings import Settings
@@ -21,12 +22,15 @@ from melon.stream.history import History
 from melon.stream.negatives import Negatives
 from melon.stream.pairs import PairSet, pair_keys
 from melon.stream.split import batches
+from melon.types import Ints
 
 #: How many interactions a pre-training looks at unless told otherwise; small logs are seen up to MOST_EPOCHS times.
 INTERACTIONS_SEEN, FEWEST_EPOCHS, MOST_EPOCHS = 15_000_000, 8, 60
 
 #: How much of a log is observed at a time; the result does not depend on it.
 _OBSERVED_AT_ONCE = 4_096
+#: How much of a log is drawn and learned at a time; likewise. Ctrl-C works in between.
+_LEARNED_AT_ONCE = 1 << 15
 
 PRETRAIN_SPACE = Space({"l2": (0.003, 0.01, 0.03, 0.1, 0.3)}, ({"l2": 0.03},))
 
@@ -64,19 +68,13 @@ class Pretraining:
 
     def epoch(self) -> float:
         """One shuffled pass; returns the mean loss."""
-        log, n, size = self.log, len(self.log), self.settings.batch_size
-        order = self._order.generator(self.epochs_done).permutation(n)
-        events = order + self.epochs_done * (1 << 40)
-        users, items = log.users[order], log.items[order]
-        negatives = self._negatives.draw(users, items, events, self.recommender.settings.negatives)
-        user_rows = torch.from_numpy(users).to(self.recommender.device)
-        item_rows = torch.from_numpy(np.concatenate([items[:, None], negatives], axis=1)).to(self.recommender.device)
-        total = torch.zeros((), dtype=torch.float64, device=self.recommender.device)
-        with torch.no_grad():
-            for start in range(0, n, size):
-                total += self._step(user_rows[start : start + size], item_rows[start : start + size])
+        steps = SummedSteps(*(getattr(self.settings, name) for name in SummedSteps._fields))
+        total = 0.0
+        for users, items in self._lines():
+            loss = self.recommender.pretrain(users, items, steps)
+            total += self._batch_by_batch(users, items) if loss is None else loss
         self.epochs_done += 1
-        mean = float(total) / n
+        mean = total / len(self.log)
         if not np.isfinite(mean):
             raise LearningError(
                 f"pre-training {self.recommender.name} left the finite numbers in epoch {self.epochs_done}; "
@@ -89,6 +87,20 @@ class Pretraining:
         while self.epochs_done < epochs:
             yield self.epoch()
 
+    def _lines(self) -> Iterator[tuple[Ints, Ints]]:
+        """The rows of an epoch in its order, n users and n × (1 + negatives) items, some batches at a time."""
+        log, size, negatives = self.log, self.settings.batch_size, self.recommender.settings.negatives
+        order = self._order.generator(self.epochs_done).permutation(len(log))
+        at_once = max(_LEARNED_AT_ONCE // size, 1) * size
+
+        def draw(start: int) -> tuple[Ints, Ints]:
+            lines = order[start : start + at_once]
+            users, items, events = log.users[lines], log.items[lines], lines + self.epochs_done * (1 << 40)
+            others = self._negatives.draw(users, items, events, negatives)
+            return users, np.concatenate([items[:, None], others], axis=1)
+
+        return ahead(draw, range(0, len(log), at_once))
+
     def _make_rows(self) -> None:
         log, recommender = self.log, self.recommender
         recommender.grow(
@@ -97,6 +109,16 @@ class Pretraining:
             log.n_items,
             log.item_keys[recommender.rows_of("item") : log.n_items],
         )
+
+    def _batch_by_batch(self, users: Ints, items: Ints) -> float:
+        """The general path, for any recommender, number type and device."""
+        device, size = self.recommender.device, self.settings.batch_size
+        user_rows, item_rows = torch.from_numpy(users).to(device), torch.from_numpy(items).to(device)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for start in range(0, len(users), size):
+                total += self._step(user_rows[start : start + size], item_rows[start : start + size])
+        return float(total)
 
     def _step(self, users: Tensor, items: Tensor) -> Tensor:
         settings, tables = self.settings, self.recommender.tables

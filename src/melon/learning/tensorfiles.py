@@ -75,7 +75,7 @@ class FolderWriter:
         digest = hashlib.sha256()
         with self._file() as descriptor:
             size = 0
-            for piece in _pieces(tensors):
+            for piece in pieces(tensors):
                 digest.update(piece)
                 _write(descriptor, piece)
                 size += len(piece)
@@ -123,11 +123,8 @@ class FolderWriter:
                 path.unlink(missing_ok=True)
 
 
-def read_tensors(folder: Path, name: str, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """The tensors of one file, after its bytes were found to be those that its name promises."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def tensor_file(folder: Path, name: str, sizes: Mapping[str, int]) -> Path:
+    """The path of a tensor file that the manifest names, if it is there and as large as the manifest says."""
     if not _NAME.fullmatch(name) or name not in sizes:
         raise CheckpointError(f"the manifest of {folder} names {name!r}, which is no tensor file of its own.")
     path = folder / name
@@ -138,6 +135,15 @@ def read_tensors(folder: Path, name: str, sizes: Mapping[str, int]) -> dict[str,
         raise CheckpointError(
             f"the checkpoint {folder} is damaged: {name} has {size} bytes instead of {sizes[name]}; copy it again."
         )
+    return path
+
+
+def read_tensors(folder: Path, name: str, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """The tensors of one file, after its bytes were found to be those that its name promises."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = tensor_file(folder, name, sizes)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if f"{digest}.safetensors" != name:
@@ -166,7 +172,7 @@ def locked(folder: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
+def pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece and without copying: header length, header, then the tensors.
 
     Sorted by size of number and by name, as the format's own writer does, so that the bytes depend on nothing else.

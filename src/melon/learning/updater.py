@@ -53,6 +53,7 @@ class Updater:
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._last_move: list[tuple[Tensor, Tensor]] = []
+        self._followed: Mapping[str, float] | None = None
 
     # Reading: nothing is written.
 
@@ -60,7 +61,12 @@ class Updater:
         """A time of the stream as a moment of reading: the fading clock then, and half-lives as they are by now."""
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
         now = self.history.events if self.fading_clock == "interactions" else time
-        return Moment(now, {**half_lives, **self.strategy.half_lives(self._specs)})
+        by_now = self.strategy.half_lives(self._specs) if self._followed is None else self._followed
+        return Moment(now, {**half_lives, **by_now})
+
+    def follow(self, half_lives: Mapping[str, float]) -> None:
+        """Read with half-lives that another updater has learned: this one answers from a copy and learns nothing."""
+        self._followed = half_lives
 
     def warm_up(self, *, in_background: bool = False) -> None:
         """Compile the loops that this model uses before the first interaction: now, or in a background thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -72,6 +72,15 @@ class _PlainCatalogue(Catalogue):
         return torch.cat(lines) if lines else torch.empty((0, self._n_items))
 
 
+class SummedSteps(NamedTuple):
+    """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
+
+    batch_size: int
+    lr: float
+    l2: float
+    shared_lr: float
+
+
 class Recommender(ABC):
     """Scores pairs from rows; the updater alone writes the rows, and scoring changes nothing.
 
@@ -116,6 +125,13 @@ class Recommender(ABC):
         out.
         """
 
+    @classmethod
+    def declared(cls, settings: Mapping[str, Any]) -> tuple[TableSpec, ...]:
+        """The tables that settings declare, without making them."""
+        unmade = cls.__new__(cls)
+        unmade.settings = cls.settings_type.parse(settings, f"recommender {cls.name!r}")
+        return unmade.declare()
+
     # Optional: gradients in closed form, and quicker ways to score.
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
@@ -129,6 +145,13 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
+
+        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        """
+        return None
 
     def learns(self, spec: TableSpec) -> bool:
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""

@@ -5,20 +5,27 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders.base import Catalogue, Context, Recommender, RecommenderSettings
+from melon.recommenders.base import Catalogue, Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, Values
-from melon.recommenders.factorisation import FactorCatalogue, compiled_scores, factor_evidence, factor_scores
+from melon.recommenders.factorisation import (
+    FactorCatalogue,
+    compiled_pretraining,
+    compiled_scores,
+    factor_evidence,
+    factor_scores,
+)
+from melon.settings import Width
 from melon.tables import TableSpec
+from melon.types import Ints
 
 
 class BPRSettings(RecommenderSettings):
     """`init="paper"` draws every entry, biases included, with deviation 0.01; the default trains far better."""
 
-    dim: int = Field(64, ge=1)
+    dim: Width = 64
     init: Literal["default", "paper"] = "default"
 
 
@@ -46,6 +53,9 @@ class BPR(Recommender):
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
         return Evidence(losses, tuple(gradients))
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is BPR else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         compiled = compiled_scores(self.tables, users, items, None if context is None else context.moment)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders.base import Catalogue
+from melon.recommenders.base import Catalogue, SummedSteps
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
@@ -86,6 +87,20 @@ def compiled_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints, at: 
     arrays = (part.detach().contiguous().numpy() for part in (offsets, decay, factors, view.storage))
     loops.dots(named, *arrays, out.numpy())
     return out
+
+
+def compiled_pretraining(
+    loss: Loss, tables: dict[str, Table], users: Ints, items: Ints, steps: SummedSteps
+) -> float | None:
+    """Pre-train p_u, q_i and b_i on lines of rows; returns the sum of losses."""
+    storage = [tables[name].lend() for name in ("user_factors", "item_factors", "item_bias")]
+    loops = policy.load("pretrain", like=storage[0]) if type(loss) is BPRLoss else None
+    if loops is None:
+        return None
+    visits = (np.zeros(len(storage[0]), np.int32), np.zeros(len(storage[1]), np.int32))
+    arrays = (part.numpy() for part in storage)
+    total: float = loops.pairwise_batches(users, items, steps.batch_size, steps.lr, steps.l2, *arrays, *visits)
+    return total
 
 
 def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:

@@ -59,6 +59,14 @@ class Head(ABC):
         """Store the optimiser's state after a step has been written."""
 
     @abstractmethod
+    def memory(self) -> dict[str, Tensor]:
+        """Everything that is no table: scales and what the optimiser remembers."""
+
+    @abstractmethod
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Become what `memory` described; what no such head can have is a `CheckpointError`."""
+
+    @abstractmethod
     def practise(self, values: Values, lessons: Sequence[Lesson]) -> HeadPractice:
         """Train on recorded lessons in order of time, several times over, from the given values; pure."""
 

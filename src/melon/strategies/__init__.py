@@ -10,9 +10,9 @@ from melon.lazy import exports
 if TYPE_CHECKING:
     from melon.registry import Entry, Space
     from melon.strategies.base import (
-        Kept,
         LearningRates,
         Proposal,
+        RowStateSpec,
         Situation,
         Strategy,
         StrategySettings,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = [
     "STRATEGIES",
     "Entry",
-    "Kept",
     "LearnedSettings",
     "LearnedStrategy",
     "LearningRates",
     "Proposal",
+    "RowStateSpec",
     "Situation",
     "Space",
     "Strategy",
@@ -44,7 +44,7 @@ __getattr__, __dir__ = exports(
     {
         "STRATEGIES": "melon.strategies.registry",
         "Entry": "melon.registry",
-        "Kept": "melon.strategies.base",
+        "RowStateSpec": "melon.strategies.base",
         "LearnedSettings": "melon.strategies.learned",
         "LearnedStrategy": "melon.strategies.learned",
         "LearningRates": "melon.strategies.base",

@@ -101,7 +101,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Kept:
+class RowStateSpec:
     """Declares state that a strategy keeps for each row of a table: its start value and its width.
 
     `learned` state is part of a meta-model: it goes along from the selection window to the stream, as φ does, while
@@ -216,7 +216,7 @@ class Strategy(ABC):
         half_life = self.settings.fading
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         """The state that is kept for each row of a table, by name."""
         return {}
 

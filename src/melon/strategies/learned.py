@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.errors import CheckpointError
-from melon.strategies.base import Kept, Situation, Strategy, StrategySettings
+from melon.strategies.base import RowStateSpec, Situation, Strategy, StrategySettings
 from melon.strategies.meta_adam import MetaAdam
 from melon.strategies.optimizers import OptimizerSettings, RowOptimizer
 from melon.strategies.parameters import Parameters
@@ -174,7 +174,7 @@ class LearnedOptimizerStrategy(LearnedStrategy):
         assert isinstance(self.settings, OptimizerSettings)
         return self.settings
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         return self._row_optimizer.row_state()
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from melon.adam import Adam, Moments
-from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
+from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
@@ -64,15 +64,15 @@ class MetaSGD(LearnedStrategy):
         for name, width in widths.items() if not self.by_row else ():
             parameters.uniform(alpha_name(name), 1, width, 0.0, self._start)
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         if not self.by_row:
             return {}
         width = 1 if self.settings.share == "row" else None
         return {
-            _ALPHA: Kept(self._start, width, learned=True),
-            _FIRST: Kept(0.0, width, learned=True),
-            _SECOND: Kept(0.0, width, learned=True),
-            _STEPS: Kept(0.0, 1, learned=True),
+            _ALPHA: RowStateSpec(self._start, width, learned=True),
+            _FIRST: RowStateSpec(0.0, width, learned=True),
+            _SECOND: RowStateSpec(0.0, width, learned=True),
+            _STEPS: RowStateSpec(0.0, 1, learned=True),
         }
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
 from melon.strategies.optimizers import OptimizerSettings
@@ -33,7 +34,7 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
 
     reduction: Literal["sum", "mean"] = "sum"  # not sequential: the look-ahead needs a batch
     meta_lr: float = Field(3e-3, ge=0)
-    hidden: int = Field(100, ge=1)
+    hidden: Width = 100
     most_weight: float = Field(2.0, gt=0)
     init: Literal["even", "drawn"] = "even"
     normalise: bool = False

@@ -13,11 +13,11 @@ from torch import Tensor
 from melon.adam import Adam, Moments
 from melon.errors import SettingsError
 from melon.strategies.base import (
-    Kept,
     LearningRates,
     Proposal,
     Reduction,
     RowState,
+    RowStateSpec,
     Situation,
     Strategy,
     StrategySettings,
@@ -65,7 +65,7 @@ class WeightedLossStrategy(Strategy):
     def weights(self, situation: Situation) -> Tensor | None:
         """A weight for each interaction's loss; none where all count the same."""
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         return self._optimizer.row_state()
 
     def propose(self, situation: Situation) -> Proposal:
@@ -101,9 +101,9 @@ class RowOptimizer:
         """Whether untouched rows move too."""
         return self.settings.optimizer == "adam_dense"
 
-    def row_state(self) -> dict[str, Kept]:
+    def row_state(self) -> dict[str, RowStateSpec]:
         """Adam's two moments."""
-        return {} if self.settings.optimizer == "sgd" else {"moment_1": Kept(), "moment_2": Kept()}
+        return {} if self.settings.optimizer == "sgd" else {"moment_1": RowStateSpec(), "moment_2": RowStateSpec()}
 
     def propose(self, situation: Situation, weights: Tensor | None = None) -> Proposal:
         """One step on the (weighted) loss of the batch."""

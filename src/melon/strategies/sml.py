@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings
 from melon.strategies.optimizers import OptimizerSettings
@@ -34,7 +35,7 @@ class SMLSettings(LearnedSettings):
     shared_reduction: GradientReduction = "row_mean"  # of weights that every interaction touches
     residual: bool = True  # the merged row is the fine-tuned one plus what T says, from 0 on; else it is T alone
     bounded: bool = True  # with the residual: tanh T times the row's own step is added, rather than T itself
-    width: int = Field(512, ge=1)
+    width: Width = 512
     meta_lr: float = Field(1e-3, ge=0)
 
 

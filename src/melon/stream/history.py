@@ -129,6 +129,11 @@ class PartnerRings:
         places = draws.integers(keys, 1, np.minimum(self.met(rows), RING), start=1)[:, 0]
         return self._ring[rows, places].astype(np.int64)
 
+    def forget(self, row: int) -> None:
+        """Let a row have met nobody."""
+        if row < self._rows:
+            self._ring[row], self._met[row] = 0, 0
+
     def undo_point(self, rows: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` to these rows."""
         count, most_met, held = self._rows, self.most_met, np.unique(rows[rows < self._rows])
@@ -201,6 +206,12 @@ class History:
 
         return undo
 
+    def forget(self, user: int) -> None:
+        """Take a user's items and pairs out, in O(pairs); items still remember the row, which is nobody's now."""
+        self.of_users.forget(user)
+        slots, _ = self.seen.storage
+        self.seen.remove(slots[slots >> 32 == user])
+
     def replay(self, count: int, draws: Draws, moment: int) -> tuple[Ints, Ints]:
         """Remembered interactions: a user at random, then one of the last items of that user at random."""
         if not self.of_users.rows or not count:
@@ -226,8 +237,9 @@ class History:
         n_users, n_items = (len(saved_array(side, "met", np.int64, (None,))) for side in (users, items))
         history.of_users = PartnerRings.from_state(users, n_items, events)
         history.of_items = PartnerRings.from_state(items, n_users, events)
-        for side in (history.of_users, history.of_items):
-            require(int(side.met(np.arange(side.rows)).sum()) == events, f"rings and {events} interactions")
+        met = [int(side.met(np.arange(side.rows)).sum()) for side in (history.of_users, history.of_items)]
+        # A user who was forgotten has met nobody, and the items still count the meetings.
+        require(met[0] <= met[1] == events, f"rings and {events} interactions")
         require(items_born == n_items, f"{items_born} items were seen, and {n_items} have partners")
         seen = saved_array(state, "seen", np.int64, (None,), least=0)
         require(bool((np.diff(seen) > 0).all()) and len(seen) <= events, "the pairs seen are not distinct")
@@ -238,7 +250,7 @@ class History:
             (np.arange(n_users), history.of_users.last(np.arange(n_users))),
             (history.of_items.last(np.arange(n_items)), np.arange(n_items)),
         ):
-            pairs = pair_keys(rows, last)[(rows != NOBODY) & (last != NOBODY)]
+            pairs = pair_keys(rows, last)[(last != NOBODY) & (history.of_users.met(np.maximum(rows, 0)) > 0)]
             require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
         history.events, history.items_born = events, items_born
         return history

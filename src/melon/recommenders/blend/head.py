@@ -136,11 +136,9 @@ class BlendHead(Head):
         return self.settings.rest > 0 and _STEPS not in self._memory and not bool(self.centre.any())
 
     def memory(self) -> dict[str, Tensor]:
-        """Everything that is no table: scales and what the optimiser remembers."""
         return {"centre": self.centre, "scale": self.scale, **self._memory}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Become what `memory` described; what no head with these settings can have is a `CheckpointError`."""
         (inputs,), units, own = self.centre.shape, self.settings.units, self.centre.dtype
         shapes = {LINEAR: (1, inputs), HIDDEN: (units, inputs), SHIFT: (units, 1), OUTPUT: (1, units)}
         form: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"centre": ((inputs,), own), "scale": ((inputs,), own)}

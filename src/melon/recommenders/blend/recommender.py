@@ -13,7 +13,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Catalogue, Context, RecommenderSettings
+from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
 from melon.recommenders.blend.catalogue import BlendCatalogue
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
@@ -36,8 +36,15 @@ from melon.recommenders.blend.head import (
     silent,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
-from melon.recommenders.factorisation import FactorCatalogue, compiled_dots, factor_evidence, factor_scores
+from melon.recommenders.factorisation import (
+    FactorCatalogue,
+    compiled_dots,
+    compiled_pretraining,
+    factor_evidence,
+    factor_scores,
+)
 from melon.recommenders.heads import HeadedRecommender, Lesson
+from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import TableSpec, TableView, Undo
@@ -48,16 +55,16 @@ class BlendSettings(RecommenderSettings):
     """The personal part is trained as BPR's is; the head by itself, unless the strategy is to drive it too."""
 
     negatives: int = Field(4, ge=1)
-    dim: int = Field(64, ge=1)
+    dim: Width = 64
     head: Literal["own", "strategy"] = "own"
-    head_units: int = Field(32, ge=0)
+    head_units: int = Field(32, ge=0, le=4096)
     head_negatives: int = Field(30, ge=1)
     head_rest: int = Field(256, ge=0)
     head_lr: float = Field(0.001, ge=0)
     head_decay: float = Field(0.01, ge=0)
     head_passes: int = Field(20, ge=0)
     head_practice_lr: float = Field(0.005, gt=0)
-    slots: int = Field(256, ge=1)
+    slots: Width = 256
     transitions: bool = False
     lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
@@ -162,6 +169,9 @@ class Blend(HeadedRecommender):
         if loops is not None:
             return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
         return Lesson(self._stored_inputs(users, named, context), allowed)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = self._head_values(context)

@@ -74,7 +74,8 @@ class ItemCounts:
     def taken_since(self, event: int) -> Ints:
         """The items that occurred at this event or later, in ascending order."""
         rows = np.flatnonzero(self._last >= event)
-        return rows[self._first[rows] != _NEVER]
+        taken: Ints = rows[self._first[rows] != _NEVER]
+        return taken
 
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""

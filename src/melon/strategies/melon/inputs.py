@@ -15,7 +15,7 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.kernels.melon.forms import UnitTerms
-from melon.strategies.base import Kept, Situation
+from melon.strategies.base import RowStateSpec, Situation
 from melon.strategies.melon.lines import SharedLines, TableLines
 from melon.strategies.melon.settings import Input
 from melon.strategies.parameters import Parameters
@@ -114,9 +114,9 @@ class LineInputs:
     def __bool__(self) -> bool:
         return bool(self._names)
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         """Recent counts live with the rows of one table of items."""
-        return {_RECENT: Kept(width=RECENT_WIDTH)} if spec.name == self._counted else {}
+        return {_RECENT: RowStateSpec(width=RECENT_WIDTH)} if spec.name == self._counted else {}
 
     def counted(self, situation: Situation) -> dict[str, dict[str, Tensor]]:
         """The counts after the batch."""

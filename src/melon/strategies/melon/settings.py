@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from melon.settings import Width
 from melon.strategies.learned import LearnedSettings
 
 #: Optional inputs of the rates: how often the batch touches the row, how long the row was idle, how often its item
@@ -21,13 +22,13 @@ class RateSettings(LearnedSettings):
     loss_feature: Literal["interaction", "batch"] = "interaction"  # 2
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
-    role_width: int = Field(20, ge=1)
+    role_width: Width = 20
     inputs: tuple[Input, ...] = ()  # optional inputs of the role (docs/methods.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
-    interaction_width: int = Field(20, ge=1)
+    interaction_width: Width = 20
     norm: Literal["layer", "batch", "none"] = "layer"  # 6
     extended: Literal["joint", "split"] = "joint"  # 7: one layer on [self ; neighbours], or one for each and a fusion
-    extended_width: int = Field(64, ge=1)
+    extended_width: Width = 64
     slope: float = Field(0.01, ge=0)  # 8
     neighbours: int = Field(10, ge=0, le=50)  # 10
     forgetting: bool = True  # 11

@@ -14,7 +14,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.generator import padded
 from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
-from melon.strategies.base import Kept, LearningRates, Proposal, Reduction, Situation
+from melon.strategies.base import LearningRates, Proposal, Reduction, RowStateSpec, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
 from melon.strategies.melon.interaction_model import InteractionModel
@@ -68,7 +68,7 @@ class RateStrategy(LearnedStrategy):
         done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
         self._meta_optimizer.warmth = self.settings.meta_cooling**done
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         return self._inputs.row_state(spec)
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.strategies.base import Kept
+from melon.strategies.base import RowStateSpec
 from melon.strategies.parameters import Parameters
 from melon.strategies.s2meta.cell import Carried
 from melon.strategies.s2meta.kernel import CellKernel, cell_kernel
@@ -86,7 +86,7 @@ class GateNetwork:
         centre = np.array([[settings.rate_bias], [settings.forget_bias]])
         parameters.uniform(self._name("gate.bias"), 2, 1, 0.0, centre)
 
-    def row_state(self, dim: int) -> dict[str, Kept]:
+    def row_state(self, dim: int) -> dict[str, RowStateSpec]:
         """What each row of a table keeps where the state persists.
 
         It follows one pass over a stream and starts afresh with the next one: practice ends where the stream of the
@@ -94,11 +94,11 @@ class GateNetwork:
         """
         if not self._persists:
             return {}
-        wide = Kept(width=self._settings.width * dim, lazy=True)
+        wide = RowStateSpec(width=self._settings.width * dim, lazy=True)
         # Rows without a past start from what is learned (A), or from zeros (B), whose gates are fed back too.
         if self._scenario:
-            return {"hidden": wide, "cell": wide, "begun": Kept(width=1, lazy=True)}
-        return {"hidden": wide, "cell": wide, "gates": Kept(width=2 * dim, lazy=True)}
+            return {"hidden": wide, "cell": wide, "begun": RowStateSpec(width=1, lazy=True)}
+        return {"hidden": wide, "cell": wide, "gates": RowStateSpec(width=2 * dim, lazy=True)}
 
     def open(self, seen: Seen) -> Gates:
         """The gates, differentiable in the meta-parameters."""

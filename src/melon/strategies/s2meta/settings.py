@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from melon.settings import Width
 from melon.strategies.learned import LearnedSettings
 from melon.strategies.reductions import GradientReduction
 
@@ -15,7 +16,7 @@ class S2MetaSettings(LearnedSettings):
 
     variant: Literal["A", "B"] = "A"  # ScenarioMeta, a network for each table; or MetaLSTM, one for all
     state: Literal["reset", "persist"] = "reset"  # each batch from the learned start, or from the row's last touch
-    width: int = Field(16, ge=1)  # units of the cell
+    width: Width = 16  # units of the cell
     reduction: GradientReduction = "sum"  # ḡ of rows of users and items
     shared_reduction: GradientReduction = "row_mean"  # ḡ of weights that every interaction touches
     shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows

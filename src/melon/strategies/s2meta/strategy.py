@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.strategies.base import Kept, LearningRates, Proposal, RowState, Situation
+from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
@@ -45,7 +45,7 @@ class S2Meta(LearnedStrategy):
         else:
             self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, parameters))
 
-    def row_state(self, spec: TableSpec) -> dict[str, Kept]:
+    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         return self._networks[spec.name].row_state(spec.dim)
 
     @property

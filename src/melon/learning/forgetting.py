@@ -1,0 +1,62 @@
+"""Passing events by without learning them, and forgetting a person: rows, past and name."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from melon.data.ids import Id
+from melon.learning.model import Ids, LiveModel
+from melon.stream.batch import Batch
+from melon.tables import Table, TableSpec
+from melon.types import Ints
+
+
+def observe_only(model: LiveModel, user_ids: Ids, item_ids: Ids, times: Ints) -> None:
+    """Take note of events in the order given without learning from them: the past knows them, no row is taught.
+
+    Newcomers get their first rows. Times before `last_time` count as `last_time`.
+    """
+    updater = model.updater
+    users, items = model.users.rows(user_ids, add=True), model.items.rows(item_ids, add=True)
+    late, moments = times < model.last_time, np.maximum(times, model.last_time)
+    keys = model.users.keys(users), model.items.keys(items)
+    updater.make_rows(Batch(updater.history.events, users, items, moments, *keys))
+    updater.recommender.observe(users, items, moments, updater.history)
+    updater.history.append(users, items)
+    model.popular.observe(items)
+    model.late += int(late.sum())
+    model.last_time = int(moments[-1])
+
+
+def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
+    """Forget a person: the row is the first row of the pseudonym, which has no past; None where nobody is known.
+
+    The row number is not given to anybody else. What others learned from the person's interactions stays.
+    """
+    row = int(model.users.rows([user])[0])
+    if row < 0:
+        return None
+    forget_past(model, row, pseudonym)
+    key, place = model.users.keys([row]), torch.tensor([row])
+    updater, recommender = model.updater, model.updater.recommender
+    for name, table in recommender.tables.items():
+        if table.spec.role == "user" and row < table.rows:
+            table.scatter(place.to(table.device), first_rows(table.spec, key, like=table, seed=recommender.seed))
+            for state in updater.row_state.get(name, {}).values():
+                if row < state.rows:
+                    state.scatter(place.to(state.device), first_rows(state.spec, key, like=table, seed=0))
+    return row
+
+
+def forget_past(model: LiveModel, row: int, pseudonym: Id) -> None:
+    """Take a user's interactions out of the past, and the id out of the book."""
+    model.updater.history.forget(row)
+    model.users.rename(row, pseudonym)
+
+
+def first_rows(spec: TableSpec, keys: Ints, *, like: Table, seed: int) -> torch.Tensor:
+    """What rows of a table are when they are made."""
+    fresh = Table(spec, seed=seed, dtype=like.dtype, device=like.device)
+    fresh.grow(len(keys), keys)
+    return fresh.everything()

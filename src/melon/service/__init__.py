@@ -1,0 +1,1 @@
+"""The live service: events in, fresh recommendations out, nothing lost."""

@@ -1,0 +1,1 @@
+"""The learner: one process that cuts the log into batches, predicts, learns and publishes."""

@@ -1,0 +1,47 @@
+"""What the learner can be set to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """How one learner works.
+
+    Args:
+        folder: where the log, the batches, the deltas and the checkpoints are.
+        model: the model to start from; None starts cold. Later starts go on from the newest checkpoint.
+        batch_most: at most so many events are learned in one batch.
+        batch_every: two batches are cut at least so many seconds apart.
+        checkpoint_seconds: a checkpoint is written after so long …
+        checkpoint_events: … or after so many events, whichever comes first.
+        keep_deltas_seconds: deltas are kept for so long …
+        keep_deltas_bytes: … and no more than this of them.
+        negatives: items beside each one taken when quality is measured; 0 measures nothing.
+        frozen: whether the model as it was deployed is measured too; it takes its memory once more.
+        guard: a batch that moves rows more than so many times their running median is set aside.
+        stop_after: so many batches set aside in a row stop the learning.
+        fit_after: a service that started cold fits a model on its own log after so many events; 0 never does.
+        fit_minutes: how long that fit may choose settings.
+        threads: threads of the arithmetic; part of what makes a replay exact.
+        seed: the root of everything random.
+    """
+
+    folder: Path
+    model: Path | None = None
+    batch_most: int = 256
+    batch_every: float = 0.02
+    checkpoint_seconds: float = 60.0
+    checkpoint_events: int = 50_000
+    keep_deltas_seconds: float = 600.0
+    keep_deltas_bytes: int = 256 << 20
+    negatives: int = 99
+    frozen: bool = True
+    guard: float = 20.0
+    stop_after: int = 10
+    fit_after: int = 20_000
+    fit_minutes: float = 10.0
+    threads: int = 1
+    seed: int = 0

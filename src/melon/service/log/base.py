@@ -1,0 +1,120 @@
+"""What is in the log: events and controls in one order, and the boundaries at which the learner cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+#: An id as the log holds it. UUIDs are texts here; the model's book says what they are.
+LogId = int | str
+#: What an event is for: it is learned; it hides the item from this user's lists; it is only stored.
+Use = Literal["learn", "hide", "store"]
+USES: tuple[Use, ...] = ("learn", "hide", "store")
+ControlKind = Literal["forget", "retry", "resume"]
+#: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
+StepKind = Literal["events", "forget", "retry", "resume", "switch"]
+Status = Literal["planned", "learned", "set_aside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One interaction as it is handed to the log; the caller has checked ids, time and type.
+
+    Without a `time` (seconds) the log stamps its own. An `event_id` is stored once: a repeat with the same content is
+    a duplicate, one with other content is conflicting. `recommended` says that the service itself showed the item.
+    """
+
+    user: LogId
+    item: LogId
+    time: int | None = None
+    type: str = "view"
+    event_id: str | None = None
+    use: Use = "learn"
+    recommended: bool = False
+    recommendation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An event as the log has it."""
+
+    offset: int
+    user: LogId
+    item: LogId
+    time: int
+    type: str
+    event_id: str | None
+    use: Use
+    recommended: bool
+    recommendation: str | None
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of one list of events, all of it synced.
+
+    `offset` is where the list is known to the log: of its last accepted event or, in a list of repeats, of the latest
+    event that it repeats. A model that has reached this offset knows the list.
+    """
+
+    accepted: int
+    duplicates: int
+    conflicting: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something to be done at one place in the stream. It has an offset of its own, and no batch straddles it."""
+
+    offset: int
+    kind: ControlKind
+    body: Mapping[str, Any]
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the learner, numbered: which offsets it took, what became of them, and the digest after it.
+
+    `first` … `last` are offsets; a switch takes none and has `first = last + 1`. `about` holds what was measured
+    (`events`, `loss`, `moved`, `ms`, `late`, …) and `totals` the quality counters since the service started, so that
+    the counters of any window are the difference of two steps.
+    """
+
+    number: int
+    kind: StepKind
+    first: int
+    last: int
+    epoch: int
+    status: Status
+    reason: str | None = None
+    digest: bytes | None = None
+    planned: float = 0.0
+    done: float | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    totals: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a model stands: its deployed version, steps taken, the last offset it knows, and the digest chain."""
+
+    version: str
+    batch: int
+    offset: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A delta as the feed has it; `arrived` says when each of its events arrived (no part of the digest)."""
+
+    number: int
+    offset: int
+    kind: StepKind
+    digest: bytes
+    content: bytes
+    arrived: tuple[float, ...]

@@ -1,0 +1,173 @@
+"""Database files of a service: who may write them, how they are opened, and what is set aside for a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import apsw
+
+from melon.errors import DiskFullError, LogError
+
+EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
+#: Before this version SQLite could lose a WAL that two connections reset at once.
+LEAST_SQLITE = (3, 51, 3)
+_FULL = 1 << 20
+
+Sync = Literal["FULL", "NORMAL", "OFF"]
+
+
+def open_writer(path: Path, sync: Sync, schema: str) -> apsw.Connection:
+    """The one connection that writes a file, in WAL mode; missing tables are made."""
+    try:
+        connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(10_000)
+        # What is deleted is overwritten: a forgotten person's ids do not stay in free pages.
+        settings = f"PRAGMA synchronous={sync}; PRAGMA journal_size_limit=67108864; PRAGMA secure_delete=ON"
+        connection.execute(f"PRAGMA journal_mode=WAL; {settings}")
+        connection.execute(schema)
+    except apsw.Error as error:
+        raise trouble(path, error) from error
+    return connection
+
+
+def open_reader(path: Path) -> apsw.Connection:
+    """A connection that can only read, and so never makes a checkpoint of the WAL."""
+    if not path.exists():
+        raise LogError(f"there is no {path}; start the service once, or point to the folder that holds it.")
+    try:
+        connection = apsw.Connection(
+            f"file:{quote(str(path))}?mode=ro", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        )
+        connection.set_busy_timeout(10_000)
+        connection.execute("PRAGMA data_version").fetchall()
+    except apsw.Error as error:
+        raise trouble(path, error) from error
+    return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """One transaction: everything in the block, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def trouble(path: Path, error: apsw.Error) -> LogError:
+    """What went wrong with a file, as an error that says what to do."""
+    if is_full(path.parent, error):
+        return DiskFullError(f"the disk of {path} is full; make room, and the service goes on by itself.")
+    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+        return LogError(f"{path} is damaged ({error}); restore it from a backup, or move it away to start a new one.")
+    return LogError(f"{path} cannot be used: {error}.")
+
+
+def is_full(folder: Path, error: Exception) -> bool:
+    """Whether an error says that there is no room left."""
+    if isinstance(error, apsw.FullError):
+        return True
+    return isinstance(error, apsw.IOError) and shutil.disk_usage(folder).free < _FULL
+
+
+class Held:
+    """The right to write some files of a folder: one process at a time has it, until it ends."""
+
+    def __init__(self, folder: Path, role: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{role}.lock"
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise LogError(
+                f"{folder} has a {role} already: process {holder}. Stop it first, or give another folder."
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Reserve:
+    """Room that is given up when the disk is full, so that what must still be written can be."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.path, self.size = folder / "reserve", size
+
+    def make(self) -> bool:
+        """Set the room aside; False where there is not enough of it."""
+        if not self.size or (self.path.exists() and self.path.stat().st_size == self.size):
+            return True
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            os.posix_fallocate(descriptor, 0, self.size)
+        except OSError:
+            self.give_up()
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def give_up(self) -> None:
+        """Let others use the room."""
+        self.path.unlink(missing_ok=True)
+
+
+class Reader:
+    """A file of the service, read-only; any process may have any number, each used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_reader(path)
+        self._seen: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def changed(self) -> bool:
+        """Whether anything was committed since the last call; costs microseconds."""
+        version = self._connection.pragma("data_version")
+        changed, self._seen = bool(version != self._seen), version
+        return changed
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def meta(self) -> dict[str, Any]:
+        """What the file says about itself."""
+        return dict(self._rows("SELECT name, value FROM meta"))
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        return self._connection.execute(query, values).fetchall()

@@ -1,0 +1,232 @@
+"""`batches.db` and `deltas.db`: what the learner did with the log, and what it published. The learner alone writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from melon.errors import LogError
+from melon.service.log.base import Published, Status, Step, StepKind
+from melon.service.log.files import BATCHES, DELTAS, Reader, open_writer, transaction, trouble
+
+_STEPS = """
+CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS epochs(number INTEGER PRIMARY KEY, started REAL, about TEXT);
+CREATE TABLE IF NOT EXISTS steps(
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    epoch INTEGER NOT NULL, status TEXT NOT NULL, reason TEXT, digest BLOB, planned REAL NOT NULL, done REAL,
+    about TEXT NOT NULL, totals TEXT NOT NULL, retried INTEGER);
+CREATE INDEX IF NOT EXISTS by_done ON steps(done);
+CREATE INDEX IF NOT EXISTS aside ON steps(number) WHERE status = 'set_aside' AND retried IS NULL;
+"""
+_DELTAS = """
+CREATE TABLE IF NOT EXISTS deltas(
+    number INTEGER PRIMARY KEY, offset INTEGER NOT NULL, kind TEXT NOT NULL, digest BLOB NOT NULL,
+    content BLOB NOT NULL, arrived BLOB NOT NULL, published REAL NOT NULL);
+"""
+_COLUMNS = "number, kind, first, last, epoch, status, reason, digest, planned, done, about, totals"
+
+
+class StepReader(Reader):
+    """What the learner has recorded, read-only; not shared between threads."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / BATCHES)
+
+    def last(self) -> Step | None:
+        """The last step that is done: learned or set aside."""
+        return self._one("status != 'planned' ORDER BY number DESC")
+
+    def step(self, number: int) -> Step | None:
+        """One step."""
+        return self._one("number = ?", number)
+
+    def at(self, offset: int) -> Step | None:
+        """The last step that ends at or before an offset."""
+        return self._one("last <= ? ORDER BY number DESC", offset)
+
+    def since(self, moment: float) -> Step | None:
+        """The last step that was done by a moment (seconds): its totals begin a window."""
+        return self._one("done <= ? ORDER BY done DESC, number DESC", moment)
+
+    def after(self, number: int) -> Iterator[Step]:
+        """The steps behind a number, in order, planned ones too."""
+        while step := self._one("number > ? ORDER BY number", number):
+            yield step
+            number = step.number
+
+    def set_aside(self, most: int = 100) -> list[Step]:
+        """The newest batches that were set aside and not learned since."""
+        where = "status = 'set_aside' AND retried IS NULL ORDER BY number DESC LIMIT ?"
+        return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
+
+    def newest(self, most: int) -> list[Step]:
+        """The newest steps that are done, the newest first."""
+        where = "status != 'planned' ORDER BY number DESC LIMIT ?"
+        return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
+
+    def forgotten(self) -> int:
+        """The offset up to which forgetting is done and saved: no checkpoint that is kept is older."""
+        return int(self.meta().get("forgotten", 0))
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """Where and with what the learner ran, each time it was started."""
+        rows = self._rows("SELECT number, started, about FROM epochs ORDER BY number")
+        return [{"epoch": number, "started": started, **json.loads(about)} for number, started, about in rows]
+
+    def alarms(self) -> list[str]:
+        """What an operator should know now, in words."""
+        return list(json.loads(self.meta().get("alarms", "[]")))
+
+    def _one(self, where: str, *values: Any) -> Step | None:
+        rows = self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where} LIMIT 1", values)
+        return _step(rows[0]) if rows else None
+
+
+class StepBook(StepReader):
+    """The same for the learner, which writes it. Commits are not synced one by one; `sync` does that for all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._connection = open_writer(folder / BATCHES, "NORMAL", _STEPS)
+        self._seen = None
+
+    def state(self, **values: Any) -> None:
+        """Note facts of the whole file."""
+        with transaction(self._connection):
+            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
+
+    def begin_epoch(self, about: Mapping[str, Any]) -> int:
+        """A new start of the learner, and what it runs on."""
+        with transaction(self._connection):
+            self._connection.execute(
+                "INSERT INTO epochs(started, about) VALUES (?, ?)", (time.time(), json.dumps(dict(about)))
+            )
+            return self._connection.last_insert_rowid()
+
+    def plan(self, step: Step) -> None:
+        """Write a boundary before anything is done about it."""
+        values = (step.number, step.kind, step.first, step.last, step.epoch, step.planned, json.dumps(step.about))
+        with transaction(self._connection):
+            self._connection.execute(
+                "INSERT INTO steps(number, kind, first, last, epoch, status, planned, about, totals) "
+                "VALUES (?, ?, ?, ?, ?, 'planned', ?, ?, '{}')",
+                values,
+            )
+
+    def finish(
+        self, step: Step, status: Status, digest: bytes, about: Mapping[str, Any], totals: Mapping[str, Any],
+        reason: str | None = None,
+    ) -> Step:  # fmt: skip
+        """Write what became of a step."""
+        done = replace(
+            step, status=status, digest=digest, done=time.time(), about={**step.about, **about}, totals=totals,
+            reason=reason,
+        )  # fmt: skip
+        values = (status, reason, digest, done.done, json.dumps(done.about), json.dumps(done.totals), step.number)
+        with transaction(self._connection):
+            self._connection.execute(
+                "UPDATE steps SET status = ?, reason = ?, digest = ?, done = ?, about = ?, totals = ? WHERE number = ?",
+                values,
+            )
+            if step.kind == "retry" and status == "learned":
+                batch = (step.number, step.about.get("batch"))
+                self._connection.execute("UPDATE steps SET retried = ? WHERE number = ?", batch)
+        return done
+
+    def mark_aside(self, step: Step, reason: str) -> None:
+        """Decide, durably, that a batch is passed by."""
+        with transaction(self._connection):
+            self._connection.execute(
+                "UPDATE steps SET status = 'set_aside', reason = ? WHERE number = ?", (reason, step.number)
+            )
+        self.sync()
+
+    def sync(self) -> None:
+        """Have everything recorded so far survive a power cut."""
+        try:
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self.state(synced=time.time())
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+        except apsw.Error as error:
+            raise trouble(self._folder / BATCHES, error) from error
+
+
+class DeltaReader(Reader):
+    """The feed of deltas, read-only; not shared between threads."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / DELTAS)
+
+    def after(self, number: int, most: int = 64) -> list[Published]:
+        """Deltas behind a step, in order; the first is number + 1, or there is a gap."""
+        query = "SELECT number, offset, kind, digest, content, arrived FROM deltas WHERE number > ? ORDER BY number"
+        rows = self._rows(f"{query} LIMIT ?", (number, most))
+        return [
+            Published(n, at, kind, digest, held, tuple(array("d", when))) for n, at, kind, digest, held, when in rows
+        ]
+
+
+class DeltaFeed(DeltaReader):
+    """The same for the learner. Nothing is synced: a lost feed is made again from the log."""
+
+    def __init__(self, folder: Path, *, seconds: float, most_bytes: int) -> None:
+        self._seconds, self._most_bytes, self._seen = seconds, most_bytes, None
+        try:
+            self._connection = open_writer(folder / DELTAS, "OFF", _DELTAS)
+            sizes = self._rows("SELECT number, length(content), published FROM deltas ORDER BY number")
+        except LogError:
+            for name in (DELTAS, f"{DELTAS}-wal", f"{DELTAS}-shm"):
+                with suppress(FileNotFoundError):
+                    (folder / name).unlink()
+            self._connection, sizes = open_writer(folder / DELTAS, "OFF", _DELTAS), []
+        self._sizes: dict[int, tuple[int, float]] = {number: (size, when) for number, size, when in sizes}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._sizes
+
+    def publish(self, delta: Published) -> None:
+        """Make a delta visible, and let go of those that are too old or too many."""
+        now = time.time()
+        arrived = array("d", delta.arrived).tobytes()
+        values = (delta.number, delta.offset, delta.kind, delta.digest, delta.content, arrived, now)
+        self._sizes[delta.number] = len(delta.content), now
+        held, oldest = sum(size for size, _ in self._sizes.values()), []
+        for number, (size, when) in self._sizes.items():
+            if (held <= self._most_bytes and when >= now - self._seconds) or number == delta.number:
+                break
+            oldest.append(number)
+            held -= size
+        with transaction(self._connection):
+            self._connection.execute("INSERT OR REPLACE INTO deltas VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            if oldest:
+                self._connection.execute("DELETE FROM deltas WHERE number <= ?", (oldest[-1],))
+        for number in oldest:
+            del self._sizes[number]
+
+    def drop(self, *, up_to: int | None = None, above: int | None = None) -> None:
+        """Take deltas out: old ones that know a forgotten person, or later ones that are to be made again."""
+        gone = [n for n in self._sizes if (up_to is not None and n <= up_to) or (above is not None and n > above)]
+        with transaction(self._connection):
+            self._connection.executemany("DELETE FROM deltas WHERE number = ?", [(number,) for number in gone])
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for number in gone:
+            del self._sizes[number]
+
+
+def _step(row: tuple[Any, ...]) -> Step:
+    *start, about, totals = row
+    number, kind, first, last, epoch, status, reason, digest, planned, done = start
+    kinds: tuple[StepKind, Status] = kind, status
+    return Step(
+        number, kinds[0], first, last, epoch, kinds[1], reason, digest, planned, done, json.loads(about),
+        json.loads(totals),
+    )  # fmt: skip

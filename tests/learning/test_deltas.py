@@ -1,0 +1,134 @@
+"""Deltas: a copy that applies them answers bit for bit like the model that learned; forgetting; damaged bytes."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from melon.errors import CheckpointError, DataError
+from melon.learning.deltas import NOTHING, Delta, Interacted, Recorder, apply, chained, state_digest
+from melon.learning.forgetting import forget, observe_only
+from melon.learning.model import LiveModel
+from melon.learning.updater import Updater
+from melon.recommenders.blend.recommender import Blend
+from melon.recommenders.bpr import BPR
+from melon.strategies.registry import STRATEGIES
+
+PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
+    "bpr default": (BPR, {"dim": 6}, "default", {"fading": 200.0}),
+    "bpr melon": (BPR, {"dim": 6}, "melon", {"fading": 200.0}),
+    "blend default": (Blend, {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60}, "default", {"fading": 300.0}),
+}
+USERS = [f"u{n}" for n in range(60)]
+
+
+def make(name: str) -> LiveModel:
+    recommender, settings, strategy, more = PAIRINGS[name]
+    return LiveModel(Updater(recommender(settings), STRATEGIES[strategy].load()(more)))
+
+
+def stream(count: int, seed: int = 3) -> tuple[list[str], list[str], Any]:
+    rng = np.random.default_rng(seed)
+    reach = np.linspace(8, 60, count)
+    users = [f"u{int(n)}" for n in rng.random(count) * reach]
+    items = [f"i{int(n)}" for n in rng.random(count) ** 2 * reach * 2]
+    return users, items, np.cumsum(rng.integers(0, 9, count)).astype(np.int64)
+
+
+class Learned:
+    """A model that learns batches of random size and hands out deltas as bytes."""
+
+    def __init__(self, name: str, count: int = 900) -> None:
+        self.model = make(name)
+        self.users, self.items, self.times = stream(count)
+        users, items, times = self.users[:100], self.items[:100], self.times[:100]
+        self.model.learn_events(users, items, times, batch_size=32)
+        self.done, self.number, self.rng = 100, 0, np.random.default_rng(1)
+        self.start = copy.deepcopy(self.model)
+        self.recorder = Recorder(self.model)
+
+    def delta(self, past: Interacted, forgotten: Any = None) -> bytes:
+        self.number += 1
+        return self.recorder.take(self.number, past, forgotten).to_bytes()
+
+    def batch(self, *, learned: bool = True) -> bytes:
+        some = slice(self.done, self.done + int(self.rng.integers(1, 60)))
+        users, items, times = self.users[some], self.items[some], self.times[some]
+        self.done += len(users)
+        if learned:
+            self.model.learn_events(users, items, times)
+        else:
+            observe_only(self.model, users, items, times)
+        return self.delta(Interacted(self.model.users.rows(users), self.model.items.rows(items), times))
+
+    def forget(self, user: str) -> bytes:
+        row = forget(self.model, user, f"nobody {user}")
+        return self.delta(Interacted(), (row, f"nobody {user}"))
+
+
+def answers(model: LiveModel) -> list[Any]:
+    lists = [(one.source, one.items) for one in model.recommend(USERS, 7)]
+    return [*lists, model.score(["u1"], [f"i{n}" for n in range(40)]).tolist(), model.most_popular(9)[0].tolist()]
+
+
+@pytest.mark.parametrize("name", PAIRINGS)
+def test_a_copy_answers_bit_for_bit_like_the_model_that_learned(name: str) -> None:
+    learner = Learned(name)
+    replica = learner.start
+    digests = [NOTHING, NOTHING]
+    while learner.done < len(learner.users):
+        # Every fourth batch is passed by, as one that was set aside; once, a person is forgotten.
+        content = learner.batch(learned=learner.number % 4 != 3) if learner.number != 8 else learner.forget("u3")
+        digests = [chained(digests[0], content), chained(digests[1], bytes(content))]
+        apply(replica, Delta.from_bytes(content))
+    assert state_digest(replica, answering=True) == state_digest(learner.model, answering=True)
+    assert answers(replica) == answers(learner.model)
+    assert digests[0] == digests[1] != NOTHING
+    assert state_digest(make(name)) != state_digest(learner.model)
+
+
+@pytest.mark.parametrize("name", PAIRINGS)
+def test_a_forgotten_person_leaves_no_trace_and_the_model_can_be_saved(name: str, tmp_path: Path) -> None:
+    learner = Learned(name)
+    while learner.done < 500:
+        learner.batch()
+    model = learner.model
+    row = int(model.users.rows(["u1"])[0])
+    pairs = row << 32 | np.arange(len(model.items))
+    assert model.updater.history.seen.contains(pairs).any()
+    learner.forget("u1")
+    history = model.updater.history
+    assert model.users.rows(["u1"])[0] == -1
+    assert model.recommend(["u1"], 3)[0].source == "popular"
+    assert not history.seen.contains(pairs).any()
+    assert history.of_users.met(np.array([row]))[0] == 0
+    assert forget(model, "u1", "nobody else") is None
+    # The model goes on, the row is nobody else's, and a checkpoint has the same state.
+    model.save(tmp_path / "model", {})
+    loaded, _ = LiveModel.load(tmp_path / "model")
+    assert state_digest(loaded) == state_digest(model)
+    for one in (model, loaded):
+        one.learn_events(["u1", "u2", "u1"], ["i1", "i2", "i3"], [10**6] * 3)
+    assert state_digest(loaded) == state_digest(model)
+    assert int(model.users.rows(["u1"])[0]) == len(model.users) - 1 != row
+    with pytest.raises(DataError, match="cannot be row"):
+        model.users.rename(0, "u1")
+
+
+def test_damaged_or_foreign_deltas_change_nothing() -> None:
+    learner = Learned("blend default", 300)
+    first, second = learner.batch(), learner.batch()
+    replica, before = learner.start, state_digest(learner.start)
+    for bad in (b"", b"melon", first[:-3], first[:40] + bytes(8) + first[48:]):
+        with pytest.raises(CheckpointError):
+            apply(replica, Delta.from_bytes(bad))
+    with pytest.raises(CheckpointError, match="do not agree"):
+        apply(replica, Delta.from_bytes(second))
+    with pytest.raises(CheckpointError, match="a head in a delta"):
+        apply(Learned("bpr default", 300).start, Delta.from_bytes(first))
+    assert state_digest(replica) == before
+    apply(replica, Delta.from_bytes(first))
+    with pytest.raises(CheckpointError, match="do not agree"):
+        apply(replica, Delta.from_bytes(first))
