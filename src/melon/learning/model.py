@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
-from melon.errors import CheckpointError, DataError, MelonError, SettingsError
+from melon.errors import CheckpointError, DataError, MelonError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Best, Recommendation, Recommended, best
@@ -215,9 +215,6 @@ class LiveModel:
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
         """The k items most similar to rows of items, itself left out."""
-        recommender = self.updater.recommender
-        if not any(spec.role == "item" and spec.kind == "embedding" for spec in recommender.specs):
-            raise SettingsError(f"the recommender {recommender.name!r} has no vectors of items to compare.")
         for some in in_pieces(items, self.rows_of("item")):
             with self._lock:
                 lists = best(self.updater.similarities(some, self.last_time).numpy(), k + 1)
