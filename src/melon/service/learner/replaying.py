@@ -68,7 +68,7 @@ def replay(
             if exact and outcome.digest != step.digest:
                 raise LogError(
                     f"step {step.number}, offsets {step.first} to {step.last}, gives other bytes than were recorded: "
-                    "the log was changed, or this machine computes otherwise than the one that learned (melon log info)."
+                    "the log was changed, or this machine computes otherwise than the learner's (melon log info)."
                 )
         extra = {name: value for name, value in saved.extra.items() if name not in ("model", "service")}
         return Replayed(course.model, course.position, extra, exact)
