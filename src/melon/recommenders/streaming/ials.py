@@ -73,6 +73,12 @@ class _Side:
         solve = _solve if loops is None else loops.solve
         solve(touched, starts, partners, other.rows, other.gram, missing, reg, self.rows, self.gram)
 
+    def clear(self, number: int) -> None:
+        """Make a row one of zeros."""
+        row = self._storage[number].astype(np.float64)
+        self.gram -= np.outer(row, row)
+        self._storage[number] = 0
+
     def undo_point(self, touched: Ints) -> Callable[[], None]:
         """A function that takes back what is next done to these rows, growth included."""
         count, held, gram = self.count, distinct(touched[touched < self.count]), self.gram.copy()
@@ -115,7 +121,7 @@ class ImplicitALS:
         seed: int = 0,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self.missing, self.reg = missing, reg
+        self.dim, self.missing, self.reg = dim, missing, reg
         self.users = _Side(dim, dtype)
         self.items = _Side(dim, dtype, Draws(seed, "first rows of implicit ALS"))
         #: Interactions that were fitted as a whole: observing them changes no row.
@@ -155,6 +161,11 @@ class ImplicitALS:
                 undo_side()
 
         return undo
+
+    def forget_user(self, user: int) -> None:
+        """Make a user's row one of zeros; what items have learned from it stays."""
+        if user < self.users.count:
+            self.users.clear(user)
 
     def scores(self, users: Ints, items: Ints) -> Rows:
         """x_u · y_i for candidates n × c; 0 where either has no row."""
