@@ -108,6 +108,14 @@ class Recommender(ABC):
 
     # Optional: gradients in closed form, and quicker ways to score.
 
+    @property
+    def factorised(self) -> bool:
+        """Whether rows are taught p_u · q_i + b_i by the pairwise loss: `user_factors`, `item_factors`, `item_bias`.
+
+        Practice then uses compiled loops. A bias of users, which cancels in the loss, may stand beside them.
+        """
+        return False
+
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         """Losses and per-interaction gradients at the given values.
 
@@ -119,6 +127,10 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
+        return self._scores(values, users, items, None)
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
