@@ -104,16 +104,14 @@ class Profiles:
         if count > len(self._weight):
             room = max(count, 2 * len(self._weight), 1024) - len(self._weight)
             more: list[npt.NDArray[Any]] = [np.zeros((room, *part.shape[1:]), part.dtype) for part in self._parts()]
-            self._takers, self._weight, self._last = map(
-                np.concatenate, zip(self._parts(), more, strict=True)
-            )
+            self._takers, self._weight, self._last = map(np.concatenate, zip(self._parts(), more, strict=True))
         self._count = max(self._count, count)
 
     def _parts(self) -> tuple[Rows, Floats, Ints]:
         return self._takers, self._weight, self._last
 
 
-class _numpy_loops:  # noqa: N801
+class _numpy_loops:
     """What `melon.kernels.profiles` computes, for other numbers than float32 and where nothing is compiled."""
 
     @staticmethod
