@@ -17,10 +17,9 @@ import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
-from blend import DATA, SPLITS
 
+from blend import DATA, SPLITS
 from melon.data.files import load_stream
 from melon.evaluation.prequential import Tally
 from melon.evaluation.ranking import metrics
@@ -78,7 +77,8 @@ def main() -> None:
             tables = {table: rows.tables[table] if not table.startswith("head_") else fresh[table] for table in fresh}
             ranks = ranks_of(selection, PretrainedState(plan, tables, {}), {"lr": 0.3})
             measured = metrics(ranks)
-            line = f"{name} {asked.window}{asked.seed} {arm}: HR@5 {measured['HR@5']:.4f} NDCG@10 {measured['NDCG@10']:.4f}"
+            line = f"{name} {asked.window}{asked.seed} {arm}: HR@5 {measured['HR@5']:.4f}"
+            line += f" NDCG@10 {measured['NDCG@10']:.4f}"
             if usual is None:
                 usual = ranks
             else:

@@ -134,8 +134,9 @@ def test_tastes_are_those_of_the_slow_twin(
         taken, last = twin.taken[user], int(np.flatnonzero(users == user)[-1])
         leaning = [taken / (taken + 3) * (twin.means[user][f] - twin.overall[f]) for f in range(len(LOOKS))]
         gaps = [math.log1p((10**6 - 1_000 * last) / 86_400), math.log1p(len(users) - last)]
-        assert given[user] == pytest.approx([*leaning, *gaps], abs=10 * near)
-    assert given[USERS].tolist() == [0, 0, 0, 0, 6.0, math.log1p(len(users))]
+        known = math.log1p(taken) / 4 - 1
+        assert given[user] == pytest.approx([*leaning, *gaps, known], abs=10 * near)
+    assert given[USERS].tolist() == [0, 0, 0, 0, 6.0, math.log1p(len(users)), -1]
 
 
 def test_a_blend_with_every_input_conforms() -> None:

@@ -49,7 +49,7 @@ class KnownPairs(NamedTuple):
     @property
     def width(self) -> int:
         """How many inputs each pair has."""
-        return INPUTS + len(self.divided_by) - PAIR_SUMS + self.besides.shape[2]
+        return INPUTS + len(self.divided_by) - PAIR_SUMS + int(self.besides.shape[2])
 
 
 _OF_ITEMS: tuple[str, ...] = (SINGLES, SINGLE_TABLE, SINGLE_TABLE)

@@ -53,8 +53,9 @@ _PAIRS: Fields = Fields(
 )
 SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
-    "recent": (INT_TABLE, DOUBLE, *_VECTORS),
+    "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, SINGLE_TABLE, INT_TABLE, SINGLE_TABLE),
     "match": (_PAIRS, INT, DOUBLE, DOUBLE, SINGLE_CUBE),
+    "suit": (INT_TABLE, SINGLE_TABLE, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
     "taste": (*[INTS] * 3, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, SINGLE_TABLE, INT_TABLE, DOUBLES),
 }
 
@@ -93,16 +94,29 @@ def take(
                 profile[d] = profile[d] * left
 
 
-def recent(lasts: Ints, fade: float, item_rows: Singles, out: Singles) -> None:
-    """Σ_k fade^k · the direction of the k-th last item's row, for each line of last items; −1 ends a line."""
-    for n in range(lasts.shape[0]):
-        profile, weight = out[n], 1.0
+def recent(
+    rings: SmallInts,
+    met: Ints,
+    known: int,
+    users: Ints,
+    fade: float,
+    item_rows: Singles,
+    lasts: Ints,
+    out: Singles,
+) -> None:
+    """The last items of each user, newest first, −1 beyond them, and Σ_k fade^k · the direction of the k-th's row."""
+    most = rings.shape[1]
+    for n in range(users.size):
+        user, profile, weight = users[n], out[n], 1.0
+        count = min(met[user], most) if user < known else 0
         for d in range(profile.size):
             profile[d] = 0
-        for k in range(lasts.shape[1]):
-            item = lasts[n, k]
-            if item < 0:
-                break
+        for k in range(most):
+            lasts[n, k] = -1
+            if k >= count:
+                continue
+            item = np.int64(rings[user, (met[user] - 1 - k) % most])
+            lasts[n, k] = item
             if item < item_rows.shape[0]:
                 row = item_rows[item]
                 share = weight / math.sqrt(_product(row, row) + TINY)
@@ -162,6 +176,20 @@ def _share(lasts: Ints, item: int, fade: float) -> float:
             share += weight if lasts[k] == item else 0.0
             weight *= fade
     return share
+
+
+def suit(places: Ints, columns: Singles, which: Ints, about: Floats, usual: Floats, first: int, out: Singles) -> None:
+    """Users' tastes from input `first` on: leanings, those times the candidate's own, and what else is known."""
+    width = which.size
+    for n in range(places.shape[0]):
+        known = about[n]
+        for c in range(places.shape[1]):
+            line, looks = out[n, c], columns[places[n, c]]
+            for f in range(width):
+                line[first + f] = known[f]
+                line[first + width + f] = known[f] * (looks[which[f]] - usual[f])
+            for f in range(width, known.size):
+                line[first + width + f] = known[f]
 
 
 def taste(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from melon.kernels import policy
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
@@ -45,13 +46,13 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
-#: Groups of inputs that can be asked for, after transitions and in this order: how the pair goes together in the rows of
-#: implicit ALS, and what the user tends to take, by itself and times the candidate's own, and when the user was there.
+#: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
+#: implicit ALS; and what the user tends to take, by itself and times the candidate's own, and when the user was there.
 MORE = {
     "profiles": MATCHES,
     "tastes": (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS), "days", "events", "known"),
 }
-_LOOKS = [ITEM_FEATURES.index(name) for name in LOOKS]
+_LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 Columns = npt.NDArray[np.floating[Any]]
 #: How many of the user's last items look for neighbours.
 LAST = 20
@@ -179,15 +180,10 @@ class StreamFeatures:
         """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
         if self.profiles is not None:
-            out[..., : len(MATCHES)] = self.profiles.match(users, named.items, past)
+            self.profiles.match(users, named.items, past, out)
         if self.tastes is not None:
-            about, width = self.tastes.read(users, time, self.counts.events).astype(self._dtype), len(LOOKS)
-            suits = columns[:, _LOOKS] - self.tastes.usual.astype(self._dtype)
-            own = out[..., -len(MORE["tastes"]) :]
-            own[..., :width] = about[:, None, :width]
-            np.multiply(np.take(suits, named.places, axis=0), about[:, None, :width], out=own[..., width : 2 * width])
-            own[..., 2 * width : -1] = about[:, None, width:]
-            own[..., -1] = activity(users, past)[:, None]
+            about, first = self.tastes.read(users, time, self.counts.events), len(self.more) - len(MORE["tastes"])
+            _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
 
     def forget_user(self, user: int) -> None:
@@ -232,6 +228,17 @@ class StreamFeatures:
         if self.tastes is not None:
             self.tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
+
+
+def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: int, out: Columns) -> None:
+    """Write users' tastes from input `first` on (`melon.kernels.profiles.suit`)."""
+    loops = policy.load("profiles", like=torch.from_numpy(columns))
+    if loops is not None:
+        loops.suit(places, columns, _LOOKS, about, usual, first, out)
+        return
+    width, own, of_user = len(LOOKS), out[..., first:], about[:, None, :]
+    own[..., :width], own[..., 2 * width :] = of_user[..., :width], of_user[..., width:]
+    own[..., width : 2 * width] = (columns[:, _LOOKS] - usual)[places] * of_user[..., :width]
 
 
 def _log1p(columns: Columns) -> Columns:

@@ -76,7 +76,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend")
+    kernels = ("factor", "neighbours", "blend", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from melon.kernels import policy
+from melon.recommenders.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import RING, History, PartnerRings
 from melon.stream.pairs import distinct, pair_keys
@@ -203,6 +204,15 @@ def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = 
 
     Returns the rows, where each one's partners start, and the partners, one row behind the other.
     """
+    loops = policy.load("ials") if most == RING else None
+    if loops is not None:
+        touched, starts = distinct(rows), np.zeros(len(rows) + 1, dtype=np.int64)
+        everything = np.empty(len(touched) * RING, dtype=np.int64)
+        events = np.ascontiguousarray(rows), np.ascontiguousarray(partners)
+        loops.last_partners(
+            *rings.storage, rings.rows, touched, *events, scratch(int(touched[-1]) + 1), starts, everything
+        )
+        return touched, starts[: len(touched) + 1], everything[: starts[len(touched)]]
     order = np.argsort(rows, kind="stable")
     firsts = np.flatnonzero(np.r_[True, np.diff(rows[order]) != 0])
     sizes = np.diff(np.r_[firsts, len(rows)])

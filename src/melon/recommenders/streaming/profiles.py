@@ -16,7 +16,7 @@ from melon.recommenders.streaming.ials import ImplicitALS, Rows
 from melon.stream.history import RING, History
 from melon.stream.pairs import distinct
 from melon.stream.saved import Saved, part_of, require, saved_array
-from melon.types import Arrays, Floats, Ints
+from melon.types import Arrays, Floats, Ints, SmallInts
 
 #: Interactions after which a taker counts half, and what is left of an item in a user's profile when the next is taken.
 _HALF_LIFE, _FADE = 20_000.0, 0.9
@@ -52,16 +52,18 @@ class Profiles:
         loops.take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *own)
         self.rows.observe(users, items, past)
 
-    def match(self, users: Ints, items: Ints, past: History) -> Rows:
-        """How candidates n × c go with their users, three ways (`MATCHES`)."""
-        lasts, directions = past.of_users.recent(users).partners, self.rows.users.read(users)
+    def match(self, users: Ints, items: Ints, past: History, out: Rows | None = None) -> Rows:
+        """How candidates n × c go with their users, three ways (`MATCHES`): the first numbers of each pair in `out`."""
+        lasts, directions = np.empty((len(users), RING), dtype=np.int64), self.rows.users.read(users)
         directions /= np.sqrt(np.square(directions).sum(-1, keepdims=True) + TINY)
-        profiles, out = np.empty_like(directions), np.empty((*items.shape, len(MATCHES)), dtype=directions.dtype)
+        profiles = np.empty_like(directions)
+        out = np.empty((*items.shape, len(MATCHES)), dtype=directions.dtype) if out is None else out
         item_rows, (rings, taken) = self.rows.items.rows, past.of_items.storage
         loops = policy.load("profiles", like=torch.from_numpy(profiles)) or _numpy_loops
-        loops.recent(lasts, _FADE, item_rows, profiles)
+        users = np.ascontiguousarray(users)
+        loops.recent(*past.of_users.storage, past.of_users.rows, users, _FADE, item_rows, lasts, profiles)
         own = self._takers[: self._count], self._weight[: self._count], self._last[: self._count]
-        of_users = np.ascontiguousarray(users), np.ascontiguousarray(items), directions, profiles, lasts
+        of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
         pairs = Pairs(*of_users, item_rows, *own, rings[: past.of_items.rows], taken[: past.of_items.rows])
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, out)
         return out
@@ -115,15 +117,29 @@ class _numpy_loops:
     """What `melon.kernels.profiles` computes, for other numbers than float32 and where nothing is compiled."""
 
     @staticmethod
-    def recent(lasts: Ints, fade: float, item_rows: Rows, out: Rows) -> None:
-        known = (lasts >= 0) & (lasts < len(item_rows))
-        rows = item_rows[np.where(known, lasts, 0)] if len(item_rows) else np.zeros((*lasts.shape, out.shape[1]))
-        shares = known * fade ** np.arange(lasts.shape[1]) / np.sqrt(np.square(rows).sum(-1) + TINY)
+    def recent(
+        rings: SmallInts,
+        met: Ints,
+        known: int,
+        users: Ints,
+        fade: float,
+        item_rows: Rows,
+        lasts: Ints,
+        out: Rows,
+    ) -> None:
+        counts = np.array([min(met[user], RING) if user < known else 0 for user in users.tolist()], dtype=np.int64)
+        back = np.arange(RING)
+        lasts[:] = -1
+        for line, (user, count) in enumerate(zip(users.tolist(), counts.tolist(), strict=True)):
+            lasts[line, :count] = rings[user, (met[user] - 1 - back[:count]) % RING] if count else 0
+        held = (lasts >= 0) & (lasts < len(item_rows))
+        rows = item_rows[np.where(held, lasts, 0)] if len(item_rows) else np.zeros((*lasts.shape, out.shape[1]))
+        shares = held * fade ** np.arange(lasts.shape[1]) / np.sqrt(np.square(rows).sum(-1) + TINY)
         out[:] = (shares[..., None] * rows).sum(1)
 
     @staticmethod
     def match(pairs: Pairs, now: int, rate: float, fade: float, out: Rows) -> None:
-        out[:] = 0
+        out[..., : len(MATCHES)] = 0
         known = pairs.items < min(len(pairs.item_rows), len(pairs.takers))
         line, column = np.nonzero(known)
         items, users = pairs.items[known], pairs.users[line]
@@ -146,4 +162,5 @@ class _numpy_loops:
             (last_items * row).sum(-1) / (long * np.sqrt(size + TINY)),
             (last_items * others).sum(-1) / (long * np.sqrt(np.square(others).sum(-1) + TINY)),
         )
-        out[line, column] = np.stack(found, axis=-1)
+        for number, each in enumerate(found):
+            out[line, column, number] = each

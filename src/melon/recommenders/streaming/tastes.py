@@ -54,17 +54,20 @@ class Tastes:
         loops.taste(*batch, self._means[: self._count], self._moments[: self._count], self._overall)
 
     def read(self, users: Ints, time: int, events: int) -> Floats:
-        """Leanings of users at a time of the stream, after so many events, and log gaps in days and events: n × 6."""
+        """Leanings of users at a time of the stream, after so many events, and log gaps in days and events; and how
+        much is known of them, from −1 to about 1: n × 7.
+        """
         known = users < self._count
         at = np.where(known, users, 0)
         moments = self._moments[at] if self._count else np.zeros((len(users), 3), dtype=np.int64)
         taken = np.where(known, moments[:, 0], 0)
-        out = np.zeros((len(users), len(LOOKS) + 2))
+        out = np.zeros((len(users), len(LOOKS) + 3))
         if self._count:
             out[:, : len(LOOKS)] = (taken / (taken + 3))[:, None] * (self._means[at] - self.usual)
         days = np.log1p(np.maximum(time - moments[:, 1], 0) / _DAY)
-        out[:, -2] = np.where(taken > 0, days, _NEVER_THERE)
-        out[:, -1] = np.log1p(np.where(taken > 0, np.maximum(events - moments[:, 2], 0), events))
+        out[:, -3] = np.where(taken > 0, days, _NEVER_THERE)
+        out[:, -2] = np.log1p(np.where(taken > 0, np.maximum(events - moments[:, 2], 0), events))
+        out[:, -1] = np.log1p(taken) / 4 - 1
         return out
 
     def forget_user(self, user: int) -> None:
