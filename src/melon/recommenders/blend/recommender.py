@@ -14,7 +14,8 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
+from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
+from melon.recommenders.blend.catalogue import BlendCatalogue
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
@@ -38,6 +39,7 @@ from melon.recommenders.blend.head import (
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
+    FactorCatalogue,
     compiled_dots,
     compiled_pretraining,
     factor_evidence,
@@ -69,6 +71,7 @@ class BlendSettings(RecommenderSettings):
     slots: Width = 256
     transitions: bool = False
     inputs: tuple[Literal["profiles", "tastes"], ...] = ()
+    lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
 
@@ -76,7 +79,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend", "ials", "profiles")
+    kernels = ("factor", "neighbours", "blend", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -112,6 +115,10 @@ class Blend(HeadedRecommender):
 
     def learns(self, spec: TableSpec) -> bool:
         return super().learns(spec) and (spec.name not in TABLES or not self._own)
+
+    @property
+    def two_stage(self) -> bool:
+        return self.settings.lists == "two_stage"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -200,6 +207,8 @@ class Blend(HeadedRecommender):
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        if not self.stream.more and policy.load("lists", like=self.head.centre) is not None:
+            return self.catalogue(n_items, context).scores(users)
         head, views = self._head_values(context), self.views(context)
         everything = torch.arange(n_items, device=users.device)
         bias = views["item_bias"].gather(everything).squeeze(-1)
@@ -218,6 +227,16 @@ class Blend(HeadedRecommender):
             besides = self.stream.of_both(user, named, columns, past, context.time if context else 0)[0]
             dots[line] = scorer.of_user(dots[line], self._tensor(np.concatenate([pairs, besides], axis=1)), active)
         return dots
+
+    def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
+        loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
+        if loops is None or self.stream.more:
+            return super().catalogue(n_items, context)
+        rows = FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
+        if silent(head):
+            return rows
+        past = context.history if context else History()
+        return BlendCatalogue(loops, rows, self.stream, past, self.head, head)
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""

@@ -83,6 +83,12 @@ class ItemCounts:
             counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
         return np.ascontiguousarray(counts), last, first
 
+    def taken_since(self, event: int) -> Ints:
+        """The items that occurred at this event or later, in ascending order."""
+        rows = np.flatnonzero(self._last >= event)
+        taken: Ints = rows[self._first[rows] != _NEVER]
+        return taken
+
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
