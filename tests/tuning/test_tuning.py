@@ -132,7 +132,7 @@ class TestTrialJob:
         settings = {"optimizer": "sgd", "lr": 1e6, "weight_decay": 1e6}
         tried = TrialJob("trial 0", "flip", "g", CONFIG, settings).run(log, Work())
         assert tried.problem is not None
-        assert "finite numbers" in tried.problem
+        assert "not finite" in tried.problem
 
     def test_where_nothing_can_be_ranked_it_says_so(self) -> None:
         """Two users who have had nearly everything: fewer than 15 items are left to stand beside the one taken."""

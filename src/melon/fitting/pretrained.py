@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from melon.data.interactions import Interactions
@@ -28,8 +28,8 @@ from melon.types import Plain
 Report = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.practice`).
 Practice = dict[str, Tensor]
-#: Streaming state of a recommender after a log, by recommender and length.
-Observed = dict[str, dict[str, np.ndarray[Any, Any]]]
+#: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
+Observed = dict[tuple[str, int], Any]
 
 
 def silent(_: str) -> None:
@@ -61,6 +61,12 @@ class PretrainedState:
         """Whether the recommender has a head, which practises on the selection window."""
         return isinstance(self.fresh(), HeadedRecommender)
 
+    @property
+    def own_head(self) -> bool:
+        """Whether it has one that learns by itself, so that what the rows learn does not depend on it."""
+        recommender = self.fresh()
+        return isinstance(recommender, HeadedRecommender) and recommender.head.own
+
     def fresh(self) -> Recommender:
         """The same recommender before it learned anything."""
         return self._plan.build()
@@ -77,22 +83,55 @@ class PretrainedState:
 
         Shared streaming state is kept for one log, by its length: all copies are about one stream.
         """
-        recommender, history = self.copy(), History()
-        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())} {len(log)}"
-        if self._observed is not None and key in self._observed:
-            history.append(log.users, log.items)
-            recommender.restore_streaming_state(self._observed[key])
+        recommender = self.copy()
+        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())}", len(log)
+        if self._observed is None:
+            history = History()
+            live_through(recommender, history, log)
             return recommender, history
-        live_through(recommender, history, log)
-        if self._observed is not None:
-            self._observed.clear()  # one is enough, and may be large
-            self._observed[key] = recommender.streaming_state()
-        return recommender, history
+        if key not in self._observed:
+            live_through(recommender, History(), log)
+            self._known(log)[key] = recommender.streaming_state()
+            return recommender, self._history(log)
+        recommender.restore_streaming_state(self._observed[key])
+        return recommender, self._history(log)
+
+    def rows_after(self, log: Interactions) -> tuple[Recommender, History]:
+        """The same for rows that are judged by themselves: a head of its own stays silent, and so nothing is observed
+        for it.
+        """
+        recommender = self.copy()
+        if not isinstance(recommender, HeadedRecommender) or not recommender.head.own:
+            return self.after(log)
+        recommender.observes = False
+        return recommender, self._history(log)
+
+    def _history(self, log: Interactions) -> History:
+        known, key = self._known(log), ("history", len(log))
+        if key not in known:
+            known[key] = History()
+            known[key].append(log.users, log.items)
+        history: History = known[key] if self._observed is None else deepcopy(known[key])
+        return history
+
+    def _known(self, log: Interactions) -> Observed:
+        """What is known of this log; one log is enough, and may be large."""
+        known: Observed = {} if self._observed is None else self._observed
+        for key in [key for key in known if key[1] != len(log)]:
+            del known[key]
+        return known
 
 
-def deploy(strategy: Strategy, start: PretrainedState, log: Interactions, practice: Practice | None = None) -> Updater:
+def deploy(
+    strategy: Strategy,
+    start: PretrainedState,
+    log: Interactions,
+    practice: Practice | None = None,
+    *,
+    rows_alone: bool = False,
+) -> Updater:
     """An updater behind the log: on the pre-trained recommender, or on one that the strategy trains itself."""
-    recommender, history = start.after(log)
+    recommender, history = (start.rows_after if rows_alone else start.after)(log)
     updater = Updater(start.fresh(), strategy, history, seed=start.seed)
     if not pretrain_by_strategy(strategy, updater.recommender, log):
         updater = Updater(recommender, strategy, history, seed=start.seed)

@@ -23,6 +23,7 @@ from melon.fitting.search import Choice, Trial, search
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.progress import Progress
+from melon.recommenders.heads import Lesson
 from melon.registry import Space
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
@@ -137,11 +138,22 @@ class Selection:
     ) -> Updater:
         """A strategy after its practice on the part that is not judged, deployed where the window begins; or, on a
         recommender that was trained `again`, where the judged part begins.
+
+        Where the head practises by itself, its rows have streamed up to the judged part already, and the head has only
+        to make its own steps over the lessons that were recorded: the same as streaming through that part once more.
         """
-        learner = self.plan.make_strategy(settings, strategy)
-        practice = self.train_meta_model(learner, start, stop=self.parts.judged_from)
+        learner, stop = self.plan.make_strategy(settings, strategy), self.parts.judged_from
+        practice = self._practise_strategy(learner, start, stop)
         if again is not None:
+            practice |= self._practise_head(learner, start, stop, practice)
             return deploy(learner, again, self.before_judged, practice)
+        if start.own_head and not learner.pretrains and not self.protocol.align_ties:
+            updater, lessons = self._recorded(learner, start, stop, practice)
+            updater.take_over(updater.practise_head(lessons))
+            for lesson in lessons:
+                updater.teach_head(lesson)
+            return updater
+        practice |= self._practise_head(learner, start, stop, practice)
         return deploy(learner, start, self.before_window, practice)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
@@ -162,6 +174,10 @@ class Selection:
         """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
         recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to practise.
         """
+        practice = self._practise_strategy(strategy, start, stop)
+        return practice | self._practise_head(strategy, start, stop, practice)
+
+    def _practise_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         practice: Practice = {}
         passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
         for number in range(passes):
@@ -169,7 +185,7 @@ class Selection:
             for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
                 updater.learn(batch_of(self.log, first, last).in_epoch(number), teach_head=False)
             practice = updater.practice()
-        return practice | self._practise_head(strategy, start, stop, practice)
+        return practice
 
     def _practise_head(self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice) -> Practice:
         """Train a recommender's head out of sample (docs/methods.md 8.5): rows that know nothing of the window stream
@@ -177,12 +193,18 @@ class Selection:
         """
         if not start.headed:
             return {}
-        updater, lessons = self._before_window(deepcopy(strategy), start, practice), []
+        updater, lessons = self._recorded(deepcopy(strategy), start, stop, practice)
+        return updater.practise_head(lessons)
+
+    def _recorded(
+        self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice
+    ) -> tuple[Updater, list[Lesson]]:
+        updater, lessons = self._before_window(strategy, start, practice), []
         for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
             batch = batch_of(self.log, first, last)
             lessons.append(updater.lesson(batch))
             updater.learn(batch, teach_head=False)
-        return updater.practise_head([lesson for lesson in lessons if lesson is not None])
+        return updater, [lesson for lesson in lessons if lesson is not None]
 
     def _before_window(self, strategy: Strategy, start: PretrainedState, practice: Practice) -> Updater:
         recommender, history = start.after(self.before_window)
@@ -236,31 +258,38 @@ class Selection:
         for lr in _JUDGE_STEPS:
             strategy = self.plan.make_strategy({"optimizer": "sgd", "reduction": "sum", "lr": lr}, "default")
             try:
-                scores.append(self.judged(RowsAlone(deploy(strategy, state, self.before_window))))
+                scores.append(self.judged(self._rows_alone(strategy, state)))
             except LearningError as broke:
                 problem = broke
         if not scores and problem is not None:
             raise problem
         return max(scores)
 
+    def _rows_alone(self, strategy: Strategy, state: PretrainedState) -> RowsAlone:
+        return RowsAlone(deploy(strategy, state, self.before_window, rows_alone=True))
+
     def judged(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""
         tally = Tally()
         for point in self.through(predictor):
-            if point.start >= self.parts.judged_from:
-                tally.add(point)
+            tally.add(point)
         return selection_score(tally.rank)
 
     def through(self, predictor: Predictor) -> Iterator[Point]:
-        """Every batch of the window and of validation; those from `judged_from` on are judged.
+        """Learn the window up to the judged part, then predict and learn each batch of that part and of validation.
 
         An updater whose history reaches into the window starts where its history ends.
         """
         parts = self.parts
         behind = predictor.history.events if isinstance(predictor, Updater) else 0
-        for first, last in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
-            if first >= behind:
-                yield from self._points(predictor, first, last)
+        if behind <= parts.window_start:
+            for first, last in self._batches(parts.window_start, parts.judged_from):
+                predictor.learn(batch_of(self.log, first, last))
+        for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
+            yield from self._points(predictor, first, last)
+
+    def _batches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        return batches(first, last, self.protocol.batch_size, self.log.times if self.protocol.align_ties else None)
 
     def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
         if self._candidates is None:

@@ -199,7 +199,8 @@ class Blend(HeadedRecommender):
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
-        self.stream.observe(users, items, past)
+        if self.observes:
+            self.stream.observe(users, items, past)
 
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.stream.undo_point(users, items, past)
