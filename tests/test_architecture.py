@@ -21,12 +21,15 @@ FILES = sorted(SRC.rglob("*.py"))
 
 #: What `import melon` and `melon --help` leave alone: torch, the data libraries, and every extra.
 HEAVY = {"torch", "numba", "polars", "pyarrow", "pandas", "safetensors"}
-EXTRAS = {"matplotlib", "fastapi", "uvicorn", "prometheus_client", "ray", "psycopg"}
+EXTRAS = {"matplotlib", "fastapi", "uvicorn", "prometheus_client", "apsw", "httpx", "ray", "psycopg"}
 
 #: Libraries with one home: nobody else may import them.
 HOMES = {
-    "fastapi": ("melon.service",),
-    "uvicorn": ("melon.service",),
+    "fastapi": ("melon.service.http",),
+    "uvicorn": ("melon.service.http",),
+    "prometheus_client": ("melon.service.metrics",),
+    "apsw": ("melon.service",),
+    "httpx": ("melon.client",),
     "matplotlib": ("melon.report", "melon.explain", "melon.extras", "melon.bench.result"),
     "ray": ("melon.bench",),
     "numba": ("melon.kernels.build",),
@@ -108,7 +111,7 @@ def test_console_script_says_what_it_can_do() -> None:
 
 
 def test_public_surface() -> None:
-    assert sorted(melon.__all__) == ["Melon", "MelonError", "__version__", "evaluate", "load"]
+    assert sorted(melon.__all__) == ["AsyncClient", "Client", "Melon", "MelonError", "__version__", "evaluate", "load"]
     assert dir(melon) == sorted(melon.__all__)
     for name in melon.__all__:
         assert getattr(melon, name) is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from melon.lazy import exports
 
 if TYPE_CHECKING:
+    from melon.client import AsyncClient, Client
     from melon.errors import MelonError
     from melon.estimator import Melon, load
     from melon.evaluator import evaluate
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__ = "0.1.0"
-__all__ = ["Melon", "MelonError", "__version__", "evaluate", "load"]
+__all__ = ["AsyncClient", "Client", "Melon", "MelonError", "__version__", "evaluate", "load"]
 
 __getattr__, _names = exports(
     __name__,
     {
+        "AsyncClient": "melon.client",
+        "Client": "melon.client",
         "Melon": "melon.estimator",
         "MelonError": "melon.errors",
         "evaluate": "melon.evaluator",

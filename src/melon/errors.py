@@ -12,6 +12,7 @@
     ├── LogError           a log of events that cannot be opened, read or written
     │   ├── BusyError      too much waits to be written; try again shortly
     │   └── DiskFullError  no room; nothing of the last append was stored
+    ├── ServiceError       a request that the service refuses, or a service that cannot be reached
     └── StoppedError       a command that was stopped and can go on
 
 A message names the value, the place and the way out.
@@ -72,6 +73,28 @@ class BusyError(LogError):
 
 class DiskFullError(LogError):
     """The disk is full: nothing of the append was stored, and everything acknowledged before is still there."""
+
+
+class ServiceError(MelonError):
+    """A request that the service refuses: HTTP status, a code to act on, a hint, and the index of the bad event.
+
+    A client that cannot reach the service raises it with the status 0.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        index: int | None = None,
+        request: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message if hint is None else f"{message} {hint}")
+        self.status, self.code, self.message = status, code, message
+        self.hint, self.index, self.request, self.retry_after = hint, index, request, retry_after
 
 
 class StoppedError(MelonError):

@@ -239,6 +239,8 @@ def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> Rows:
 def _check(model: LiveModel, delta: Delta) -> None:
     """Refuse a delta of another model, or one that does not come next, before anything is changed."""
     updater = model.updater
+    headed = isinstance(updater.recommender, HeadedRecommender)
+    require(headed == bool(delta.head), f"a head in a delta of {updater.recommender.name!r}")
     require(delta.tables.keys() <= updater.recommender.tables.keys(), f"the tables {sorted(delta.tables)} of a delta")
     require(updater.history.events + len(delta.past.users) == delta.events, f"{delta.events} interactions of a delta")
     sizes = {}

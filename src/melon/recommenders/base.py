@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
+from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
@@ -148,6 +150,11 @@ class Recommender(ABC):
         """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""
         vectors = F.normalize(self.item_vectors(context), dim=1)
         return vectors[items] @ vectors.T
+
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        """Compiled loops for plain gradient steps; None where the loss or the score is not theirs."""
+        return None
 
     # Optional: state beside the tables, such as counts that follow the stream.
 

@@ -1,0 +1,325 @@
+"""Lists for users, visitors and items: the model's scores under the rules of a request, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from melon.data.ids import Id
+from melon.errors import LearningError
+from melon.learning.model import LiveModel
+from melon.service.log.base import Position
+from melon.service.rules.arrange import POOL_FACTOR, Pool, arrange, with_pins
+from melon.service.rules.items import ItemFacts, RowFacts
+from melon.service.rules.request import NO_RULES, Mask, Masks, Rules
+from melon.service.served import Served
+from melon.stream.history import NOBODY, RING
+from melon.stream.pairs import pair_keys
+from melon.types import Floats, Ints
+
+#: Item rows and their scores, best first.
+Best = tuple[Ints, Floats]
+Source = Literal["model", "popular", "history", "similar"]
+#: Items of a visitor's history count less the older they are.
+_OLDER = 0.9
+
+
+@dataclass(frozen=True)
+class Query:
+    """One list that is wanted. Ids are of the model's kind; items of `rules` too, as `exclude` and `pins`."""
+
+    source: Source = "model"
+    user: Id | None = None
+    k: int = 10
+    filter_seen: bool = True
+    rules: Rules = NO_RULES
+    exclude: tuple[Id, ...] = ()
+    pins: tuple[tuple[int, Id], ...] = ()
+    candidates: tuple[Id, ...] | None = None
+    items: tuple[Id, ...] = ()  # a visitor's history, newest last; or the item that others shall be similar to
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item of a list, its score (none for one that was pinned), and why it is there."""
+
+    item: Id
+    score: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list, what it was made from, which model made it, and how many items may not be in it for which reason."""
+
+    source: Source
+    items: tuple[Entry, ...]
+    filtered: Mapping[str, int]
+    position: Position
+    about: Mapping[str, str | int]
+
+
+@dataclass
+class _Work:
+    """A query on its way: rows instead of ids, and what the rules come to."""
+
+    query: Query
+    source: Source
+    user_row: int
+    mask: Mask
+    boost: Floats | None
+    exclude: Ints
+    shown: set[Id]
+    pool: int
+    filtered: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Lists of one group are made by one product."""
+        return (self.pool, self.query.filter_seen, id(self.mask.allowed), id(self.boost))
+
+
+class ListMaker:
+    """Makes lists from one model at one version; called by the scoring thread alone."""
+
+    def __init__(
+        self, facts: ItemFacts, served: Served, hidden: Callable[[Id], Iterable[Id]], owner: Callable[[Id], str] = str
+    ) -> None:
+        self._facts, self._served, self._hidden, self._owner = facts, served, hidden, owner
+        self._masks = Masks(facts)
+        self._rows: RowFacts | None = None
+
+    def make(self, model: LiveModel, position: Position, queries: Sequence[Query], now: float) -> list[Listed]:
+        """A list for each query, each as if it had been asked for alone."""
+        with self._facts.lock:
+            return self._make(model, position, queries, now)
+
+    def _make(self, model: LiveModel, position: Position, queries: Sequence[Query], now: float) -> list[Listed]:
+        if self._rows is None or self._rows.book is not model.items:
+            self._rows = RowFacts(self._facts, model.items)
+        n_items = model.rows_of("item")
+        self._rows.slots(n_items)
+        works = [self._planned(model, query, n_items, now) for query in queries]
+        pools = self._pools(model, works, n_items)
+        return [self._finished(model, position, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
+
+    # From a query to rows, masks and exclusions.
+
+    def _planned(self, model: LiveModel, query: Query, n_items: int, now: float) -> _Work:
+        rows, rules = self._rows, query.rules
+        assert rows is not None
+        user_row = -1 if query.user is None else int(model.users.rows([query.user])[0])
+        known = 0 <= user_row < model.rows_of("user")
+        source = query.source
+        if source == "model" and not known:
+            source = "popular"
+        if source == "history" and not any(row >= 0 for row in _item_rows(model, query.items, n_items)):
+            source = "popular"
+        mask = self._masks.mask(rules.filter, rows, n_items, now)
+        exclude = {"excluded": _item_rows(model, query.exclude, n_items)}
+        if query.user is not None:
+            exclude["hidden"] = _item_rows(model, tuple(self._hidden(query.user)), n_items)
+            if rules.exclude_own:
+                exclude["own"] = rows.rows(self._facts.owned_by(self._owner(query.user)))
+        if source in ("history", "similar") or query.items:
+            exclude["history"] = _item_rows(model, query.items, n_items)
+        shown = set[Id]()
+        if rules.rotate_s and query.user is not None:
+            shown = self._served.shown(query.user, now - rules.rotate_s)
+        work = _Work(
+            query,
+            source,
+            user_row if known else -1,
+            mask,
+            self._masks.boost(rules.boost, rows, n_items, now),
+            np.empty(0, dtype=np.int64),
+            shown,
+            query.k * POOL_FACTOR if rules.rearranges else query.k,
+        )
+        work.filtered.update(mask.filtered)
+        exclude["pinned"] = _item_rows(model, [item for _, item in query.pins], n_items)
+        chosen = query.candidates
+        _exclude(work, exclude, None if chosen is None else set(_item_rows(model, chosen, n_items).tolist()))
+        return work
+
+    # Scores.
+
+    def _pools(self, model: LiveModel, works: Sequence[_Work], n_items: int) -> list[Best]:
+        pools: list[Best | None] = [None] * len(works)
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, work in enumerate(works):
+            if work.source == "model" and work.query.candidates is None:
+                groups.setdefault(work.group, []).append(place)
+            else:
+                pools[place] = _top(self._scores(model, work, n_items), work, model)
+        for places in groups.values():
+            some = [works[place] for place in places]
+            for place, pool in zip(places, _best_for(model, some, n_items), strict=True):
+                pools[place] = pool
+        return pools  # type: ignore[return-value]
+
+    def _scores(self, model: LiveModel, work: _Work, n_items: int) -> tuple[Ints, Floats]:
+        """Rows that compete, and their scores, where they are not the model's for the whole catalogue."""
+        query, everything = work.query, np.arange(n_items)
+        if query.candidates is not None:
+            rows = np.unique(_item_rows(model, query.candidates, n_items))
+            # What is left out is counted among the candidates.
+            work.filtered = {why: count for why, count in work.filtered.items() if why not in work.mask.filtered}
+            if len(rows) and rows[0] < 0:
+                work.filtered["unknown"] = len(set(query.candidates)) - len(rows) + 1
+                rows = rows[1:]
+            if work.mask.allowed is not None and not work.mask.allowed[rows].all():
+                work.filtered["rules"] = int((~work.mask.allowed[rows]).sum())
+            if work.source == "model":
+                users = np.full(len(rows), work.user_row)
+                scores = model.updater.score(users, rows[:, None], model.last_time)[:, 0] if len(rows) else np.empty(0)
+                return rows, scores.astype(np.float64)
+        else:
+            rows = everything
+        if work.source == "popular":
+            return rows, model.popular.read(rows)[:, 0].astype(np.float64)
+        items = _item_rows(model, query.items, n_items)
+        items = items[items >= 0]
+        alike = model.updater.similarities(items, model.last_time).double().numpy()
+        weights = _OLDER ** np.arange(len(items))[::-1]
+        return rows, (weights @ alike)[:n_items][rows]
+
+    # From a pool to a list.
+
+    def _finished(self, model: LiveModel, position: Position, work: _Work, pool: Best, n_items: int) -> Listed:
+        query, rows, scores = work.query, *pool
+        arranged = self._arranged(model, work, rows, scores)
+        while len(arranged) < query.k and len(rows) == work.pool and query.rules.rearranges:
+            work.pool *= 2
+            rows, scores = self._pools(model, [work], n_items)[0]
+            arranged = self._arranged(model, work, rows, scores)
+        ids = model.items.ids(rows[arranged]).tolist()
+        entries = [
+            Entry(one, float(scores[place]), self._why(work, one, int(rows[place])))
+            for one, place in zip(ids, arranged, strict=True)
+        ]
+        pins = [(at, Entry(item, None, "pinned")) for at, item in query.pins if self._may_be_pinned(model, work, item)]
+        if query.filter_seen and work.user_row >= 0:
+            seen = _seen(model, work, n_items)
+            if seen:
+                work.filtered["seen"] = seen
+        items = tuple(with_pins(entries, pins, query.k))
+        return Listed(work.source, items, work.filtered, position, about_model(model, position))
+
+    def _arranged(self, model: LiveModel, work: _Work, rows: Ints, scores: Floats) -> list[int]:
+        rules, k = work.query.rules, work.query.k
+        if not rules.rearranges:
+            return list(range(min(k, len(rows))))
+        assert self._rows is not None
+        facts = [self._facts.facts_at(slot) for slot in self._rows.slots(model.rows_of("item"))[rows].tolist()]
+        shown = None
+        if work.shown:
+            shown = np.fromiter((one in work.shown for one in model.items.ids(rows).tolist()), np.bool_, len(rows))
+        vectors = _vectors(model, rows) if rules.diversity else None
+        pool = Pool(rows, scores, facts, vectors, shown)
+        return arrange(pool, k, at_most=rules.at_most, diversity=rules.diversity)
+
+    def _why(self, work: _Work, item: Id, row: int) -> str:
+        if item in work.shown:
+            return "shown before"
+        return "boosted" if work.boost is not None and work.boost[row] > 0 else work.source
+
+    def _may_be_pinned(self, model: LiveModel, work: _Work, item: Id) -> bool:
+        """A pin passes by every rule, but not an item that cannot be had."""
+        facts = self._facts.get(item)
+        return facts is None or facts.available
+
+
+def about_model(model: LiveModel, position: Position) -> dict[str, str | int]:
+    """Which model answers."""
+    return {
+        "version": position.version,
+        "recommender": model.updater.recommender.name,
+        "strategy": model.updater.strategy.name,
+        "batch": position.batch,
+        "offset": position.offset,
+    }
+
+
+def _exclude(work: _Work, reasons: Mapping[str, Ints], candidates: set[int] | None) -> None:
+    """Collect rows that this list may not have; each counts for the first reason that holds."""
+    gone = set[int]()
+    for why, rows in reasons.items():
+        new = {row for row in rows.tolist() if row >= 0} - gone
+        gone |= new
+        if candidates is not None:
+            new &= candidates
+        if work.mask.allowed is not None:
+            new = {row for row in new if work.mask.allowed[row]}
+        if new and why not in ("pinned", "history"):
+            work.filtered[why] = len(new)
+    work.exclude = np.array(sorted(gone), dtype=np.int64)
+
+
+def _item_rows(model: LiveModel, items: Sequence[Id], n_items: int) -> Ints:
+    rows = model.items.rows(items)
+    return np.where(rows < n_items, rows, -1)
+
+
+def _top(competing: tuple[Ints, Floats], work: _Work, model: LiveModel) -> Best:
+    """The best of some rows under the rules, for lists that are not the model's own."""
+    rows, scores = competing
+    keep = np.ones(len(rows), dtype=np.bool_)
+    if work.mask.allowed is not None:
+        keep &= work.mask.allowed[rows]
+    keep &= ~np.isin(rows, work.exclude)
+    if work.query.filter_seen and work.user_row >= 0 and len(rows):
+        keep &= ~model.updater.history.seen.contains(pair_keys(np.full(len(rows), work.user_row), rows))
+    rows, scores = rows[keep], scores[keep]
+    if work.boost is not None:
+        scores = scores + work.boost[rows]
+    places = _highest(scores, work.pool)
+    return rows[places], scores[places]
+
+
+def _highest(scores: Floats, k: int) -> Ints:
+    """The places of the k highest scores, best first; of equal scores the lower place is first."""
+    if not np.isfinite(scores).all():
+        raise LearningError("a score is not finite, so there is no best item; learn again with a smaller step (lr).")
+    places = np.arange(len(scores))
+    if k < len(scores):
+        places = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+    return places[np.argsort(-scores[places], kind="stable")][:k]
+
+
+def _best_for(model: LiveModel, works: Sequence[_Work], n_items: int) -> list[Best]:
+    """The model's best items for users whose rules are the same but for what each may not have."""
+    pools = []
+    for work in works:
+        scores = model.updater.score_catalogue(np.array([work.user_row]), n_items, model.last_time)[0]
+        pools.append(_top((np.arange(n_items), scores.astype(np.float64)), work, model))
+    return pools
+
+
+def _seen(model: LiveModel, work: _Work, n_items: int) -> int:
+    """How many items are left out because the user has had them, beside those that other rules leave out."""
+    history, user = model.updater.history, np.array([work.user_row])
+    met = int(history.of_users.met(user)[0])
+    if met <= RING:
+        rows = np.unique(history.of_users.recent(user).partners[0])
+        rows = rows[(rows != NOBODY) & (rows < n_items)]
+    else:
+        rows = np.arange(n_items)
+        rows = rows[history.seen.contains(pair_keys(np.full(n_items, work.user_row), rows))]
+    if work.query.candidates is not None:
+        rows = np.intersect1d(rows, _item_rows(model, work.query.candidates, n_items))
+    rows = rows[~np.isin(rows, work.exclude)]
+    return int(work.mask.allowed[rows].sum()) if work.mask.allowed is not None else len(rows)
+
+
+def _vectors(model: LiveModel, rows: Ints) -> Floats | None:
+    recommender = model.updater.recommender
+    names = [spec.name for spec in recommender.specs if spec.role == "item" and spec.kind == "embedding"]
+    if not names or not len(rows):
+        return None
+    parts = [recommender.tables[name].gather(torch.from_numpy(rows)) for name in names]
+    return torch.cat(parts, dim=1).double().numpy()

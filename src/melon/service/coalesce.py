@@ -1,0 +1,182 @@
+"""Requests that wait together are scored together, in one thread beside the HTTP loop, which never blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from melon.errors import ServiceError
+from melon.learning.model import LiveModel
+from melon.service.answers import Listed, ListMaker, Query
+from melon.service.log.base import Position
+
+#: Lists made between two deltas; a delta waits for these few at most.
+AT_ONCE = 16
+#: Lists of one request that are taken in one turn, so that a request for many users does not hold up the others.
+IN_A_TURN = 4
+
+Look = Callable[[LiveModel, Position], Any]
+
+
+class Readable(Protocol):
+    """A replica, as far as scoring needs it."""
+
+    def reading(self) -> AbstractContextManager[tuple[LiveModel, Position]]: ...
+
+
+@dataclass
+class _Job:
+    """A request for lists, or one look at the model, and whom to tell."""
+
+    future: asyncio.Future[Any]
+    queries: Sequence[Query] = ()
+    look: Look | None = None
+    results: list[Listed] = field(default_factory=list)
+
+
+class Coalescer:
+    """A queue and the scoring thread. Whatever waits when the thread is free is taken together."""
+
+    def __init__(
+        self,
+        replica: Readable,
+        maker: ListMaker,
+        most_waiting: int,
+        observe: Callable[[int, float], None],
+    ) -> None:
+        self._replica, self._maker, self._most_waiting, self._observe = replica, maker, most_waiting, observe
+        self._jobs: deque[_Job] = deque()
+        self._waiting = 0
+        self._free = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after what waits is answered."""
+        with self._free:
+            self._stopped = True
+            self._free.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    async def lists(self, queries: Sequence[Query]) -> list[Listed]:
+        """A list for each query, in order."""
+        return await self._submit(_Job(self._future(), queries=queries), len(queries))  # type: ignore[no-any-return]
+
+    async def look(self, look: Look) -> Any:
+        """What a function sees in the model; it is called in the scoring thread, between two products."""
+        return await self._submit(_Job(self._future(), look=look), 1)
+
+    @staticmethod
+    def _future() -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    async def _submit(self, job: _Job, size: int) -> Any:
+        with self._free:
+            if self._stopped or self._waiting + size > max(self._most_waiting, size):
+                raise ServiceError(
+                    503, "busy", f"{self._waiting} lists wait already.", hint="Try again shortly.", retry_after=1
+                )
+            self._jobs.append(job)
+            self._waiting += size
+            self._free.notify()
+        return await job.future
+
+    def _run(self) -> None:
+        while True:
+            with self._free:
+                while not self._jobs and not self._stopped:
+                    self._free.wait()
+                if not self._jobs:
+                    return
+                turns = self._next_turns()
+            self._work(turns)
+
+    def _next_turns(self) -> list[tuple[_Job, Sequence[Query]]]:
+        """Parts of the jobs that wait: each in its turn, up to AT_ONCE lists."""
+        turns: list[tuple[_Job, Sequence[Query]]] = []
+        left = AT_ONCE
+        while self._jobs and left > 0:
+            job = self._jobs.popleft()
+            # Whoever is gone (a client that closed the connection) is passed by.
+            if job.future.cancelled():
+                self._waiting -= max(len(job.queries) - len(job.results), 1)
+                continue
+            start = len(job.results) + sum(len(part) for other, part in turns if other is job)
+            part = job.queries[start : start + min(IN_A_TURN, left)]
+            turns.append((job, part))
+            left -= max(len(part), 1)
+            if start + len(part) < len(job.queries):
+                self._jobs.append(job)
+        return turns
+
+    def _work(self, turns: list[tuple[_Job, Sequence[Query]]]) -> None:
+        started, lists = time.perf_counter(), [query for _, part in turns for query in part]
+        done: list[tuple[_Job, Any, BaseException | None]] = []
+        failed = set[int]()
+        try:
+            with self._replica.reading() as (model, position):
+                for job, _ in turns:
+                    if job.look is not None:
+                        done.append((job, *_outcome(lambda job=job: job.look(model, position))))  # type: ignore[misc]
+                made, problem = _outcome(lambda: self._maker.make(model, position, lists, time.time()))
+                results = iter(made or ())
+                for job, part in turns:
+                    if job.look is not None or id(job) in failed:
+                        continue
+                    if problem is not None:
+                        # One list that cannot be made must not spoil the others.
+                        mine, trouble = _outcome(lambda part=part: self._maker.make(model, position, part, time.time()))  # type: ignore[misc]
+                    else:
+                        mine, trouble = [next(results) for _ in part], None
+                    if trouble is not None:
+                        failed.add(id(job))
+                        done.append((job, None, trouble))
+                        continue
+                    job.results.extend(mine)
+                    if len(job.results) == len(job.queries):
+                        done.append((job, job.results, None))
+        except BaseException as problem:
+            done = [(job, None, problem) for job, _ in turns]
+            failed = {id(job) for job, _ in turns}
+        with self._free:
+            self._waiting -= sum(max(len(part), 1) for _, part in turns)
+            for job in [job for job in self._jobs if id(job) in failed]:
+                self._jobs.remove(job)
+                self._waiting -= len(job.queries) - len(job.results)
+        if lists:
+            self._observe(len(lists), time.perf_counter() - started)
+        if done:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                done[0][0].future.get_loop().call_soon_threadsafe(_deliver, done)
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return work(), None
+    except Exception as problem:
+        return None, problem
+
+
+def _deliver(done: list[tuple[_Job, Any, BaseException | None]]) -> None:
+    for job, result, problem in done:
+        if job.future.done():
+            continue
+        if problem is not None:
+            job.future.set_exception(problem)
+        else:
+            job.future.set_result(result)

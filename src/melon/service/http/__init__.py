@@ -1,0 +1,1 @@
+"""HTTP, version 1: the only part of melon that knows FastAPI."""

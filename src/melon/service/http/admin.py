@@ -1,0 +1,244 @@
+"""Status, quality, the stream of batches, a user's history, forgetting, export, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from melon.errors import ServiceError
+from melon.service.backend import Backend
+from melon.service.http.errors import answers
+from melon.service.http.recommendations import UserPath, path_id
+from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
+from melon.service.http.strict import Route, needs
+from melon.service.ids import plain_id
+from melon.service.log.base import Control, Step, Stored
+from melon.service.log.reader import LogReader
+from melon.service.quality import quality_between
+
+router = APIRouter(route_class=Route)
+_MOST_OFFSET = 1 << 62
+_EXPORTED_AT_ONCE = 1_000
+_PING_S = 15.0
+Offset = Annotated[int, Query(ge=0, le=_MOST_OFFSET)]
+
+
+def _backend(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    return backend
+
+
+@router.get("/v1/status", response_model=StatusOut, responses=answers(), tags=["service"], **needs("read"))
+async def status(request: Request) -> JSONResponse:
+    """Log, model, quality and freshness in one look."""
+    backend = _backend(request)
+    return JSONResponse(await backend.status())
+
+
+@router.get("/v1/quality", response_model=QualityOut, responses=answers(), tags=["service"], **needs("read"))
+async def quality(
+    request: Request,
+    window: Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")] = "1h",
+) -> JSONResponse:
+    """How often what was taken stood among the first, for the served model and its rivals, on the same events."""
+    backend = _backend(request)
+    seconds = int(window[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[window[-1]]
+    since = time.time() - seconds
+    content = await backend.from_steps(
+        lambda steps: quality_between(steps.since(since), steps.last()), quality_between(None, None)
+    )
+    return JSONResponse({"window_s": float(seconds), **content})
+
+
+@router.get(
+    "/v1/stream",
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **answers()},
+    tags=["service"],
+    response_class=StreamingResponse,
+    **needs("read"),
+)
+async def stream(
+    request: Request,
+    most: Annotated[int, Query(ge=0, le=_MOST_OFFSET, description="End after so many messages; 0 never ends.")] = 0,
+) -> StreamingResponse:
+    """Server-sent events: one message for each batch that this process has applied."""
+    backend = _backend(request)
+    backend.require_ready()
+
+    async def messages() -> AsyncIterator[str]:
+        with backend.listening() as queue:
+            yield f"event: status\ndata: {json.dumps(await backend.status())}\n\n"
+            sent = 1
+            while not backend.stopping and (not most or sent < most):
+                try:
+                    message = await asyncio.wait_for(queue.get(), 1.0)
+                except TimeoutError:
+                    if time.monotonic() % _PING_S < 1.0:
+                        yield ": still here\n\n"
+                    continue
+                yield f"id: {message['batch']}\nevent: batch\ndata: {json.dumps(message)}\n\n"
+                sent += 1
+
+    return StreamingResponse(messages(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@router.get(
+    "/v1/users/{user}/history", response_model=HistoryOut, responses=answers(), tags=["users"], **needs("admin")
+)
+async def history(
+    request: Request,
+    user: UserPath,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    before: Annotated[int | None, Query(ge=0, le=_MOST_OFFSET, description="`next` of the page before.")] = None,
+) -> JSONResponse:
+    """A user's events, newest first."""
+    backend = _backend(request)
+    backend.require_ready()
+    known = plain_id(backend.user(path_id(user)))
+    events = await backend.from_log(lambda log: log.of_user(known, limit, before))
+    fields = ("offset", "item", "time", "type", "use", "event_id")
+    lines = [{name: getattr(event, name) for name in fields} for event in events]
+    next_page = events[-1].offset if len(events) == limit else None
+    return JSONResponse({"user": known, "events": lines, "next": next_page})
+
+
+@router.delete(
+    "/v1/users/{user}", status_code=202, response_model=Job, responses=answers(507), tags=["users"], **needs("admin")
+)
+async def forget(request: Request, user: UserPath) -> JSONResponse:
+    """Forget a person: the events lose their ids, the user's row and history are removed, at this place in the log."""
+    backend = _backend(request)
+    backend.require_ready()
+    offset = await backend.forget(backend.user(path_id(user)))
+    return JSONResponse(_job("forget", offset, backend), 202)
+
+
+@router.get("/v1/jobs/{job}", response_model=Job, responses=answers(404), tags=["users"], **needs("admin"))
+async def job(
+    request: Request, job: Annotated[str, Path(pattern=r"^(forget|retry)-[0-9]{1,18}$", examples=["forget-184468"])]
+) -> JSONResponse:
+    """How far a job is."""
+    backend = _backend(request)
+    backend.require_ready()
+    kind, _, number = job.partition("-")
+    control = await backend.from_log(lambda log: log.control_after(int(number) - 1))
+    if control is None or control.offset != int(number) or control.kind != kind:
+        raise ServiceError(404, "not_found", f"There is no job {job!r}.")
+    return JSONResponse(_job(kind, int(number), backend))
+
+
+@router.get("/v1/batches", response_model=BatchesOut, responses=answers(), tags=["service"], **needs("admin"))
+async def batches(
+    request: Request,
+    status: Annotated[Literal["set_aside"], Query(description="Which batches.")] = "set_aside",  # noqa: ARG001
+) -> JSONResponse:
+    """Batches that were set aside because learning them would have done harm."""
+    steps: list[Step] = await _backend(request).from_steps(lambda steps: steps.set_aside(), [])
+    names = {"number": "batch", "first": "first", "last": "last", "status": "status", "reason": "reason"}
+    lines = [{out: getattr(step, name) for name, out in names.items()} | {"planned": step.planned} for step in steps]
+    return JSONResponse({"batches": lines})
+
+
+@router.post(
+    "/v1/batches/{batch}/retry",
+    status_code=202,
+    response_model=Job,
+    responses=answers(404, 409, 507),
+    tags=["service"],
+    **needs("admin"),
+)
+async def retry(request: Request, batch: Annotated[int, Path(ge=0, le=_MOST_OFFSET)]) -> JSONResponse:
+    """Learn a batch that was set aside after all."""
+    backend = _backend(request)
+    backend.require_ready()
+    step: Step | None = await backend.from_steps(lambda steps: steps.step(batch), None)
+    if step is None:
+        raise ServiceError(404, "not_found", f"There is no batch {batch}.")
+    if step.status != "set_aside":
+        raise ServiceError(409, "not_set_aside", f"Batch {batch} is {step.status}; only those set aside are retried.")
+    offset = await asyncio.wrap_future(backend.log.control("retry", {"batch": batch}))
+    return JSONResponse(_job("retry", offset, backend), 202)
+
+
+@router.get(
+    "/v1/export",
+    responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}, **answers()},
+    tags=["service"],
+    response_class=StreamingResponse,
+    **needs("admin"),
+)
+async def export(
+    request: Request,
+    from_: Annotated[int, Query(alias="from", ge=0, le=_MOST_OFFSET, description="The first offset.")] = 0,
+    to: Annotated[int | None, Query(ge=0, le=_MOST_OFFSET, description="The last offset.")] = None,
+) -> StreamingResponse:
+    """Events as NDJSON, in the order of the log."""
+    backend = _backend(request)
+    end = backend.log.offset if to is None else min(to, backend.log.offset)
+
+    async def lines() -> AsyncIterator[str]:
+        first = from_
+        while first <= end:
+            last = min(first + _EXPORTED_AT_ONCE - 1, end)
+            part = await backend.from_log(lambda log, first=first, last=last: _exported(log, first, last))  # type: ignore[misc]
+            if part:
+                yield part
+            first = last + 1
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+@router.get("/health/live", response_model=Health, tags=["health"])
+async def live() -> JSONResponse:
+    """The process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get(
+    "/health/ready",
+    response_model=Health,
+    responses={503: {"model": Health, "description": "Not ready."}},
+    tags=["health"],
+)
+async def ready(request: Request) -> JSONResponse:
+    """The model is loaded and the log can be written."""
+    backend = _backend(request)
+    why = None
+    if not backend.ready:
+        why = backend.problem or "the model is being loaded"
+    elif not backend.log.writable:
+        why = "the log cannot be written"
+    if why is None:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "not_ready", "why": why}, 503, {"Retry-After": "1"})
+
+
+@router.get(
+    "/metrics", tags=["health"], responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    response_class=Response,
+)  # fmt: skip
+async def metrics(request: Request) -> Response:
+    """Counters, gauges and histograms in the text format of Prometheus."""
+    backend = _backend(request)
+    return Response(await backend.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _job(kind: str, offset: int, backend: Backend) -> dict[str, Any]:
+    return {"job": f"{kind}-{offset}", "offset": offset, "done": backend.replica.position.offset >= offset}
+
+
+def _exported(log: LogReader, first: int, last: int) -> str:
+    lines: list[dict[str, Any]] = []
+    for one in log.between(first, last):
+        if isinstance(one, Control):
+            lines.append({"offset": one.offset, "control": one.kind, **one.body})
+        elif isinstance(one, Stored):
+            fields = ("offset", "user", "item", "time", "type", "event_id", "recommendation")
+            lines.append({name: value for name in fields if (value := getattr(one, name)) is not None})
+    return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)

@@ -1,0 +1,138 @@
+"""The application: routes, keys, errors and the gate around one backend; and the process that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from melon import __version__
+from melon.errors import SettingsError
+from melon.service.backend import Backend
+from melon.service.config import LOOPBACK, ServeSettings
+from melon.service.http import admin, errors, interactions, items, recommendations
+from melon.service.http.gate import Gate, JsonLines
+from melon.service.http.protocol import patient_protocol
+from melon.service.keys import Bucket, KeyFile
+
+_ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
+a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as
+`Authorization: Bearer mk_…`; without keys, the service answers on loopback only."""
+
+
+def make_app(settings: ServeSettings) -> FastAPI:
+    """The application of one API process; its backend is opened when it starts and closed when it ends."""
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        backend: Backend = app.state.backend
+        await backend.start()
+        try:
+            yield
+        finally:
+            await backend.stop()
+
+    app = bare_app(life)
+    app.state.settings = settings
+    app.state.keys = KeyFile(settings.key_file)
+    app.state.bucket = Bucket(settings.rate, settings.burst)
+    require_keys(settings, app.state.keys)
+    backend = app.state.backend = Backend(settings)
+    app.add_middleware(
+        Gate,
+        body_most=settings.body_most,
+        metrics=backend.metrics,
+        salt=_salt(settings.folder),
+        log_ids=settings.log_ids,
+    )
+    return app
+
+
+def bare_app(life: Any = None) -> FastAPI:
+    """The routes without anything behind them: enough for the OpenAPI."""
+    app = FastAPI(
+        title="melon",
+        version=__version__,
+        description=_ABOUT,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in (interactions, recommendations, items, admin):
+        app.include_router(module.router)
+    errors.install(app)
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = plain()
+        schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
+        schemes["key"] = {"type": "http", "scheme": "bearer", "description": "A key made by `melon keys add`."}
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def require_keys(settings: ServeSettings, keys: KeyFile) -> None:
+    """Refuse to be reachable from outside without keys."""
+    if settings.host not in LOOPBACK and not keys.keys():
+        raise SettingsError(
+            f"host {settings.host} can be reached from outside and {keys.path} has no keys. Make one with "
+            f"melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
+        )
+
+
+def run_api(settings: ServeSettings, listening: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT: then refuse new requests, finish those under way, and commit what waits."""
+    log_as_json()
+    config = uvicorn.Config(
+        make_app(settings),
+        http=patient_protocol(settings.header_s, settings.body_rate),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=settings.connections,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(settings.stop_s) or 1,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    if not server.started:
+        sys.exit(3)
+
+
+def log_as_json() -> None:
+    """Log lines of this process as JSON on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(handlers=[handler], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
+
+
+def _salt(folder: Path) -> bytes:
+    """Random bytes of this installation, by which ids are hashed in its log lines."""
+    path = folder / "salt"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        salt = secrets.token_bytes(32)
+        with (
+            contextlib.suppress(FileExistsError),
+            open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+        ):
+            file.write(salt)
+        return path.read_bytes()

@@ -1,0 +1,134 @@
+"""Facts about items: `PUT`, `PATCH`, `GET`, `DELETE /v1/items/{item}`, and many at once."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import JSONResponse
+
+from melon.data.ids import MOST_EXACT_FLOAT, Id
+from melon.errors import DataError, ServiceError
+from melon.service.backend import Backend
+from melon.service.config import MOST_EVENTS
+from melon.service.http.errors import answers
+from melon.service.http.recommendations import ItemPath, path_id
+from melon.service.http.shapes import FactsIn, FactsOut, FactsPatch, ItemIn, Stored
+from melon.service.http.strict import Route, needs
+from melon.service.ids import checked_text, plain_id
+from melon.service.rules.items import TIMES, Facts
+
+router = APIRouter(route_class=Route, tags=["items"])
+_WRITES = answers(413, 415, 507)
+
+
+@router.put("/v1/items/{item}", response_model=Stored, responses=_WRITES, **needs("write"))
+async def put_item(request: Request, item: ItemPath, facts: FactsIn) -> JSONResponse:
+    """Replace everything that is known of an item."""
+    backend = _backend(request)
+    return await _store(backend, {backend.item(path_id(item)): _facts(facts.model_dump())})
+
+
+@router.post("/v1/items", response_model=Stored, responses=_WRITES, **needs("write"))
+async def put_items(
+    request: Request, items: Annotated[list[ItemIn], Body(min_length=1, max_length=MOST_EVENTS)]
+) -> JSONResponse:
+    """Replace the facts of many items; one that is not valid refuses all."""
+    backend, changes = _backend(request), dict[Id, Facts | None]()
+    for number, one in enumerate(items):
+        try:
+            changes[backend.item(one.item)] = _facts(one.model_dump(exclude={"item"}))
+        except DataError as problem:
+            raise ServiceError(400, "invalid", str(problem), index=number) from None
+    return await _store(backend, changes)
+
+
+@router.patch("/v1/items/{item}", response_model=Stored, responses={**_WRITES, **answers(404)}, **needs("write"))
+async def patch_item(request: Request, item: ItemPath, facts: FactsPatch) -> JSONResponse:
+    """Change some facts of an item."""
+    backend = _backend(request)
+    known = backend.item(path_id(item))
+    before = _known(backend, known)
+    changed = facts.model_dump(exclude_unset=True)
+    attributes = {**before.attributes, **(changed.pop("attributes", None) or {})}
+    defaults = {"categories": [], "available": True}
+    content = {**before.model_dump(exclude={"attributes"}), **changed}
+    content |= {name: value for name, value in defaults.items() if content[name] is None}
+    content["attributes"] = {name: value for name, value in attributes.items() if value is not None}
+    return await _store(backend, {known: _facts(content)})
+
+
+@router.get("/v1/items/{item}", response_model=FactsOut, responses=answers(404), **needs("read"))
+async def get_item(request: Request, item: ItemPath) -> JSONResponse:
+    """What is known of an item."""
+    backend = _backend(request)
+    known = backend.item(path_id(item))
+    return JSONResponse({"item": plain_id(known), **_known(backend, known).plain()})
+
+
+@router.delete("/v1/items/{item}", response_model=Stored, responses=answers(404, 507), **needs("write"))
+async def delete_item(request: Request, item: ItemPath) -> JSONResponse:
+    """Remove the facts of an item. The model still knows it; set `available` to false to hide it."""
+    backend = _backend(request)
+    known = backend.item(path_id(item))
+    _known(backend, known)
+    return await _store(backend, {known: None})
+
+
+async def _store(backend: Backend, changes: dict[Id, Facts | None]) -> JSONResponse:
+    version = await backend.put_facts(changes)
+    return JSONResponse({"stored": len(changes), "version": version})
+
+
+def _backend(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    backend.require_ready()
+    return backend
+
+
+def _known(backend: Backend, item: Id) -> Facts:
+    facts = backend.facts.get(item)
+    if facts is None:
+        raise ServiceError(404, "not_found", "Nothing is known of this item.")
+    return facts
+
+
+def _facts(content: dict[str, Any]) -> Facts:
+    """Facts as they are stored: texts checked, times as seconds, numbers that a float holds exactly."""
+    categories = tuple(dict.fromkeys(checked_text(one, "category") for one in content["categories"]))
+    owner = None if content["owner"] is None else checked_text(str(content["owner"]), "owner")
+    times = {name: _seconds(name, content[name]) for name in TIMES}
+    for name, value in content["attributes"].items():
+        if checked_text(name, "attribute") in TIMES:
+            raise DataError(f"attribute {name!r} is a fact of its own; give it beside the attributes.")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, int) and abs(one) > MOST_EXACT_FLOAT:
+                raise DataError(f"attribute {name!r}: {one} is too large to be compared exactly; give it as a text.")
+            if isinstance(one, str) and one:
+                checked_text(one, f"attribute {name!r}:")
+    return Facts(
+        categories=categories,
+        available=content["available"],
+        owner=owner,
+        published=times["published"],
+        expires=times["expires"],
+        attributes=content["attributes"],
+    )
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        else:
+            seconds = float(value)
+    except (ValueError, OverflowError):
+        raise DataError(f"{name} {ascii(value)[:40]} is neither Unix seconds nor ISO 8601.") from None
+    if not math.isfinite(seconds) or not 0 <= seconds <= MOST_EXACT_FLOAT:
+        raise DataError(f"{name} {ascii(value)[:40]} is not between 1970 and the far future.")
+    return seconds

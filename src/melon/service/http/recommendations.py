@@ -1,0 +1,246 @@
+"""Lists: for one user, for many, for a visitor; similar items, popular items, and why an item stands where it does."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse
+
+from melon.data.ids import Id
+from melon.errors import ServiceError
+from melon.learning.model import LiveModel
+from melon.service.answers import Listed, about_model
+from melon.service.answers import Query as Wanted
+from melon.service.backend import Backend
+from melon.service.http.errors import answers
+from melon.service.http.gate import SLASH
+from melon.service.http.shapes import MOST_WAIT_MS, ExplainOut, K, ListOut, ListsIn, ListsOut
+from melon.service.http.strict import Route, needs
+from melon.service.ids import plain_id
+from melon.service.log.base import Position
+from melon.service.rules.request import NO_RULES, Rules
+from melon.stream.history import NOBODY
+from melon.stream.pairs import pair_keys
+
+router = APIRouter(route_class=Route, tags=["recommendations"])
+
+UserPath = Annotated[str, Path(description="A user's id.", examples=["u17"], min_length=1, max_length=256)]
+ItemPath = Annotated[str, Path(description="An item's id.", examples=["i23"], min_length=1, max_length=256)]
+Count = Annotated[K, Query(description="Items in the list.")]
+FilterSeen = Annotated[bool, Query(description="Leave out what the user has had.")]
+Categories = Annotated[list[str], Query(max_length=100, description="Only items of one of these categories.")]
+Exclude = Annotated[list[str], Query(max_length=1_000, description="Items that must not be listed.")]
+After = Annotated[int | None, Query(ge=0, le=1 << 62, description="An offset that the model must know.")]
+WaitMs = Annotated[int, Query(ge=0, le=MOST_WAIT_MS, description="How long to wait for that, in milliseconds.")]
+ForUser = Annotated[str | None, Query(min_length=1, max_length=256, description="Leave out what this user has had.")]
+#: Similar items of a user's last items that `explain` names.
+_BECAUSE = 5
+
+
+@router.get("/v1/recommendations/{user}", response_model=ListOut, responses=answers(), **needs("read"))
+async def recommend(
+    request: Request,
+    user: UserPath,
+    k: Count = 10,
+    filter_seen: FilterSeen = True,
+    category: Categories = [],  # noqa: B006
+    exclude: Exclude = [],  # noqa: B006
+    after: After = None,
+    wait_ms: WaitMs = 300,
+) -> JSONResponse:
+    """The best items for a user, by the newest model; popular ones for a user who is not known."""
+    started, backend = time.perf_counter(), _ready(request)
+    stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
+    known = backend.user(path_id(user))
+    wanted = Wanted(user=known, k=k, filter_seen=filter_seen, rules=_only(category), exclude=_items(backend, exclude))
+    (listed,) = await backend.coalescer.lists([wanted])
+    return JSONResponse(_one(backend, listed, known, stale, started))
+
+
+@router.post("/v1/recommendations", response_model=ListsOut, responses=answers(413, 415, 422), **needs("read"))
+async def recommend_many(request: Request, wanted: ListsIn) -> JSONResponse:
+    """Lists under rules: for many users, of given candidates, or for a visitor's history."""
+    started, backend = time.perf_counter(), _ready(request)
+    if not wanted.users and wanted.history is None:
+        raise ServiceError(400, "invalid", "users: give at least one user, or a history.")
+    if wanted.users and wanted.history is not None:
+        raise ServiceError(400, "invalid", "history: is for a visitor who is not known; leave out users.")
+    stale = wanted.after is not None and not await backend.wait_for(wanted.after, wanted.wait_ms / 1000)
+    rules = wanted.rules
+    users: list[Id | None] = [backend.user(one) for one in wanted.users]
+    history = tuple(backend.item(one) for one in wanted.history or ())
+    queries = [
+        Wanted(
+            source="history" if wanted.history is not None else "model",
+            user=user,
+            k=wanted.k,
+            filter_seen=wanted.filter_seen,
+            rules=rules,
+            exclude=_items(backend, rules.exclude),
+            pins=tuple((pin.at, backend.item(pin.item)) for pin in rules.pin),
+            candidates=None if wanted.candidates is None else _items(backend, wanted.candidates),
+            items=history,
+        )
+        for user in (users or [None])
+    ]
+    lists = await backend.coalescer.lists(queries)
+    results = [
+        {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
+        for query, listed in zip(queries, lists, strict=True)
+    ]
+    return JSONResponse({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)})
+
+
+@router.get("/v1/similar/{item}", response_model=ListOut, responses=answers(404), **needs("read"))
+async def similar(
+    request: Request,
+    item: ItemPath,
+    k: Count = 10,
+    user: ForUser = None,
+    category: Categories = [],  # noqa: B006
+    exclude: Exclude = [],  # noqa: B006
+) -> JSONResponse:
+    """The items that are most similar to one."""
+    backend = _ready(request)
+    known = backend.item(path_id(item))
+    if not await backend.coalescer.look(lambda model, _: _has(model, known)):
+        raise ServiceError(404, "not_found", f"item {item[:60]!r} has not been seen, so nothing is similar to it.")
+    return await _other(request, Wanted(source="similar", items=(known,)), k, user, category, exclude)
+
+
+@router.get("/v1/popular", response_model=ListOut, responses=answers(), **needs("read"))
+async def popular(
+    request: Request,
+    k: Count = 10,
+    user: ForUser = None,
+    category: Categories = [],  # noqa: B006
+    exclude: Exclude = [],  # noqa: B006
+) -> JSONResponse:
+    """The items that are taken most often now."""
+    return await _other(request, Wanted(source="popular"), k, user, category, exclude)
+
+
+@router.get("/v1/explain/{user}/{item}", response_model=ExplainOut, responses=answers(404), **needs("read"))
+async def explain(request: Request, user: UserPath, item: ItemPath) -> JSONResponse:
+    """Parts of a score, the item's rank, and what of the user's past speaks for it."""
+    backend = _ready(request)
+    known_user, known_item = backend.user(path_id(user)), backend.item(path_id(item))
+    content = await backend.coalescer.look(lambda model, at: _explained(model, at, known_user, known_item))
+    if content is None:
+        raise ServiceError(404, "not_found", "The model knows this user or this item not yet.")
+    events = await backend.from_log(lambda log: log.of_user(plain_id(known_user), 20))
+    content["user_events"] = [event.offset for event in events if event.use == "learn"]
+    return JSONResponse(content)
+
+
+async def _other(
+    request: Request, wanted: Wanted, k: int, user: str | None, category: list[str], exclude: list[str]
+) -> JSONResponse:
+    started, backend = time.perf_counter(), _ready(request)
+    known = None if user is None else backend.user(user)
+    query = Wanted(
+        source=wanted.source,
+        user=known,
+        k=k,
+        rules=_only(category),
+        exclude=_items(backend, exclude),
+        items=wanted.items,
+    )
+    (listed,) = await backend.coalescer.lists([query])
+    return JSONResponse(_one(backend, listed, known, False, started))
+
+
+def path_id(text: str) -> str:
+    """An id out of a path, where a slash inside it has another sign."""
+    return text.replace(SLASH, "/")
+
+
+def _ready(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    backend.require_ready()
+    return backend
+
+
+def _only(categories: list[str]) -> Rules:
+    return Rules(filter={"category": categories}) if categories else NO_RULES
+
+
+def _items(backend: Backend, items: Any) -> tuple[Id, ...]:
+    return tuple(backend.item(one) for one in items)
+
+
+def _plain(listed: Listed) -> dict[str, Any]:
+    return {
+        "source": listed.source,
+        "items": [{"item": plain_id(one.item), "score": one.score, "why": one.why} for one in listed.items],
+        "filtered": dict(listed.filtered),
+    }
+
+
+def _served(backend: Backend, listed: Listed, user: Id | None) -> dict[str, Any]:
+    """Remember the list for rotation and for what is taken from it."""
+    backend.metrics.sources.labels(listed.source).inc()
+    if user is None:
+        return {"user": None, "recommendation": None}
+    name = backend.served.record(user, [one.item for one in listed.items], time.time())
+    return {"user": plain_id(user), "recommendation": name}
+
+
+def _one(backend: Backend, listed: Listed, user: Id | None, stale: bool, started: float) -> dict[str, Any]:
+    served = _served(backend, listed, user)
+    return {**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)}
+
+
+def _ms(started: float) -> float:
+    return round((time.perf_counter() - started) * 1000, 2)
+
+
+def _has(model: LiveModel, item: Id) -> bool:
+    return 0 <= int(model.items.rows([item])[0]) < model.rows_of("item")
+
+
+def _explained(model: LiveModel, position: Position, user: Id, item: Id) -> dict[str, Any] | None:
+    row, column, n_items = int(model.users.rows([user])[0]), int(model.items.rows([item])[0]), model.rows_of("item")
+    if not 0 <= row < model.rows_of("user") or not 0 <= column < n_items:
+        return None
+    updater, rows, columns = model.updater, np.array([row]), np.array([column])
+    scores = updater.score_catalogue(rows, n_items, model.last_time)[0]
+    popularity = model.popular.read(np.arange(n_items))[:, 0]
+    biases = {}
+    for spec in updater.recommender.specs:
+        if spec.kind == "bias" and spec.role in ("user", "item"):
+            place = rows if spec.role == "user" else columns
+            biases[spec.name] = float(updater.recommender.tables[spec.name].gather(_tensor(place))[0, 0])
+    lasts = np.unique(updater.history.of_users.recent(rows).partners[0])
+    lasts = lasts[(lasts != NOBODY) & (lasts != column)]
+    because: list[dict[str, Any]] = []
+    if any(spec.role == "item" and spec.kind == "embedding" for spec in updater.recommender.specs):
+        alike = updater.similarities(columns, model.last_time)[0].numpy()[lasts]
+        best = np.argsort(-alike, kind="stable")[:_BECAUSE]
+        names = model.items.ids(lasts[best]).tolist()
+        because = [
+            {"item": plain_id(one), "similarity": float(value)} for one, value in zip(names, alike[best], strict=True)
+        ]
+    score = float(scores[column])
+    return {
+        "user": plain_id(user),
+        "item": plain_id(item),
+        "score": score,
+        "parts": {**biases, "personal": score - sum(biases.values())},
+        "rank": int((scores > scores[column]).sum()) + 1,
+        "items": n_items,
+        "popularity_rank": int((popularity > popularity[column]).sum()) + 1,
+        "seen": bool(updater.history.seen.contains(pair_keys(rows, columns))[0]),
+        "because": because,
+        "item_events": int(updater.history.of_items.met(columns)[0]),
+        "model": about_model(model, position),
+    }
+
+
+def _tensor(rows: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(rows)

@@ -1,0 +1,114 @@
+"""Routes that check the key before the body is read, and bodies that are exactly JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from melon.errors import ServiceError
+from melon.service.config import LOOPBACK, MOST_DEPTH
+from melon.service.keys import Scope
+
+#: Larger bodies are parsed in a thread, so that others need not wait.
+_IN_THREAD = 1 << 16
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
+class StrictRequest(Request):
+    """A request whose JSON is strict: UTF-8, no NaN, no repeated names, at most 16 deep."""
+
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            self._json = await asyncio.to_thread(parse, body) if len(body) > _IN_THREAD else parse(body)
+        return self._json
+
+
+class Route(APIRoute):
+    """A route with a scope (`x-scope` of its OpenAPI entry); query parameters that it does not know are refused."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        inner = super().get_route_handler()
+        scope: Scope | None = (self.openapi_extra or {}).get("x-scope")
+        known = {field.alias for field in self.dependant.query_params}
+        takes_json = self.body_field is not None
+
+        async def handle(request: Request) -> Response:
+            if scope is not None:
+                authorise(request, scope)
+            for name in request.query_params:
+                if name not in known:
+                    raise ServiceError(400, "invalid", f"{ascii(name)[:60]}: there is no such parameter.")
+            if takes_json and content_type(request) != "application/json":
+                raise ServiceError(415, "unsupported_media_type", "The body must be application/json.")
+            return await inner(StrictRequest(request.scope, request.receive))
+
+        return handle
+
+
+def needs(scope: Scope, **more: Any) -> dict[str, Any]:
+    """The OpenAPI entry of a route that needs a key with a scope."""
+    return {"openapi_extra": {"x-scope": scope, "security": [{"key": []}], **more}}
+
+
+def content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def authorise(request: Request, scope: Scope) -> None:
+    """Let a request pass if its key has the scope; without any keys, if this service is reached by loopback only."""
+    state = request.app.state
+    keys = state.keys.keys()
+    if not keys:
+        host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+        # A page of the web must not reach us through a name that it had pointed to this machine.
+        if state.settings.host not in LOOPBACK or host not in LOOPBACK:
+            raise ServiceError(403, "loopback_only", "Without keys, this service answers on loopback only.")
+        name = "-"
+    else:
+        text = request.headers.get("x-api-key") or request.headers.get("authorization", "").partition("Bearer ")[2]
+        key = state.keys.find(text) if text else None
+        now = time.time()
+        if key is None or (key.expires is not None and now >= key.expires):
+            raise ServiceError(401, "unauthorised", "A valid key is needed.", hint="Send Authorization: Bearer mk_….")
+        if not key.allows(scope, now):
+            raise ServiceError(403, "forbidden", f"This key lacks the scope {scope!r}.")
+        name = key.id
+    request.scope["key_id"] = name
+    wait = state.bucket.wait_s(name, time.monotonic())
+    if wait:
+        raise ServiceError(429, "too_many_requests", "This key makes too many requests.", retry_after=int(wait) + 1)
+
+
+def parse(body: bytes) -> Any:
+    """Strict JSON; a nested or malformed body is refused before it costs much."""
+    if body.count(b"[") + body.count(b"{") > MOST_DEPTH:
+        brackets = np.frombuffer(_STRINGS.sub(b"", body), dtype=np.uint8)
+        steps = np.isin(brackets, (91, 123)).astype(np.int32) - np.isin(brackets, (93, 125)).astype(np.int32)
+        if len(steps) and int(np.cumsum(steps).max()) > MOST_DEPTH:
+            raise ServiceError(400, "invalid_json", f"The body is nested more than {MOST_DEPTH} deep.")
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_distinct)
+    except UnicodeDecodeError:
+        raise ServiceError(400, "invalid_json", "The body is no valid UTF-8.") from None
+    except (ValueError, RecursionError) as problem:
+        raise ServiceError(400, "invalid_json", f"The body is no valid JSON: {str(problem)[:200]}.") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return content

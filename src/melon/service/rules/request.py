@@ -1,0 +1,155 @@
+"""The rules that a request may carry, and the masks, boosts and exclusions that they come to for a model's items."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, TypeVar
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from melon.service.rules.arrange import CAPPED
+from melon.service.rules.filters import check_filter, compile_filter
+from melon.service.rules.items import ItemFacts, RowFacts
+from melon.settings import Settings
+from melon.types import Flags, Floats
+
+_KEPT = 256
+RawId = str | int
+V = TypeVar("V")
+
+
+class Boost(Settings):
+    """Add to the score of the items of a category, or of all that pass a filter."""
+
+    category: str | None = None
+    filter: dict[str, Any] | None = None
+    by: Annotated[float, Field(ge=-1e6, le=1e6)]
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.category is None) == (self.filter is None):
+            raise ValueError("a boost has either a category or a filter")
+        if self.filter is not None:
+            check_filter(self.filter)
+        return self
+
+    @property
+    def wanted(self) -> Mapping[str, Any]:
+        return {"category": self.category} if self.filter is None else self.filter
+
+
+class Pin(Settings):
+    """Put an item at a position of the list, from 1 on, whatever its score."""
+
+    item: RawId
+    at: Annotated[int, Field(ge=1, le=1_000)]
+
+
+class Rules(Settings):
+    """What a list has to respect beside the model's scores."""
+
+    filter: dict[str, Any] | None = Field(
+        None, examples=[{"all": [{"category": ["news", "sport"]}, {"field": "price", "lt": 20}]}]
+    )
+    exclude: Annotated[tuple[RawId, ...], Field(max_length=10_000)] = ()
+    exclude_own: bool = False
+    boost: Annotated[tuple[Boost, ...], Field(max_length=50)] = ()
+    pin: Annotated[tuple[Pin, ...], Field(max_length=100)] = ()
+    at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, examples=[{"category": 3}])
+    diversity: Annotated[float, Field(ge=0, le=1)] = 0.0
+    rotate_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+
+    @field_validator("filter")
+    @classmethod
+    def _filter_is_valid(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        return value if value is None else dict(check_filter(value))
+
+    @field_validator("at_most")
+    @classmethod
+    def _caps_are_known(cls, value: dict[str, int]) -> dict[str, int]:
+        for name in value:
+            if name not in CAPPED:
+                raise ValueError(f"at_most counts by {' or '.join(CAPPED)}, not by {name!r:.40}")
+        return value
+
+    @property
+    def rearranges(self) -> bool:
+        """Whether the order of scores is not yet the order of the list."""
+        return bool(self.at_most or self.diversity or self.rotate_s)
+
+
+NO_RULES = Rules()
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which rows may be listed (None: all), how many may not and why, and until when this holds."""
+
+    allowed: Flags | None
+    filtered: Mapping[str, int]
+    until: float
+
+
+class Masks:
+    """Masks and boosts over the model's rows, kept while the facts, the number of items and the time allow it."""
+
+    def __init__(self, facts: ItemFacts) -> None:
+        self.facts = facts
+        self._masks: OrderedDict[tuple[Any, ...], Mask] = OrderedDict()
+        self._boosts: OrderedDict[tuple[Any, ...], tuple[Floats, float]] = OrderedDict()
+
+    def mask(self, content: Mapping[str, Any] | None, rows: RowFacts, n_items: int, now: float) -> Mask:
+        """Items that are available, not expired and pass the filter."""
+        if not len(self.facts) and content is None:
+            return Mask(None, {}, np.inf)
+        text = None if content is None else json.dumps(content, sort_keys=True)
+        key = (text, self.facts.version, id(rows), n_items)
+        mask = self._masks.get(key)
+        if mask is None or now >= mask.until:
+            mask = _remember(self._masks, key, self._compiled(content, text, rows.slots(n_items), now))
+        return mask
+
+    def boost(self, boosts: tuple[Boost, ...], rows: RowFacts, n_items: int, now: float) -> Floats | None:
+        """What is added to the score of each row."""
+        if not boosts:
+            return None
+        text = json.dumps([(dict(one.wanted), one.by) for one in boosts], sort_keys=True)
+        key = (text, self.facts.version, id(rows), n_items)
+        added = self._boosts.get(key)
+        if added is None or now >= added[1]:
+            slots, total = rows.slots(n_items), np.zeros(n_items)
+            for one in boosts:
+                total += one.by * compile_filter(one.wanted, self.facts, now)[slots]
+            added = _remember(self._boosts, key, (total, _until(text, now)))
+        return added[0]
+
+    def _compiled(self, content: Mapping[str, Any] | None, text: str | None, slots: Any, now: float) -> Mask:
+        available, expires = self.facts.available()[slots], self.facts.numbers("expires")[slots]
+        expired = available & (expires <= now)
+        later = expires[expires > now]
+        until = min(float(later.min(initial=np.inf)), _until(text or "", now))
+        allowed = available & ~expired
+        filtered = {"unavailable": int((~available).sum()), "expired": int(expired.sum())}
+        if content is not None:
+            passed = compile_filter(content, self.facts, now)[slots]
+            filtered["rules"] = int((allowed & ~passed).sum())
+            allowed &= passed
+        filtered = {why: count for why, count in filtered.items() if count}
+        return Mask(allowed if filtered else None, filtered, until)
+
+
+def _until(text: str, now: float) -> float:
+    """How long a compiled filter holds: one that asks for the time is compiled anew each second."""
+    return np.floor(now) + 1.0 if "within_days" in text else np.inf
+
+
+def _remember(kept: OrderedDict[tuple[Any, ...], V], key: tuple[Any, ...], value: V) -> V:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > _KEPT:
+        kept.popitem(last=False)
+    return value

@@ -1,0 +1,180 @@
+"""The supervisor: starts one learner and one API process, restarts either, and stops both in order."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from melon.errors import CheckpointError, MelonError, SettingsError
+from melon.service.config import ServeSettings
+from melon.service.learner.settings import LearnerSettings
+
+Role = Literal["learner", "api"]
+#: How a child ends that cannot start for a reason a person has to remove.
+CANNOT_START = 78
+_PR_SET_PDEATHSIG = 1
+_FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN = 0.1, 5.0, 30.0
+
+
+def learner_settings(settings: ServeSettings) -> LearnerSettings:
+    """What the learner needs to know of the service's settings."""
+    return LearnerSettings(
+        folder=settings.folder,
+        model=settings.model,
+        batch_most=settings.batch_most,
+        batch_every=settings.batch_every_ms / 1000,
+        checkpoint_seconds=settings.checkpoint_s,
+        checkpoint_events=settings.checkpoint_events,
+        fit_after=settings.fit_after,
+        threads=settings.threads,
+    )
+
+
+def check_model(settings: ServeSettings) -> None:
+    """Say at once, rather than in a child, that a model cannot be served."""
+    from melon.learning.manifest import MANIFEST
+
+    if settings.model is not None and not (settings.model / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{settings.model} is not the folder of a model: it has no {MANIFEST}. Make one with melon pretrain, or "
+            "start without a model."
+        )
+
+
+def listen(settings: ServeSettings) -> socket.socket:
+    """A socket that listens before any process is started: a restarted API process finds its clients waiting there."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(1024)
+    except OSError as problem:
+        listening.close()
+        raise SettingsError(
+            f"{settings.host}:{settings.port} cannot be listened on: {problem.strerror or problem}. Choose another "
+            "with --port, or stop what uses it."
+        ) from None
+    return listening
+
+
+def url_of(settings: ServeSettings, listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class Supervisor:
+    """Two children and a stop. Signals end it: first the API process, then the learner."""
+
+    def __init__(self, settings: ServeSettings, listening: socket.socket) -> None:
+        self._settings, self._listening = settings, listening
+        self._stop = threading.Event()
+        self._children: dict[Role, subprocess.Popen[bytes]] = {}
+        self.problem: str | None = None
+
+    def run(self, started: Callable[[str], None] = lambda url: None) -> None:  # noqa: ARG005
+        """Serve until SIGTERM or SIGINT, or until a child cannot be started."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api")]
+        for watch in watches:
+            watch.start()
+        started(url_of(self._settings, self._listening))
+        try:
+            while not self._stop.wait(0.5):
+                pass
+        finally:
+            self._stop.set()
+            self._end("api", self._settings.stop_s + 5)
+            self._end("learner", self._settings.stop_s + 60)
+            for watch in watches:
+                watch.join()
+        if self.problem is not None:
+            raise SettingsError(self.problem)
+
+    def pid(self, role: Role) -> int | None:
+        child = self._children.get(role)
+        return None if child is None else child.pid
+
+    def _watch(self, role: Role) -> None:
+        pause, first = _FIRST_PAUSE, True
+        while not self._stop.is_set():
+            began = time.monotonic()
+            child = self._children[role] = self._start(role)
+            code = child.wait()
+            if self._stop.is_set():
+                return
+            if code == CANNOT_START and first:
+                self.problem = f"the {role} could not be started; its message is above."
+                self._stop.set()
+                return
+            first = False
+            pause = _FIRST_PAUSE if time.monotonic() - began > _LONG_RUN else min(2 * pause, _MOST_PAUSE)
+            self._stop.wait(pause)
+
+    def _start(self, role: Role) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "melon.service.supervisor", role, self._settings.model_dump_json()]
+        handles = []
+        if role == "api":
+            handles = [self._listening.fileno()]
+            words.append(str(handles[0]))
+        # A session of its own, so that Ctrl-C reaches the supervisor alone and things end in order.
+        return subprocess.Popen(words, pass_fds=handles, start_new_session=True)
+
+    def _end(self, role: Role, seconds: float) -> None:
+        child = self._children.get(role)
+        if child is None or child.poll() is not None:
+            return
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def die_with_parent() -> None:
+    """Have this process ended when its parent ends, however that happens (Linux)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_role(role: Role, settings: ServeSettings, listening: socket.socket | None = None) -> None:
+    """One role in this process."""
+    if role == "learner":
+        from melon.service.learner.run import run_learner
+
+        run_learner(learner_settings(settings))
+        return
+    from melon.service.http.app import run_api
+
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    run_api(settings, listening or listen(settings))
+
+
+def _child(role: Role, content: str, handle: str | None = None) -> None:
+    parent = os.getppid()
+    die_with_parent()
+    if os.getppid() != parent:
+        sys.exit(0)
+    try:
+        settings = ServeSettings.model_validate_json(content)
+        run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))
+    except MelonError as problem:
+        sys.stderr.write(f"melon: {role}: {problem}\n")
+        sys.exit(CANNOT_START)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1], *sys.argv[2:])  # type: ignore[arg-type]
