@@ -26,11 +26,11 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError, SettingsError
 from melon.evaluation.prequential import Point
 from melon.evaluation.ranking import Ranks
-from melon.fitting.search import Search, neighbours, search
+from melon.fitting.search import Curve, Search, neighbours, search
 from melon.fitting.search import Trial as SearchTrial
 from melon.registry import Space
 from melon.tuning.study import Study, Trial, alone, best
-from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
+from melon.tuning.trials import Foundation, TrialJob, Tried
 from melon.tuning.writing import config_text, toml
 
 SPLIT = (0.8, 0.05, 0.15)
@@ -202,7 +202,7 @@ class TestStudy:
     def test_one_at_a_time_it_is_the_search_of_a_fit(self, tmp_path: Path) -> None:
         study = study_in(tmp_path, together=1)
         list(rounds(study, 9))
-        walk = search(SPACE, 9, lambda point: SearchTrial(point, landscape(point).score))
+        walk = search(SPACE, 9, lambda point, _: SearchTrial(point, landscape(point).score))
         assert points(study)[:9] == [trial.settings for trial in walk.trials]
 
     def test_a_round_lies_beside_the_best_of_the_rounds_before(self, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from melon.data.interactions import Interactions
@@ -30,6 +32,8 @@ Report = Callable[[str], None]
 Practice = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 Observed = dict[tuple[str, int], Any]
+#: The tables of a recommender, by name and part.
+Arrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
 
 def silent(_: str) -> None:
@@ -43,13 +47,29 @@ class PretrainedState:
     copy observes the log itself and nothing more is kept in memory.
     """
 
-    def __init__(self, plan: Plan, tables: Mapping[str, dict[str, Tensor]], observed: Observed | None = None) -> None:
+    def __init__(
+        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: Observed | None = None
+    ) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
 
     @classmethod
     def of(cls, plan: Plan, recommender: Recommender, observed: Observed | None = None) -> PretrainedState:
         """The state of a recommender as it is now."""
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
+
+    @classmethod
+    def from_arrays(cls, plan: Plan, arrays: Arrays, observed: Observed | None = None) -> PretrainedState:
+        """The state that `arrays` described."""
+        tables = {
+            name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
+        }
+        return cls(plan, tables, observed)
+
+    def arrays(self) -> Arrays:
+        """The tables as arrays, which can be sent to another process."""
+        return {
+            name: {part: tensor.cpu().numpy() for part, tensor in some.items()} for name, some in self.tables.items()
+        }
 
     @property
     def seed(self) -> int:
@@ -146,14 +166,25 @@ def refit(
     settings: Plain,
     report: Report = silent,
     observed: Observed | None = None,
+    *,
+    helpers: int = 0,
+    goes_on: Callable[[int, int], bool] = lambda _done, _all: False,
 ) -> PretrainedState:
-    """The plan's recommender, pre-trained on a whole log with the chosen settings."""
+    """The plan's recommender, pre-trained on a whole log with the chosen settings.
+
+    `helpers` are threads that draw ahead. Where people stop it and `goes_on` says so, the epochs that are done have to
+    do.
+    """
     recommender = plan.build()
     chosen = PretrainSettings.parse(settings, "pre-training")
-    training = Pretraining(recommender, log, chosen, seed=plan.seed)
+    training = Pretraining(recommender, log, chosen, seed=plan.seed, helpers=helpers)
     epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
-    for loss in training.run(epochs):
-        report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+    try:
+        for loss in training.run(epochs):
+            report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+    except KeyboardInterrupt:
+        if not training.epochs_done or not goes_on(training.epochs_done, epochs):
+            raise
     return PretrainedState.of(plan, recommender, observed)
 
 

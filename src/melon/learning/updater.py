@@ -173,7 +173,7 @@ class Updater:
     def teach_head(self, lesson: Lesson) -> None:
         """Let the head make the step that it would have made when the lesson was recorded."""
         step = self._teacher.step_from(lesson)
-        self._write(self._shared_writes(step.values))
+        self._head_rows(step.values).write()
         self._teacher.keep(step)
 
     def practice(self) -> dict[str, Tensor]:

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from melon.atomic import cannot_write
 from melon.errors import DataError, SettingsError
-from melon.fitting.search import Search
+from melon.fitting.search import Curve, Search
 from melon.fitting.search import Trial as SearchTrial
-from melon.tuning.trials import Curve, Tried
+from melon.tuning.trials import Tried
 from melon.types import Plain
 
-_FORMAT, _VERSION = "melon tune", 1
+_FORMAT, _VERSION = "melon tune", 2
 _OUTCOME = ("score", "seconds", "pruned", "problem", "curve")
 
 State = Literal["RUNNING", "COMPLETE", "PRUNED", "FAIL"]

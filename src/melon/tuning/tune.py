@@ -18,10 +18,10 @@ from melon.bench.jobs import Executor, drive_all
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StoppedError, StreamError
-from melon.fitting.search import Search, edges
+from melon.fitting.search import Curve, Search, edges
 from melon.progress import Progress
 from melon.tuning.study import Study, Trial, alone, best, counts
-from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
+from melon.tuning.trials import Foundation, TrialJob, Tried
 from melon.tuning.writing import command, config_text
 from melon.types import Plain
 
