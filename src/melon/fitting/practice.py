@@ -7,11 +7,13 @@ from copy import deepcopy
 from melon.data.interactions import Interactions
 from melon.fitting.plan import EvaluationProtocol
 from melon.fitting.pretrained import Practice, PretrainedState
+from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.recommenders.heads import Lesson
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.melon.linear import LinearStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 
@@ -32,6 +34,12 @@ class WindowPractice:
     def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         """The strategy's part of it."""
         practice: Practice = {}
+        if isinstance(strategy, LinearStrategy):
+            updater = self._before_window(strategy, start, practice)
+            past, size = self._log.head(stop), self._protocol.batch_size
+            coming = [batch_of(past, *bounds) for bounds in batches(self._start, stop, size)]
+            practise_through(updater, coming, practice_candidates(past, self._protocol.seed, self._protocol.negatives))
+            practice = updater.practice()
         passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
         for number in range(passes):
             updater = self._before_window(strategy, start, practice)

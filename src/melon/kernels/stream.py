@@ -14,7 +14,7 @@ SIGNATURES: dict[str, Signature] = {
     "place": (INTS, INT, INTS),
     "append": (SMALL_INT_TABLE, INTS, SMALL_INT_TABLE, INTS, INTS, INT, INTS, INTS),
     "negatives": (INTS, INT, WORD, INT, INT, INTS, INTS, INT_TABLE),
-    "head_lines": (INTS, INT, WORD, INT, INTS, INT, INTS, INTS, INT, INTS, INT_TABLE, FLAG_TABLE),
+    "head_lines": (INTS, INT, WORD, INT, INTS, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAG_TABLE),
     "candidates": (INTS, INT, INTS, FLAG, WORD, INT, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAGS),
 }
 
@@ -152,7 +152,7 @@ def negatives(
 
 def head_lines(
     slots: Ints, bits: int, root: np.uint64, pool: int, items_met: Ints, known: int, users: Ints, items: Ints,
-    first_event: int, taken: Ints, lines: Ints, allowed: Flags,
+    events: Ints, taken: Ints, lines: Ints, allowed: Flags,
 ) -> int:  # fmt: skip
     """Lines of draws beside each item that somebody has taken before; returns how many there are.
 
@@ -162,7 +162,7 @@ def head_lines(
     for n in range(users.size):
         if items[n] >= known or items_met[items[n]] == 0:
             continue
-        rooted, user = _rooted(root, np.int64(first_event + n)), users[n] << 32
+        rooted, user = _rooted(root, events[n]), users[n] << 32
         taken[count], lines[count, 0], allowed[count, 0] = n, items[n], True
         for place in range(1, lines.shape[1]):
             item = _below(_word(rooted, place - 1), pool)

@@ -60,7 +60,7 @@ class HeadTeacher:
         where, lines = np.empty_like(users), np.empty((len(users), 1 + negatives), dtype=np.int64)
         allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
         from_past = (*history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
-        count = loops.head_lines(*from_past, users, items, batch.first_event, where, lines, allowed)
+        count = loops.head_lines(*from_past, users, items, batch.events, where, lines, allowed)
         return users[where[:count]], lines[:count], allowed[:count]
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:

@@ -16,7 +16,7 @@ from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowState
 from melon.recommenders.base import Recommender
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.sequential import propose_in_turn
+from melon.strategies.reductions import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import SparseTable, Table
@@ -81,9 +81,9 @@ class StepMaker:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
         `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
-        but one item, with nothing to compare it to.
+        but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
         """
-        if self._offers.pool(batch) < 2:
+        if not self._recommender.specs or self._offers.pool(batch) < 2:
             return None
         offered = self._offers.of(batch)
         plain = self._plain(offered, batch)

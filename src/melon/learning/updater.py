@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.errors import CheckpointError
+from melon.errors import CheckpointError, SettingsError
 from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
@@ -18,6 +18,7 @@ from melon.learning.step import ProposedRows, Step, StepMaker
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.strategies.base import LearningRates, Situation, Strategy
+from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Moment, SparseTable, Table, TableSpec
@@ -46,6 +47,11 @@ class Updater:
         self.seed = seed
         self.fading_clock: FadingClock = fading_clock or strategy.settings.fading_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
+        if not self._specs and (strategy.pretrains or isinstance(strategy, LearnedStrategy)):
+            raise SettingsError(
+                f"strategy {strategy.name!r} has nothing to update: recommender {recommender.name!r} learns by "
+                "observing alone. Use it with the strategy 'default'."
+            )
         strategy.bind(self._specs, recommender.dtype, recommender.device)
         self.row_state: RowStateTables = {
             name: self._state_tables(spec) for name, spec in self._specs.items() if recommender.learns(spec)

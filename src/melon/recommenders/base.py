@@ -108,6 +108,14 @@ class Recommender(ABC):
 
     # Optional: gradients in closed form, and quicker ways to score.
 
+    @property
+    def factorised(self) -> bool:
+        """Whether rows are taught p_u · q_i + b_i by the pairwise loss: `user_factors`, `item_factors`, `item_bias`.
+
+        Practice then uses compiled loops. A bias of users, which cancels in the loss, may stand beside them.
+        """
+        return False
+
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         """Losses and per-interaction gradients at the given values.
 
@@ -119,6 +127,10 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
+        return self._scores(values, users, items, None)
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
@@ -166,6 +178,9 @@ class Recommender(ABC):
         """The same for interactions to learn from, where the loss depends on them."""
         return None
 
+    def fit_past(self, users: Ints, items: Ints) -> None:
+        """Fit streaming state that takes a whole recorded log, just before the log is observed from its first event."""
+
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
 
@@ -208,6 +223,8 @@ class Recommender(ABC):
         """One vector per item, for similarities: its embeddings side by side."""
         views = self.views(context)
         names = [spec.name for spec in self.specs if spec.role == "item" and spec.kind == "embedding"]
+        if not names:
+            raise SettingsError(f"the recommender {self.name!r} has no vectors of items to compare.")
         return torch.cat([views[name].everything() for name in names], dim=1)
 
     def grow(self, users: int, user_keys: Ints, items: int, item_keys: Ints) -> None:

@@ -16,6 +16,7 @@ from melon.recommenders.factorisation import (
     factor_evidence,
     factor_scores,
 )
+from melon.recommenders.losses import BPRLoss
 from melon.recommenders.plain import PlainSteps, plain_steps
 from melon.settings import Width
 from melon.tables import TableSpec
@@ -49,6 +50,10 @@ class BPR(Recommender):
 
     def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         return factor_scores(values, users, items)
+
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)

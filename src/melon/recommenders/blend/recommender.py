@@ -43,6 +43,7 @@ from melon.recommenders.factorisation import (
     factor_scores,
 )
 from melon.recommenders.heads import HeadedRecommender, Lesson
+from melon.recommenders.losses import BPRLoss
 from melon.recommenders.plain import PlainSteps, plain_steps
 from melon.settings import Width
 from melon.stream.history import History
@@ -131,6 +132,13 @@ class Blend(HeadedRecommender):
             features = self._no_features(dot)
         inputs = inputs_of(dot, bias, features)
         return self.head.personal(inputs) + self.head(values, inputs)
+
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss and self._own
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        return factor_scores(values, users, items)
 
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The personal part's loss, and the head's with the personal part held constant: each its own gradient."""
