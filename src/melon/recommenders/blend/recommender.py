@@ -251,7 +251,8 @@ class Blend(HeadedRecommender):
         self.stream.forget_user(user)
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
-        self.stream.observe(users, items, times, past)
+        if self.observes:
+            self.stream.observe(users, items, times, past)
 
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.stream.undo_point(users, items, past)
