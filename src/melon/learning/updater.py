@@ -186,6 +186,12 @@ class Updater:
         """What the recommender's head learns from recorded lessons, as part of a practice."""
         return self._teacher.practise(lessons)
 
+    def teach_head(self, lesson: Lesson) -> None:
+        """Let the head make the step that it would have made when the lesson was recorded."""
+        step = self._teacher.step_from(lesson)
+        self._head_rows(step.values).write()
+        self._teacher.keep(step)
+
     def practice(self) -> dict[str, Tensor]:
         """The strategy's meta-parameters: its memory, and what it learned row by row."""
         rows = {
