@@ -9,7 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from melon.progress import Progress
@@ -69,30 +69,28 @@ def shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-class BarProgress(Progress):
+def live_bar(*more: ProgressColumn) -> RichProgress:
+    """A bar with a description, a count and a text of its own (`extra`), on standard error."""
+    return RichProgress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[extra]}", markup=False),
+        *more,
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+class BarProgress(LiveProgress):
     """A live bar for the stage under way."""
 
     def __init__(self) -> None:
-        self._progress = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[extra]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        self._progress = live_bar(TimeRemainingColumn(compact=True))
+        super().__init__(self._progress)
+        self.terminal = True  # `model_progress` makes it for terminals only
         self._task = self._progress.add_task("starting", total=None, extra="")
         self._began = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def stage(self, name: str) -> None:
         self._began = time.perf_counter()
@@ -102,10 +100,16 @@ class BarProgress(Progress):
         self._progress.update(self._task, extra=text)
 
     def notice(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self.line(text)
 
     def tick(self, text: str) -> None:
         self.note(text)
+
+    def share(self, done: int | None, total: int) -> None:
+        if done is None:
+            self._progress.update(self._task, advance=1, total=total)
+        else:
+            self._progress.update(self._task, completed=done, total=total)
 
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         text = _rate_and_score(done, self._began, hit_rate)
@@ -117,24 +121,36 @@ class LineProgress(Progress):
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
+        self._done = self._total = 0
 
     def stage(self, name: str) -> None:
         self._began = self._last = time.perf_counter()
+        self._done = self._total = 0
         say_aside(name)
 
     def note(self, text: str) -> None:
-        say_aside(f"  {text}")
+        say_aside(f"  {text}{self._left()}")
+
+    def share(self, done: int | None, total: int) -> None:
+        self._done, self._total = self._done + 1 if done is None else done, total
 
     def notice(self, text: str) -> None:
         say_aside(text)
 
     def tick(self, text: str) -> None:
         if self._due():
-            say_aside(f"  {text}")
+            say_aside(f"  {text}{self._left()}")
 
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         if self._due() or done == total:
             say_aside(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+
+    def _left(self) -> str:
+        """How much of the stage is left, where that is known."""
+        if not 0 < self._done < self._total:
+            return ""
+        seconds = (time.perf_counter() - self._began) / self._done * (self._total - self._done)
+        return f" ({self._done} of {self._total}, {time_left(seconds)})"
 
     def _due(self) -> bool:
         due = time.perf_counter() - self._last > _LINE_EVERY_S

@@ -20,7 +20,8 @@ from melon.fitting.arguments import id_list, plain_events, plan_of
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import fit, threads
 from melon.fitting.plan import name_of
-from melon.fitting.selection import words
+from melon.fitting.search import words
+from melon.fitting.workers import cores
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import LiveModel
@@ -35,7 +36,17 @@ if TYPE_CHECKING:
 #: The arguments of `Melon`, in order; the second group is saved with a model.
 _NAMES = ("recommender", "strategy")
 _SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "fading", "settings", "pretrain_settings")
-_PARAMETERS = (*_NAMES, *_SAVED, "recommender_settings", "threads", "dtype", "device", "progress", "report")
+_PARAMETERS = (
+    *_NAMES,
+    *_SAVED,
+    "recommender_settings",
+    "threads",
+    "max_pairs",
+    "dtype",
+    "device",
+    "progress",
+    "report",
+)
 
 
 class Melon:
@@ -55,6 +66,7 @@ class Melon:
         budget: how many settings `fit` tries for each choice; 0 takes the defaults without a trial.
         minutes: how long `fit` tries settings before it takes the best so far; 30 where the strategy is "auto".
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
+        max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
         dtype: "float32" or "float64".
         device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
         progress: whether `fit` shows on standard error how it comes along.
@@ -78,6 +90,7 @@ class Melon:
         budget: int = values.BUDGET,
         minutes: float | None = None,
         threads: int = 1,
+        max_pairs: int | None = None,
         dtype: str = "float32",
         device: str = "cpu",
         progress: bool = True,
@@ -87,7 +100,7 @@ class Melon:
         self.seed, self.epochs, self.batch_size = seed, epochs, batch_size
         self.budget, self.minutes, self.fading = budget, minutes, fading
         self.settings, self.pretrain_settings = settings, pretrain_settings
-        self.recommender_settings = recommender_settings
+        self.recommender_settings, self.max_pairs = recommender_settings, max_pairs
         self.threads, self.dtype, self.device, self.progress, self.report = threads, dtype, device, progress, report
         self.choices: dict[str, Plain] = {}
         self.notes_: tuple[str, ...] = ()
@@ -177,7 +190,7 @@ class Melon:
 
         with self._shown() as progress:
             try:
-                fitted = fit(log, plan, progress, remember)
+                fitted = fit(log, plan, progress, remember, workers=cores())
             except BaseException as problem:
                 if self._model is not None:
                     self.choices = choices
@@ -185,6 +198,7 @@ class Melon:
                     progress.notice("stopped: nothing of this fit was kept")
                 raise
         self._model, self.choices, self.notes_ = fitted.model, fitted.choices, fitted.notes
+        fitted.model.updater.history.bound(self.max_pairs)
         self._columns = {"user": user, "item": item, "time": time}
         return self
 
@@ -197,7 +211,8 @@ class Melon:
         it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
         """
         events, plan = plain_events(interactions), plan_of(self)
-        model = self._model or LiveModel(Updater(plan.build(), plan.make_strategy(plan.fixed()), seed=plan.seed))
+        model = self._model or cold_start(self)[0]
+        model.updater.history.bound(self.max_pairs)
         with threads(plan.threads):
             try:
                 if events is not None:
@@ -259,13 +274,16 @@ class Melon:
 
     def save(self, folder: PathLike) -> None:
         """Write everything into a folder, replacing what was saved there before; a failed save changes nothing."""
-        model = self._fitted("save")
+        self._fitted("save").save(folder, self._about())
+
+    def _about(self) -> Plain:
+        """What is saved with a model so that it is a `Melon` again."""
         plan_of(self)
         about = {name: getattr(self, name) for name in _SAVED}
         about |= {name: dict(about[name] or {}) for name in ("settings", "pretrain_settings")}
         about |= {name: AUTO for name in _NAMES if getattr(self, name) == AUTO}
         results = {"columns": self._columns, "choices": self.choices, "notes": list(self.notes_)}
-        model.save(folder, {"estimator": about | results})
+        return {"estimator": about | results}
 
     def _shown(self) -> Progress:
         from melon.console import model_progress
@@ -287,6 +305,13 @@ class Melon:
         self._model, self._columns, self.choices = model, about["columns"], about["choices"]
         self.notes_ = tuple(about.get("notes", ()))
         return self
+
+
+def cold_start(given: Melon) -> tuple[LiveModel, Plain]:
+    """The model that `partial_fit` starts from where nothing was learned yet, and what `save` would write with it."""
+    plan = plan_of(given)
+    updater = Updater(plan.build(), plan.make_strategy(plan.fixed()), seed=plan.seed)
+    return LiveModel(updater), given._about()
 
 
 def load(
@@ -315,6 +340,7 @@ def load(
         recommender_settings=used.settings.plain(),
         dtype=str(used.dtype).removeprefix("torch."),
         threads=threads,
+        max_pairs=model.updater.history.max_pairs,
         device=device,
         **{name: about[name] for name in _SAVED if name in about},
     )._take(model, about)

@@ -5,15 +5,18 @@ Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders.base import SummedSteps
+from melon.recommenders.base import Catalogue, SummedSteps
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
-from melon.types import Ints
+from melon.types import Ints, Singles
 
 
 def factor_scores(values: Values, users: Tensor, items: Tensor) -> Tensor:
@@ -112,3 +115,48 @@ def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[T
     out = (part.numpy() for part in (losses, slopes, to_user, to_items))
     loops.pairwise_evidence(users.contiguous().numpy(), items.numpy(), *rows, *out)
     return losses, slopes, to_user, to_items
+
+
+class FactorCatalogue(Catalogue):
+    """p_u · q_i + b_i, and b_u where users have a bias, for all items by compiled loops.
+
+    Vectors are read as they are stored; biases, and what fading has left of vectors, are computed once.
+    """
+
+    def __init__(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> None:
+        self._loops, self._tables, self._at = loops, tables, at
+        self.bias = tables["item_bias"].gather(torch.arange(n_items), at)[:, 0]
+        vectors = tables["item_factors"].view(at)
+        self._known = min(vectors.rows, n_items)
+        decay = vectors.decay(slice(0, self._known))
+        self._decay = self.bias.new_empty(0) if decay is None else decay
+
+    def scores(self, users: Tensor) -> Tensor:
+        return self.products(users, self.bias)
+
+    def products(self, users: Tensor, bias: Tensor) -> Tensor:
+        """The same with other biases of items."""
+        rows, vectors = users.numpy(), self._tables["item_factors"].view()
+        factors = self._own("user_factors", rows)
+        own = self._own("user_bias", rows)[:, 0] if "user_bias" in self._tables else np.zeros(len(rows), np.float32)
+        out = np.empty((len(rows), len(bias)), dtype=np.float32)
+        self._loops.products(
+            factors,
+            np.ascontiguousarray(own),
+            vectors.storage.numpy(),
+            self._known,
+            self._decay.numpy(),
+            bias.numpy(),
+            out,
+        )
+        return torch.from_numpy(out)
+
+    def _own(self, name: str, rows: Ints) -> Singles:
+        """Rows of users, faded: a few of them, for which numpy is quicker than PyTorch."""
+        view = self._tables[name].view(self._at)
+        at = np.minimum(rows, view.rows)
+        values: Singles = view.storage.numpy()[at]
+        if view.half_life is not None:
+            idle = np.minimum(view.touched.numpy()[at] - view.now, 0)
+            values *= np.exp2(idle / view.half_life).astype(np.float32)[:, None]
+        return values

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Context, RecommenderSettings
+from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
+from melon.recommenders.blend.catalogue import BlendCatalogue
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
     INPUTS_WITH_TRANSITIONS,
+    MORE,
     PARTS,
     STREAMED,
     Named,
@@ -37,19 +39,20 @@ from melon.recommenders.blend.head import (
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
+    FactorCatalogue,
     compiled_dots,
+    compiled_pretraining,
     factor_evidence,
     factor_scores,
 )
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.recommenders.losses import BPRLoss
 from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
-from melon.recommenders.streaming.neighbours import scratch
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import TableSpec, TableView, Undo
-from melon.types import Ints, SmallInts
+from melon.types import Ints
 
 
 class BlendSettings(RecommenderSettings):
@@ -67,6 +70,8 @@ class BlendSettings(RecommenderSettings):
     head_practice_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
+    inputs: tuple[Literal["profiles", "tastes"], ...] = ()
+    lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
 
@@ -74,7 +79,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend", "lessons")
+    kernels = ("factor", "neighbours", "blend", "lessons", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -95,8 +100,9 @@ class Blend(HeadedRecommender):
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
-        self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
-        self.stream = StreamFeatures(chosen.slots, numbers, transitions=chosen.transitions)
+        self.stream = StreamFeatures(
+            chosen.slots, numbers, transitions=chosen.transitions, more=chosen.inputs, seed=self.seed
+        )
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
@@ -111,9 +117,14 @@ class Blend(HeadedRecommender):
         return super().learns(spec) and (spec.name not in TABLES or not self._own)
 
     @property
+    def two_stage(self) -> bool:
+        return self.settings.lists == "two_stage"
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """What the head sees, by name."""
-        return INPUTS_WITH_TRANSITIONS if self.settings.transitions else INPUTS
+        usual = INPUTS_WITH_TRANSITIONS if self.settings.transitions else INPUTS
+        return (*usual, *(name for group, names in MORE.items() if group in self.settings.inputs for name in names))
 
     @property
     def _own(self) -> bool:
@@ -172,11 +183,19 @@ class Blend(HeadedRecommender):
         return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
-        loops = policy.load("lessons", like=self.head.centre)
-        if loops is not None:
+        loops, at = policy.load("lessons", like=self.head.centre), context.moment
+        if loops is not None and at is not None and not self.stream.more:
+            tables = [self.tables[name] for name in TAUGHT]
             lines = np.ascontiguousarray(users.numpy()), np.ascontiguousarray(items.numpy())
-            return Lesson(self._compiled_inputs(loops, *lines, context), allowed)
-        return Lesson(self._stored_inputs(users, Named.of(items.cpu().numpy()), context), allowed)
+            return Lesson(self.stream.inputs(loops, tables, *lines, context.history, at), allowed)
+        named = Named.of(items.cpu().numpy())
+        loops = policy.load("blend", like=self.head.centre)
+        if loops is not None:
+            return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
+        return Lesson(self._stored_inputs(users, named, context), allowed)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = self._head_values(context)
@@ -193,6 +212,8 @@ class Blend(HeadedRecommender):
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        if not self.stream.more and policy.load("lists", like=self.head.centre) is not None:
+            return self.catalogue(n_items, context).scores(users)
         head, views = self._head_values(context), self.views(context)
         everything = torch.arange(n_items, device=users.device)
         bias = views["item_bias"].gather(everything).squeeze(-1)
@@ -200,14 +221,27 @@ class Blend(HeadedRecommender):
         if silent(head):
             return dots.add_(bias)
         past, items = context.history if context else History(), np.arange(n_items)[None, :]
+        named = Named(items, items[0], np.arange(n_items)[None, :])
         columns, divisors = self.stream.of_items(items[0])
         scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns))
         rows = users.cpu().numpy()
         # One user at a time: what is held beside the scores does not grow with the number of users.
         for line, active in enumerate(activity(rows, past).tolist()):
-            pairs = self.stream.of_pairs(rows[line : line + 1], items, divisors, past)[0]
-            dots[line] = scorer.of_user(dots[line], self._tensor(pairs), active)
+            user = rows[line : line + 1]
+            pairs = self.stream.of_pairs(user, items, divisors, past)[0]
+            besides = self.stream.of_both(user, named, columns, past, context.time if context else 0)[0]
+            dots[line] = scorer.of_user(dots[line], self._tensor(np.concatenate([pairs, besides], axis=1)), active)
         return dots
+
+    def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
+        loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
+        if loops is None or self.stream.more:
+            return super().catalogue(n_items, context)
+        rows = FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
+        if silent(head):
+            return rows
+        past = context.history if context else History()
+        return BlendCatalogue(loops, rows, self.stream, past, self.head, head)
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""
@@ -215,8 +249,15 @@ class Blend(HeadedRecommender):
         missing = self.rows_of("item") - alike.shape[1]
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
 
+    def fit_past(self, users: Ints, items: Ints) -> None:
+        self.stream.fit(users, items)
+
+    def forget_user(self, user: int) -> None:
+        self.stream.forget_user(user)
+
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
-        self.stream.observe(users, items, past)
+        if self.observes:
+            self.stream.observe(users, items, times, past)
 
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.stream.undo_point(users, items, past)
@@ -233,10 +274,12 @@ class Blend(HeadedRecommender):
     def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         past = context.history if context else History()
         rows = users.cpu().numpy()
-        columns, divisors = (np.take(column, named.places, axis=0) for column in self.stream.of_items(named.distinct))
+        of_items, time = self.stream.of_items(named.distinct), context.time if context else 0
+        columns, divisors = (np.take(column, named.places, axis=0) for column in of_items)
         pairs = self.stream.of_pairs(rows, named.items, divisors, past)
+        besides = self.stream.of_both(rows, named, of_items[0], past, time)
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
-        return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
+        return self._tensor(np.concatenate([columns, pairs, besides, active], axis=-1))
 
     def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
@@ -244,7 +287,8 @@ class Blend(HeadedRecommender):
         columns, divisors = self.stream.of_items(named.distinct)
         sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
         by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
-        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, divided_by)
+        besides = self.stream.of_both(rows, named, columns, past, context.time if context else 0)
+        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, besides, divided_by)
 
     def _stored_personal(self, users: Tensor, named: Named, context: Context | None) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
@@ -255,22 +299,6 @@ class Blend(HeadedRecommender):
         if dot is None:
             dot = vectors.gather(distinct, at)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
         return dot, self.tables["item_bias"].gather(distinct, at)[:, 0]
-
-    def _compiled_inputs(self, loops: policy.Loops, users: Ints, lines: Ints, context: Context) -> Tensor:
-        """The same as `_stored_inputs` in one compiled pass."""
-        past, at, tables = context.history, context.moment, [self.tables[name] for name in TAUGHT]
-        size = max(int(lines.max(initial=-1)) + 1, self.stream.neighbours.rows)
-        if len(self._item_at) < size:
-            self._item_at = np.zeros(2 * size, dtype=np.int32)
-        moment = self.clock.now if at is None else at.now
-        rows = (part for table in tables for part in table.arrays(at))
-        out = torch.empty((*lines.shape, len(self.inputs)), dtype=torch.float32, device="cpu")
-        known = moment, tables[0].rows, tables[1].rows
-        rings = *past.of_users.storage, past.of_users.rows
-        loops.inputs(
-            users, lines, *rings, *self.stream.storage, *known, *rows, self._item_at, scratch(size), out.numpy()
-        )
-        return out
 
     def _head_values(self, context: Context | None) -> dict[str, Tensor]:
         views = self.views(context)
@@ -293,6 +321,13 @@ class Blend(HeadedRecommender):
     def _no_features(self, like: Tensor) -> Tensor:
         more = len(self.inputs) - len(INPUTS)
         return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
+
+
+def _compiled_inputs(loops: policy.Loops, pairs: KnownPairs) -> Tensor:
+    """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
+    out = torch.empty((*pairs.places.shape, pairs.width), dtype=torch.float32, device="cpu")
+    loops.inputs(pairs, out.view(-1, pairs.width).numpy())
+    return out
 
 
 def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, pairs: KnownPairs) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,6 +22,7 @@ EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
 #: Before this version SQLite could lose a WAL that two connections reset at once.
 LEAST_SQLITE = (3, 51, 3)
 _FULL = 1 << 20
+logger = logging.getLogger("melon.service")
 
 Sync = Literal["FULL", "NORMAL", "OFF"]
 
@@ -29,10 +32,12 @@ def open_writer(path: Path, sync: Sync, schema: str) -> apsw.Connection:
     try:
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(10_000)
+        connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", sync)
+        connection.pragma("journal_size_limit", 1 << 26)
         # What is deleted is overwritten: a forgotten person's ids do not stay in free pages.
-        settings = f"PRAGMA synchronous={sync}; PRAGMA journal_size_limit=67108864; PRAGMA secure_delete=ON"
-        connection.execute(f"PRAGMA journal_mode=WAL; {settings}")
-        connection.execute(schema)
+        connection.pragma("secure_delete", True)
+        connection.execute(schema).fetchall()
     except apsw.Error as error:
         raise trouble(path, error) from error
     return connection
@@ -47,7 +52,7 @@ def open_reader(path: Path) -> apsw.Connection:
             f"file:{quote(str(path))}?mode=ro", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         )
         connection.set_busy_timeout(10_000)
-        connection.execute("PRAGMA data_version").fetchall()
+        connection.pragma("data_version")
     except apsw.Error as error:
         raise trouble(path, error) from error
     return connection
@@ -80,6 +85,22 @@ def is_full(folder: Path, error: Exception) -> bool:
     if isinstance(error, apsw.FullError):
         return True
     return isinstance(error, apsw.IOError) and shutil.disk_usage(folder).free < _FULL
+
+
+def until_there_is_room(folder: Path, write: Callable[[], Any], stopping: Callable[[], bool]) -> None:
+    """Write, and where the disk is full, again every second until there is room or the process is asked to end."""
+    while True:
+        try:
+            write()
+        except (apsw.Error, DiskFullError) as error:
+            if not isinstance(error, DiskFullError) and not is_full(folder, error):
+                raise
+            if stopping():
+                raise DiskFullError(f"the disk of {folder} is full; make room, then start again.") from error
+            logger.warning("the disk of %s is full; waiting for room", folder)
+            time.sleep(1.0)
+        else:
+            return
 
 
 class Held:
@@ -161,9 +182,18 @@ class Reader:
         changed, self._seen = bool(version != self._seen), version
         return changed
 
+    def forget_version(self) -> None:
+        """Have the next `changed` say yes."""
+        self._seen = None
+
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+
+    def has(self, table: str) -> bool:
+        """Whether a table has been made, and something is in it."""
+        made = self._rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
+        return bool(made and self._rows(f"SELECT 1 FROM {table} LIMIT 1"))
 
     def meta(self) -> dict[str, Any]:
         """What the file says about itself."""
