@@ -10,6 +10,7 @@ import typer
 from melon.cli.compare import advise, bench, tune
 from melon.cli.data import data
 from melon.cli.help import Commands, epilog
+from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
 from melon.cli.report import demo, report, reproduce
 from melon.cli.use import learn, recommend, similar
@@ -23,10 +24,13 @@ app = Commands(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
+app.add_typer(log, name="log")
 for _command in (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _registered in data.registered_commands:
     _registered.epilog = epilog(f"data {_registered.name}")
+for _registered in log.registered_commands:
+    _registered.epilog = epilog(f"log {_registered.name}")
 
 _STOPPED = 130  # what a shell says of a command that Ctrl-C ended
 
