@@ -11,3 +11,14 @@ def require_plots(purpose: str) -> None:
         import matplotlib as mpl  # noqa: F401
     except ImportError:
         raise MissingExtraError(purpose, "plots") from None
+
+
+def require_serving(purpose: str) -> None:
+    """Raise now if no service can be run here."""
+    try:
+        import apsw  # noqa: F401
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(purpose, "serve") from None

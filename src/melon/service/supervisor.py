@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from melon.errors import CheckpointError, MelonError, SettingsError
-from melon.service.config import ServeSettings
+from melon.service.config import LOOPBACK, ServeSettings
+from melon.service.keys import KeyFile
 from melon.service.learner.settings import LearnerSettings
 
 Role = Literal["learner", "api"]
@@ -47,6 +48,15 @@ def check_model(settings: ServeSettings) -> None:
         raise CheckpointError(
             f"{settings.model} is not the folder of a model: it has no {MANIFEST}. Make one with melon pretrain, or "
             "start without a model."
+        )
+
+
+def check_reachable(settings: ServeSettings) -> None:
+    """Refuse to be reachable from outside without keys."""
+    if settings.host not in LOOPBACK and not KeyFile(settings.key_file).keys():
+        raise SettingsError(
+            f"host {settings.host} can be reached from outside and {settings.key_file} has no keys. Make one with "
+            f"melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
         )
 
 
