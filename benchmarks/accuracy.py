@@ -24,7 +24,7 @@ import polars as pl
 
 from melon.bench.run import bench_streams
 from melon.evaluation.compare import Comparison, Sides, compare_mean, hits
-from melon.terminal.bench_view import BenchProgress, show_bench
+from melon.terminal.runs import BenchProgress, show_bench
 from verdicts import show_verdicts
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[1] / "../shared/data"))

@@ -26,8 +26,8 @@ import polars as pl
 from accuracy import DATA, SPLITS, STREAMS, Cells
 from melon.bench.run import bench_streams
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
-from melon.evaluation.rivals import RIVALS
-from melon.terminal.bench_view import BenchProgress, show_bench
+from melon.evaluation.predictors import RIVALS
+from melon.terminal.runs import BenchProgress, show_bench
 from verdicts import show_verdicts
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}

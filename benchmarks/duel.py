@@ -22,7 +22,8 @@ import torch
 
 from accuracy import DATA
 from melon.bench.cell import Cell
-from melon.bench.config import CellConfig, read_config
+from melon.bench.config import CellConfig
+from melon.bench.config_files import read_config
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions

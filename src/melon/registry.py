@@ -45,6 +45,8 @@ class Entry:
     presets: Mapping[str, Point] = field(default_factory=lambda: MappingProxyType({"default": {}}))
     #: Whether `--strategies all` includes it.
     in_comparison: bool = False
+    #: Of a recommender: whether it has tables that a strategy updates; otherwise it learns by observing alone.
+    driven: bool = True
     #: How tables and figures call it; without one they use its name.
     label: str = ""
     #: Its colour in figures as hexadecimal RGB, on a light and on a dark page; without one it gets a spare colour.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from melon.errors import LearningError, SettingsError
 from melon.stream.draws import Draws
-from melon.types import Ints
+from melon.types import Ints, Singles
 
 Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
@@ -117,9 +118,14 @@ class Table:
         # Rows from self.rows on are all zero: an absent row is read from there.
         self._values = torch.zeros((1, spec.dim), dtype=dtype, device=device)
         self._touched = torch.zeros(1, dtype=torch.int64, device=device)
+        self._arrays: tuple[Singles, Ints] | None = None  # the same memory, for compiled loops
         self._changed: list[Tensor] | None = None
         if spec.role == "shared":
             self.grow(spec.rows, np.arange(spec.rows))
+
+    def __getstate__(self) -> dict[str, object]:
+        """For copies: their arrays share memory with the tensors of the copy."""
+        return {**self.__dict__, "_arrays": None}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,6 +146,23 @@ class Table:
     def gather(self, rows: Tensor, at: Moment | None = None) -> Tensor:
         """A copy of rows at a moment; shape of `rows` × dim."""
         return self.view(at).gather(rows)
+
+    def arrays(self) -> tuple[Singles, Ints, float]:
+        """Storage for compiled loops: values, last touches, and the half-life of idle rows, 0 where they do not fade.
+
+        The arrays share memory with the table until it grows: use them for one call. Row `rows` reads as zeros. A loop
+        that writes rows exchanges them (`kernels/factor.py`) and reports them to `written`.
+        """
+        if self._arrays is None:
+            self._arrays = self._values.numpy(), self._touched.numpy()
+        return *self._arrays, self.half_life or 0.0
+
+    def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
+        """Record rows that a compiled loop has written; closing `undo` takes the record back."""
+        if self._changed is not None:
+            if undo is not None:
+                undo.callback(self._forget_changes, len(self._changed))
+            self._record(torch.from_numpy(rows.copy()))
 
     def everything(self) -> Tensor:
         """All rows at the moment of learning; to be read only."""
@@ -210,8 +233,7 @@ class Table:
         def undo() -> None:
             self._values.index_copy_(0, rows, values)
             self._touched.index_copy_(0, rows, touched)
-            if self._changed is not None:
-                del self._changed[recorded:]
+            self._forget_changes(recorded)
 
         return undo
 
@@ -238,7 +260,13 @@ class Table:
         self._values[: self.rows] = state["values"]
         self._touched = self._touched.new_zeros(self.rows + 1)
         self._touched[: self.rows] = state["touched"]
+        self._arrays = None
         self._record(torch.arange(self.rows, device=self.device))
+
+    def _forget_changes(self, recorded: int) -> None:
+        """Keep the first records of changes only."""
+        if self._changed is not None:
+            del self._changed[recorded:]
 
     def _record(self, rows: Tensor) -> None:
         if self._changed is not None:
@@ -249,7 +277,7 @@ class Table:
         values[: self.rows] = self._values[: self.rows]
         touched = self._touched.new_zeros(capacity)
         touched[: self.rows] = self._touched[: self.rows]
-        self._values, self._touched = values, touched
+        self._values, self._touched, self._arrays = values, touched, None
 
 
 class SparseTable:

@@ -23,9 +23,9 @@ from melon.bench.grid import Outcome, Task, run_grid, tasks_of
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.errors import LearningError
-from melon.evaluation.rivals import RIVALS
+from melon.evaluation.predictors import RIVALS
 from melon.progress import Progress
-from melon.terminal.bench_view import bench_table
+from melon.terminal.runs import bench_table
 
 SPLIT = (0.8, 0.05, 0.15)
 OPTIONS = ["--split", "0.8,0.05,0.15", "--budget", "2", "--epochs", "2", "--negatives", "15", "--batch-size", "32"]

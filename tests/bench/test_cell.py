@@ -13,8 +13,8 @@ from melon.bench.config import CellConfig
 from melon.bench.work import Work
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
+from melon.evaluation.predictors import RIVALS
 from melon.evaluation.ranking import CUTS, metrics
-from melon.evaluation.rivals import RIVALS
 from melon.fitting import fit as fit_module
 from melon.fitting.fit import Fitting
 from melon.fitting.selection import Selection

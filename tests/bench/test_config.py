@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from melon.bench.config import CellConfig, parse_assignments, read_config
+from melon.bench.config import CellConfig, parse_assignments
+from melon.bench.config_files import read_config
 from melon.errors import SettingsError
 
 

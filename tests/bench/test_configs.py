@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from melon.bench.config import CellConfig, read_config
-from melon.bench.tuned import trials_behind
+from melon.bench.config import CellConfig
+from melon.bench.config_files import read_config, trials_behind
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))

@@ -11,9 +11,8 @@ import pytest
 from melon.bench.cell import Cell, CellResult
 from melon.bench.config import CellConfig
 from melon.bench.grid import Outcome, Task
-from melon.bench.rate_capture import RatesKeeper
 from melon.bench.run import BenchFolder
-from melon.bench.work import Work
+from melon.bench.work import RatesKeeper, Work
 from melon.data.interactions import Interactions
 from melon.errors import DataError
 

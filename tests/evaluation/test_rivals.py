@@ -5,8 +5,7 @@ import pytest
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.evaluation.predictors import Frozen, Retrained
-from melon.evaluation.rivals import HALF_LIVES, RIVALS, WEIGHTS, RivalColumns, make_rival
+from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, Frozen, Retrained, RivalColumns, make_rival
 from melon.fitting.baselines import choose_rivals
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import deploy, refit

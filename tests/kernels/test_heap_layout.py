@@ -6,6 +6,7 @@ real call are laid side by side in one buffer, in random orders, and the call is
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,12 @@ from melon.kernels import policy
 from melon.kernels.suites import SUITES
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.recommenders.bpr import BPR
+from melon.recommenders.streaming.ials import ImplicitALS
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
+from melon.stream.history import History, PartnerRings
 
 _ORDERS = 6
 
@@ -112,7 +115,14 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         updater = Pairing(make, strategy).updater()
         for batch in toy_batches(log)[:12]:
             updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
+            with ExitStack() as undo:
+                updater.learn_undoable(batch, undo)
             updater.learn(batch)
+    solved, past = ImplicitALS(33), History()
+    for batch in toy_batches(log)[:12]:
+        solved.observe(batch.users, batch.items, past)
+        past.append(batch.users, batch.items)
+    PartnerRings().append(log.users, log.items)
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()
     assert seen.keys() == {f"{name}.{function}" for name, suite in SUITES.items() for function in suite.signatures}

@@ -13,12 +13,14 @@ import melon
 from melon.data.frames import interactions_from
 from melon.data.ids import IdBook
 from melon.errors import DataError, LearningError, SettingsError
+from melon.kernels import policy
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
+from melon.recommenders.plain import FactorStep, PlainSteps
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
@@ -213,6 +215,7 @@ POINTS = (
 
 def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> None:
     updater = model.updater
+    plain = updater.recommender.plain_steps is not None and updater.strategy.plain_rates(1) is not None
     places: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "ids": (model.items, "rows", {"after": 1}),
         "popular.observe": (model.popular, "observe", {}),
@@ -226,6 +229,11 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         "history.append": (updater.history, "append", {}),
         "keep": (updater.strategy, "keep", {"works": False}),
     }
+    if plain and policy.compiled():  # the same moments of a step that compiled loops make
+        places["evidence"] = (PlainSteps, "of", {})
+        places["propose"] = (updater.strategy, "plain_rates", {})
+        places["first write"] = (FactorStep, "write", {})
+        places["second write"] = (Table, "written", {"after": 1})
     owner, name, how = places[point]
     failing(monkeypatch, owner, name, **how)
 
@@ -294,7 +302,7 @@ class TestBatchesThatFail:
 
     def test_batches_before_it_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = make()
-        failing(monkeypatch, model.updater.strategy, "propose", after=2)
+        failing(monkeypatch, model.updater.history, "append", after=2)
         with pytest.raises(Injected):
             learn(model, events(60), batch_size=20)
         assert model.updater.history.events == 40

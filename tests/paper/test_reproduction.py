@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commands import Run
-from melon.bench.config import read_config
+from melon.bench.config_files import read_config
 from melon.data.files import load_stream
 from melon.paper.datasets import WANTED, look
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from commands import Run
 from melon.bench.cell import Cell
-from melon.bench.config import CellConfig, read_config
-from melon.bench.tuned import trials_behind
+from melon.bench.config import CellConfig
+from melon.bench.config_files import config_text, read_config, toml, trials_behind
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
@@ -29,9 +29,8 @@ from melon.evaluation.ranking import Ranks
 from melon.fitting.search import Search, neighbours, search
 from melon.fitting.search import Trial as SearchTrial
 from melon.registry import Space
-from melon.tuning.study import Study, Trial, alone, best
-from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
-from melon.tuning.writing import config_text, toml
+from melon.tuning.study import Curve, Study, Trial, Tried, alone, best
+from melon.tuning.tune import Foundation, TrialJob
 
 SPLIT = (0.8, 0.05, 0.15)
 OPTIONS = ["--split", "0.8,0.05,0.15", "--epochs", "2", "--negatives", "15", "--batch-size", "16"]
@@ -302,9 +301,10 @@ class TestStudy:
         study.keep_pretraining({"l2": 0.03})
         again = study_in(tmp_path)
         failed, pruned, done, open_one = again.trials()[2:]
-        assert (failed.state, failed.problem, failed.score) == ("FAIL", "it broke", None)
-        assert (pruned.state, pruned.score) == ("PRUNED", 0.25)
-        assert (done.state, done.score, done.curve) == ("COMPLETE", 0.5, curve_of(5.0, 5.0))
+        assert failed.tried == Tried("trial 3", 2.0, problem="it broke")
+        assert pruned.tried == Tried("trial 4", 1.0, 0.25, curve_of(2.0, 3.0), pruned=True)
+        assert done.tried == Tried("trial 5", 1.0, 0.5, curve_of(5.0, 5.0))
+        assert [trial.state for trial in (failed, pruned, done)] == ["FAIL", "PRUNED", "COMPLETE"]
         assert not open_one.ended
         assert best(again.trials()) == done
         assert again.defaults == Tried("defaults", 1.0, 0.4, curve_of(4.0))

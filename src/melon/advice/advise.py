@@ -119,18 +119,15 @@ def _run(plan: AdvicePlan, recent: Interactions, jobs: int, progress: Progress, 
         events = {"user": recent.users, "item": recent.items, "ts": recent.times}
         pl.DataFrame(events).write_parquet(path)
         threads = int(plan.config.get("threads", 1))
-        executor = executor_for({_NAME: path}, Path(folder) / "work", jobs=jobs, ray=None, threads=threads)
-        try:
+        with executor_for({_NAME: path}, Path(folder) / "work", jobs=jobs, ray=None, threads=threads) as executor:
             for tasks in plan.phases():
                 for outcome in run_grid(tasks, dict(outcomes), executor, lambda _: None, progress, time_is_up):
                     outcomes[outcome.task.key] = outcome
-        finally:
-            executor.stop()
     return outcomes
 
 
 def _recommenders() -> tuple[str, ...]:
-    names = RECOMMENDERS.names()
+    names = [entry.name for entry in RECOMMENDERS if entry.driven]
     return (*(name for name in _RECOMMENDERS if name in names), *(name for name in names if name not in _RECOMMENDERS))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,13 @@ import numpy as np
 import torch
 
 from melon.bench.config import CellConfig
-from melon.bench.rate_capture import RatesKeeper, Watched
 from melon.bench.record import Recorded
-from melon.bench.work import CellMemo, PlainKeeper, TallyKeeper, Work
+from melon.bench.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
-from melon.evaluation.predictors import Frozen, Popularity, Predictor, Retrained
-from melon.evaluation.prequential import Tally, prequential
-from melon.evaluation.rivals import RIVALS, UNCHOSEN, make_rival
-from melon.explain.matrix import BatchRates
+from melon.evaluation.predictors import RIVALS, UNCHOSEN, Frozen, Popularity, Predictor, Retrained, make_rival
+from melon.evaluation.prequential import Point, Tally, prequential
+from melon.explain.matrix import BatchRates, batch_rates
 from melon.fitting.baselines import choose_popularity, choose_rivals
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
@@ -28,7 +26,7 @@ from melon.fitting.selection import Selection
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.progress import Progress
-from melon.stream.batch import batch_of
+from melon.stream.batch import Batch, batch_of
 from melon.stream.candidates import Candidates, require_enough_items
 from melon.stream.draws import Draws
 from melon.stream.sealed import SealedStream
@@ -139,7 +137,7 @@ class Cell:
         config, training, past_items = self.config, self._sealed.training, self._sealed.training.items
         half_life = choices["recent_popularity"]["settings"]["half_life"]
         settings = choices[config.strategy]["settings"]
-        made: dict[str, Callable[[], Predictor]] = {
+        predictors: dict[str, Callable[[], Predictor]] = {
             "frozen": lambda: Frozen(self._updater("default", {}, state)),
             "popularity": lambda: Popularity(float("inf"), past_items),
             "recent_popularity": lambda: Popularity(half_life, past_items),
@@ -155,10 +153,10 @@ class Cell:
         every = config.retrain_every
         if every is not None:
             retrained = partial(self._from_scratch, choices, practice["default"], log)
-            made["retrained"] = lambda: Retrained(retrained, self.parts.train_stop, every)
+            predictors["retrained"] = lambda: Retrained(retrained, self.parts.train_stop, every)
         if config.pretrain == "own":
-            made["strategy"] = lambda: self._trained_by_itself(settings, log)
-        return made
+            predictors["strategy"] = lambda: self._trained_by_itself(settings, log)
+        return predictors
 
     def _from_scratch(self, choices: Plain, practice: Practice, log: Interactions, stop: int) -> Updater:
         """A model trained on the first events of the log as the deployed one was on the training part."""
@@ -213,7 +211,7 @@ class Cell:
                     hits += float((point.ranks.rank <= 5).sum())
                     seen += len(point.ranks)
                 self.progress.batch(point.stop - self.parts.train_stop, total, hits / seen if seen else None)
-        rates = watched.found if watched is not None else None
+        rates = watched.rates if watched is not None else None
         if rates is not None:
             self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: rates)
         return tally
@@ -231,3 +229,31 @@ class Cell:
                 raise StreamError(
                     f"the training part has {count} {side}; an evaluation needs at least two to tell anything apart."
                 )
+
+
+class Watched:
+    """An updater that shows its learning rates for the batch that starts at an event, after it has scored it.
+
+    What is scored and learned is the same as without it.
+    """
+
+    def __init__(self, updater: Updater, start: int) -> None:
+        self._updater, self._start, self._spent = updater, start, 0.0
+        self.rates: BatchRates | None = None
+        self.score, self.score_catalogue = updater.score, updater.score_catalogue
+
+    def learn(self, batch: Batch) -> float:
+        self._spent = 0.0
+        if int(batch.events[0]) == self._start and self._updater.strategy.explains_rates:
+            began = time.perf_counter()
+            self.rates = batch_rates(self._updater, batch, self._start, "the last full batch of the test part")
+            self._spent = (time.perf_counter() - began) * 1e3
+        return self._updater.learn(batch)
+
+    @property
+    def moved(self) -> float:
+        return self._updater.moved
+
+    def timed(self, point: Point) -> Point:
+        """The point of the batch that was learned last, without the time that reading its rates took."""
+        return replace(point, update_ms=point.update_ms - self._spent)

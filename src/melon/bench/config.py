@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import numpy as np
@@ -25,9 +24,7 @@ PretrainMode = Literal["shared", "own"]
 SECTIONS = ("strategy", "recommender", "pretrain")
 #: Fields that a record leaves out where they are not set, so that records with and without them stand together.
 _LEFT_OUT = ("retrain_every", "minutes", "auto")
-_TABLES = ("settings", "recommender_settings", "pretrain_settings")
-#: How a TOML file says that a setting has no value; JSON has a word for it.
-NO_VALUE = "null"
+TABLES = ("settings", "recommender_settings", "pretrain_settings")
 
 
 @dataclass(frozen=True)
@@ -145,46 +142,20 @@ def parse_fading(text: str) -> str | float:
         return text
 
 
-def read_config(path: Path) -> Plain:
-    """A TOML or JSON file of `CellConfig` fields; a result's own `config.asked` is one too."""
-    import json
-    import tomllib
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        content: Plain = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as problem:
-        raise SettingsError(f"the config file {path} cannot be read: {problem.strerror}.") from None
-    except (ValueError, RecursionError) as problem:
-        raise SettingsError(
-            f"the config file {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {problem}."
-        ) from None
-    if not isinstance(content, dict):
-        raise SettingsError(f"the config file {path} must hold a table of settings.")
-    names = {field.name for field in fields(CellConfig)}
-    for key in list(content):
-        if key not in names:
-            raise unknown_name(f"key in {path}", key, names)
-        content[key] = _typed(key, content[key], f"{path}: ")
-        if key in _TABLES:
-            content[key] = {name: None if value == NO_VALUE else value for name, value in content[key].items()}
-    return content
-
-
 def config_from(given: Mapping[str, Any]) -> CellConfig:
     """A configuration from the values of a Python program; numpy's numbers become Python's."""
     # The choices of `pretrain` are checked by the configuration itself, which lists them.
-    typed: Plain = {
-        name: str(value) if name == "pretrain" else _typed(name, value, "") for name, value in given.items()
+    checked: Plain = {
+        name: str(value) if name == "pretrain" else typed(name, value, "") for name, value in given.items()
     }
-    return CellConfig(**typed)
+    return CellConfig(**checked)
 
 
-def _typed(key: str, value: Any, place: str) -> Any:
-    """A value as its field wants it; `place` is where it comes from, for the error."""
+def typed(key: str, value: Any, place: str) -> Any:
+    """A value as its field of a configuration wants it; `place` is where it comes from, for the error."""
     from pydantic import TypeAdapter, ValidationError
 
-    if key in _TABLES:
+    if key in TABLES:
         value = values.settings_table(f"{place}{key}", value) or {}
     elif key == "split" and isinstance(value, str):
         value = parse_split(value)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from melon.atomic import replacing
-from melon.bench.jobs import Ended, Job, work_of
+from melon.bench.jobs import Ended, Executor, Job, work_of
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import MissingExtraError, SettingsError
@@ -41,7 +41,7 @@ class _Worker(Generic[Ended]):
     job: Job[Ended] | None = None
 
 
-class LocalExecutor(Generic[Ended]):
+class LocalExecutor(Executor[Ended]):
     """Processes on this machine. One that dies takes its own job down and is replaced."""
 
     def __init__(self, streams: Mapping[str, Path], folder: Path, *, jobs: int, threads: int) -> None:
@@ -141,7 +141,7 @@ def _manner(code: int | None) -> str:
     return f"exit code {code}"
 
 
-class RayExecutor(Generic[Ended]):
+class RayExecutor(Executor[Ended]):
     """Tasks on a Ray cluster. Streams travel once, through the object store; a lost worker's job is run again.
 
     Nodes need no common disk: the work of a foundation travels as bytes, and comes back here so that a command that
@@ -238,7 +238,7 @@ def _import_ray() -> Any:
 
 def executor_for(
     streams: Mapping[str, Path], folder: Path, *, jobs: int, ray: str | None, threads: int
-) -> LocalExecutor[Any] | RayExecutor[Any]:
+) -> Executor[Any]:
     """What `--jobs` and `--ray` ask for; the folder keeps the work that jobs share."""
     if jobs < 1:
         raise SettingsError(f"jobs = {jobs} is too few: it must be at least 1.")

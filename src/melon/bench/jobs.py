@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from melon.bench.work import Work
 from melon.data.interactions import Interactions
@@ -47,17 +48,29 @@ class Job(Protocol[Ended_co]):
         """The outcome where its worker died."""
 
 
-class Executor(Protocol[Ended]):
-    """Runs jobs somewhere. What a foundation made stays with the executor and is given to the jobs that follow."""
+class Executor(ABC, Generic[Ended]):
+    """Runs jobs somewhere. What a foundation made stays with the executor and is given to the jobs that follow.
+
+    Leaving its block ends what is running.
+    """
 
     workers: int
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @abstractmethod
     def submit(self, job: Job[Ended]) -> None:
         """Start a job, or queue it."""
 
+    @abstractmethod
     def outcome(self, patience: float) -> Ended | None:
         """The outcome of the next job that has ended, or None after `patience` seconds."""
 
+    @abstractmethod
     def stop(self) -> None:
         """End what is running."""
 

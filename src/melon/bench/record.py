@@ -21,9 +21,9 @@ from melon.atomic import replacing, write_text
 from melon.bench.config import CellConfig
 from melon.data.interactions import Interactions
 from melon.errors import DataError
+from melon.evaluation.predictors import RIVALS
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import metrics
-from melon.evaluation.rivals import RIVALS
 from melon.fitting.auto import settle_auto
 from melon.stream.split import Parts
 from melon.types import Flags, Floats, Plain

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from melon.atomic import require_writable, write_text
 from melon.bench.config import CellConfig
+from melon.bench.config_files import Tuned, read_tuned
 from melon.bench.executors import executor_for
 from melon.bench.grid import Outcome, Task, run_grid, tasks_of
-from melon.bench.rate_capture import RATES_SUFFIX, RatesKeeper
 from melon.bench.record import read_json, write_result
-from melon.bench.tuned import Tuned, read_tuned
+from melon.bench.work import RatesKeeper
 from melon.data.files import load_stream
 from melon.errors import DataError, SettingsError, StoppedError, unknown_name
 from melon.progress import Progress
@@ -108,7 +108,7 @@ class BenchFolder:
 
     def rates(self, task: Task) -> Path:
         """The learning rates of a cell, beside its record."""
-        return self.out / f"{task.key}{RATES_SUFFIX}"
+        return self.out / f"{task.key}{RatesKeeper.suffix}"
 
     def done(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
         """Cells that have a record of the same settings, with everything that is asked for."""
@@ -185,14 +185,12 @@ def bench_streams(
         return BenchResult(out, tasks, done)
     executor = executor_for(plan.streams, folder.work, jobs=jobs, ray=ray, threads=plan.base.threads)
     try:
-        with shown:
+        with executor, shown:
             outcomes = {outcome.task.key: outcome for outcome in run_grid(tasks, done, executor, folder.keep, shown)}
     except KeyboardInterrupt:
         raise StoppedError(
             f"stopped; what was finished is kept in {out}. Run the same command again to go on."
         ) from None
-    finally:
-        executor.stop()
     return BenchResult(out, tasks, done | outcomes)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
+from melon.explain.matrix import BatchRates, RateCells
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import Observed, Practice, PretrainedState, Report, silent
@@ -131,6 +132,37 @@ class TallyKeeper:
         return tally
 
 
+class RatesKeeper:
+    """Rates, gradients and losses of a batch: safetensors in single precision, names and sizes in its header."""
+
+    suffix = ".rates.safetensors"
+
+    def write(self, rates: BatchRates, path: Path) -> None:
+        arrays, header = {}, {"about": json.dumps(dict(rates.about))}
+        for name, cells in rates.parts().items():
+            for what in ("rates", "gradients", "losses"):
+                arrays[f"{name}/{what}"] = getattr(cells, what).astype(np.float32)
+            header[name] = json.dumps({"groups": cells.groups, "precision": cells.precision})
+        _save(arrays, path, header)
+
+    def read(self, path: Path) -> BatchRates:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata()
+                arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
+            parts = {}
+            for name in ("rows", "shared"):
+                if name in header:
+                    about = json.loads(header[name])
+                    groups = tuple((str(group), int(size)) for group, size in about["groups"])
+                    cells = {what: arrays[f"{name}/{what}"] for what in ("rates", "gradients", "losses")}
+                    precision = max(float(about["precision"]), float(np.finfo(np.float32).eps))
+                    parts[name] = RateCells(**cells, groups=groups, precision=precision)
+            return BatchRates(json.loads(header["about"]), parts["rows"], parts.get("shared"))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
+            raise DataError(f"{path} is no file of learning rates: {problem}.") from problem
+
+
 class Work:
     """Remembers results by name; with a folder, also across processes.
 
@@ -234,9 +266,10 @@ def _file_name(name: str, keeper: Keeper[Any]) -> str:
     return name.replace("/", "-") + keeper.suffix
 
 
-def _save(arrays: Arrays, path: Path) -> None:
+def _save(arrays: Arrays, path: Path, header: dict[str, str] | None = None) -> None:
     try:
         with replacing(path) as unfinished:
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished)
+            whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            save_file(whole, unfinished, metadata=header)
     except SafetensorError as problem:
         raise DataError(f"{path} cannot be written: {problem}.") from problem

@@ -73,11 +73,15 @@ def check_pairing(
     """Run every check of a strategy on one recommender.
 
     `family` says which form the learning-rate matrix must have. `exempt` names checks that the strategy does not claim
-    to pass, each with a reason for the report. Where the strategy refuses the recommender in `bind`, nothing applies.
+    to pass, each with a reason for the report. Where the strategy refuses the recommender in `bind`, or has no table to
+    update, nothing applies.
     """
     pairing = Pairing(make_recommender, make_strategy, family)
     recommender, strategy = make_recommender(seed=0, dtype=torch.float32), make_strategy(seed=0)
     subject = f"{recommender.name} with {strategy.name}"
+    if not recommender.specs:
+        nothing = f"strategy {strategy.name!r} has no table to update: the recommender learns by observing alone"
+        return Report(subject, (), {check.__name__: nothing for check in PAIRING_CHECKS})
     try:
         Updater(recommender, strategy)
     except SettingsError as refusal:

@@ -44,6 +44,8 @@ def catalogue_matches_score(make: MakeRecommender) -> str | None:
 def closed_form_matches_autograd(make: MakeRecommender) -> str | None:
     """Losses and per-interaction gradients are those of `torch.func`, for any number of negatives."""
     recommender = _small_model(make)
+    if not recommender.specs:
+        return "it has no tables, so there are no gradients"
     values = {name: table.state()["values"] for name, table in recommender.tables.items()}
     for negatives, per_branch in ((1, False), (3, False), (2, True)):
         items = torch.tensor(np.random.default_rng(negatives).integers(0, 7, (9, 1 + negatives)))
@@ -102,6 +104,26 @@ def streaming_state_round_trips(make: MakeRecommender) -> str | None:
     return None
 
 
+def observing_is_taken_back(make: MakeRecommender) -> str | None:
+    """`undo_point` takes an `observe` back, newcomers included, and the same batch can be observed again."""
+    recommender, past, batches = _small_model(make), History(), toy_batches()
+    for batch in batches[:2]:
+        recommender.observe(batch.users, batch.items, batch.times, past)
+        past.append(batch.users, batch.items)
+    users, items = np.append(batches[2].users, 90), np.append(batches[2].items, 80)
+    times, before = np.append(batches[2].times, batches[2].times[-1]), recommender.streaming_state()
+    undo = recommender.undo_point(users, items, past)
+    recommender.observe(users, items, times, past)
+    after = recommender.streaming_state()
+    if undo is not None:
+        undo()
+    same(dict(before), dict(recommender.streaming_state()), "a batch that was taken back has left a trace")
+    if undo is not None:
+        recommender.observe(users, items, times, past)
+    same(dict(after), dict(recommender.streaming_state()), "observing a batch again gives another state")
+    return None
+
+
 RECOMMENDER_CHECKS: tuple[Callable[[MakeRecommender], str | None], ...] = (
     score_matches_scores,
     catalogue_matches_score,
@@ -109,6 +131,7 @@ RECOMMENDER_CHECKS: tuple[Callable[[MakeRecommender], str | None], ...] = (
     rows_start_by_their_ids,
     large_scores_stay_finite,
     streaming_state_round_trips,
+    observing_is_taken_back,
 )
 
 

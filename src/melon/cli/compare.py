@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from melon.cli.options import CHOICE, EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
-from melon.recommenders.registry import RECOMMENDERS
 
 
 @takes("config", EVALUATION, only=("batch_size", "negatives", "seed", "threads"))
@@ -19,7 +18,7 @@ def advise(
     ] = 5.0,
     recommenders: Annotated[
         str | None,
-        typer.Option(help=f"Names, separated by commas. (default: {','.join(RECOMMENDERS.names())})"),
+        typer.Option(help="Names, separated by commas. (default: all that a strategy can update)"),
     ] = None,
     strategies: Annotated[
         str | None,
@@ -38,7 +37,7 @@ def advise(
     is better; otherwise the cheapest is.
     """
     from melon.advice.advise import advise_stream
-    from melon.terminal.advice import AdviceProgress, show_advice
+    from melon.terminal.runs import AdviceProgress, show_advice
 
     advice = advise_stream(
         stream,
@@ -100,7 +99,7 @@ def bench(
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
     from melon.bench.run import bench_streams
-    from melon.terminal.bench_view import BenchProgress, show_bench
+    from melon.terminal.runs import BenchProgress, show_bench
 
     result = bench_streams(
         streams,
@@ -157,7 +156,7 @@ def tune(
     Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
     tuning resumes where it was.
     """
-    from melon.terminal.tune_view import TuneProgress, show_tuned
+    from melon.terminal.runs import TuneProgress, show_tuned
     from melon.tuning.tune import tune_stream
 
     result = tune_stream(

@@ -27,6 +27,7 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 MOST_EXACT_FLOAT = 1 << 53
 
 _KINDS: dict[type, Kind] = {int: "int", str: "str", uuid.UUID: "uuid"}
+_TYPES = {kind: of for of, kind in _KINDS.items()}
 _PLURALS: dict[Kind, str] = {"int": "integers", "str": "texts", "uuid": "UUIDs"}
 
 
@@ -137,17 +138,21 @@ class IdBook:
 
         An id of another kind than the book's is an error, and then none of the ids is added.
         """
-        values, kind = self._checked(ids)
+        row_of, plain = self._row_of, ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
+        if self.kind is not None and isinstance(plain, list) and set(map(type, plain)) == {_TYPES[self.kind]}:
+            rows = [row_of.get(one, UNKNOWN) for one in plain]
+            if UNKNOWN not in rows:
+                return np.array(rows, dtype=np.int64)
+        values, kind = self._checked(plain)
         if not values:
             return np.empty(0, dtype=np.int64)
-        row_of = self._row_of
         strangers = [one for one in dict.fromkeys(values) if one not in row_of]
         self._check_storable(strangers, kind)
         if add:
             self.kind = kind
             row_of.update(zip(strangers, range(len(self._ids), len(self._ids) + len(strangers)), strict=True))
             self._ids.extend(strangers)
-        return np.fromiter((row_of.get(one, UNKNOWN) for one in values), dtype=np.int64, count=len(values))
+        return np.array([row_of.get(one, UNKNOWN) for one in values], dtype=np.int64)
 
     def truncate(self, size: int) -> None:
         """Remove the ids from row `size` on; a book that is empty again takes ids of any kind."""
@@ -204,7 +209,7 @@ class IdBook:
             book.rows([raw[start:end].decode() for start, end in pairwise(ends)], add=True)
         return book
 
-    def _checked(self, ids: Ids | Iterable[Id]) -> tuple[list[Id], Kind]:
+    def _checked(self, ids: Iterable[Any]) -> tuple[list[Id], Kind]:
         """Ids as plain Python values of one kind, which is the book's if it has one."""
         values = _python_values(ids)
         kinds = set(map(type, values))
@@ -238,10 +243,9 @@ class IdBook:
                     raise DataError(f"{self.what} {one!r} is no valid Unicode text: it has half of a surrogate pair.")
 
 
-def _python_values(ids: Ids | Iterable[Id]) -> list[Any]:
-    values = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else list(ids)
+def _python_values(ids: Iterable[Any]) -> list[Any]:
     # Numbers and texts of numpy, alone or in an object array, are taken for what they hold.
-    return [one.item() if isinstance(one, np.generic) else one for one in values]
+    return [one.item() if isinstance(one, np.generic) else one for one in ids]
 
 
 def whole_float(value: float) -> int | float:

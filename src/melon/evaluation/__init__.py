@@ -1,10 +1,9 @@
 """Measuring: ranks, metrics, the prequential loop, comparisons, simple rivals."""
 
 from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm
-from melon.evaluation.predictors import Frozen, Popularity, Predictor
+from melon.evaluation.predictors import RIVALS, Frozen, Popularity, Predictor, make_rival
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import Ranks, metrics, rank_among_all, rank_first, selection_score
-from melon.evaluation.rivals import RIVALS, make_rival
 
 __all__ = [
     "RIVALS",

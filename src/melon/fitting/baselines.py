@@ -7,9 +7,8 @@ from itertools import product
 
 import numpy as np
 
-from melon.evaluation.predictors import Frozen, Popularity
+from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, Frozen, Popularity, RivalColumns, RivalScores
 from melon.evaluation.ranking import rank_first, selection_score
-from melon.evaluation.rivals import HALF_LIVES, RIVALS, WEIGHTS, RivalColumns, RivalScores
 from melon.fitting.pretrained import PretrainedState, deploy
 from melon.fitting.search import Choice, Trial, edges, search
 from melon.fitting.selection import Selection, words

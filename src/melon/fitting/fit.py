@@ -88,11 +88,18 @@ class Fitting:
         """Why nothing is chosen on the selection window; None where it is."""
         if not self.plan.budget:
             return "the budget is 0, so no settings were tried: defaults are used"
+        if self._observes_alone:
+            return f"recommender {self.plan.recommender_name!r} learns by observing alone, so no settings were tried"
         if self.plan.epochs == 0:
             return "the recommender is not pre-trained (epochs = 0), so no settings were tried: defaults are used"
         if not self.selection.possible:
             return "these interactions are too few for a selection window, so no settings were tried: defaults are used"
         return None
+
+    @property
+    def _observes_alone(self) -> bool:
+        """Whether the recommender has no table that pre-training or a strategy could update."""
+        return not self.plan.build().specs
 
     def choose(self, beside: Sequence[str] = ()) -> Plain:
         """Settings of pre-training, of strategies to compare with, and of the plan's own, by name."""
@@ -103,6 +110,7 @@ class Fitting:
         if self.unchosen is not None:
             self._tell(self.unchosen)
             epochs = most_epochs(len(self.past)) if self.plan.epochs is None else self.plan.epochs
+            epochs = 0 if self._observes_alone else epochs
             decided = {"pretrain": {"epochs": epochs, **self.plan.pretrain_settings}}
             decided |= {name: fixed for name, (_, fixed) in strategies.items()}
             return {name: without_trials(settings) for name, settings in decided.items()}

@@ -20,12 +20,14 @@ from melon.evaluation.ranking import selection_score
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Trial, search
+from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
 from melon.learning.updater import Updater
 from melon.progress import Progress
 from melon.registry import Space
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.melon.linear import LinearStrategy
 from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.split import Parts, batches
@@ -163,6 +165,12 @@ class Selection:
         recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to practise.
         """
         practice: Practice = {}
+        if isinstance(strategy, LinearStrategy):
+            updater = self._before_window(strategy, start, practice)
+            past, size = self.log.head(stop), self.protocol.batch_size
+            ahead = [batch_of(past, *bounds) for bounds in batches(self.parts.window_start, stop, size)]
+            practise_through(updater, ahead, practice_candidates(past, self.protocol.seed, self.protocol.negatives))
+            practice = updater.practice()
         passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
         for number in range(passes):
             updater = self._before_window(strategy, start, practice)

@@ -6,14 +6,32 @@ import math
 
 import numpy as np
 
-from melon.kernels.types import INT_TABLE, INTS, RANGE, SINGLE_CUBE, SINGLE_TABLE, SINGLES, Signature
-from melon.types import Ints, Singles
+from melon.kernels.types import (
+    INT,
+    INT_TABLE,
+    INTS,
+    RANGE,
+    ROWS,
+    SINGLE_CUBE,
+    SINGLE_TABLE,
+    SINGLES,
+    SMALL_INTS,
+    Signature,
+)
+from melon.types import Ints, Singles, SmallInts
 
+# fmt: off
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
     "scores": (INTS, INT_TABLE, RANGE, *[SINGLE_TABLE] * 5),
+    "plain_step": (
+        INTS, INT_TABLE, SINGLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
+        INTS, INTS, *[SINGLE_TABLE] * 3,
+    ),
+    "exchange": (INTS, SINGLE_TABLE, INTS, SINGLE_TABLE, INTS),
     "dots": (INT_TABLE, INTS, SINGLES, *[SINGLE_TABLE] * 3),
 }
+# fmt: on
 
 
 def _dot(one: Singles, other: Singles) -> np.float32:
@@ -55,6 +73,114 @@ def pairwise_evidence(
             for d in range(dim):
                 back[d] += slope * vector[d]
                 to_item[d] = slope * own[d]
+
+
+def _placed(at: SmallInts, rows: Ints, count: int, row: np.int64) -> int:
+    """The place of a row among the first `count` rows, or `count`, which it then takes; `at` needs no start value."""
+    place = int(at[row])
+    if place < 0 or place >= count or rows[place] != row:
+        at[row], rows[count], place = count, row, count
+    return place
+
+
+def _read(values: Singles, touched: Ints, half_life: float, now: int, rows: Ints, count: int) -> Singles:
+    """A copy of rows as they are now, faded."""
+    out = np.empty((count, values.shape[1]), dtype=np.float32)
+    for place in range(count):
+        row = rows[place]
+        left = np.float32(1)
+        if half_life > 0 and touched[row] < now:
+            left = np.float32(math.pow(2.0, (touched[row] - now) / half_life))
+        for d in range(values.shape[1]):
+            out[place, d] = left * values[row, d]
+    return out
+
+
+def _shrunk(old: Singles, decay: np.float32, out: Singles) -> None:
+    """Rows as weight decay leaves them."""
+    for place in range(old.shape[0]):
+        for d in range(old.shape[1]):
+            out[place, d] = old[place, d] - decay * old[place, d]
+
+
+def _moved(old: Singles, new: Singles) -> float:
+    """How far rows have moved, added up; not finite where a row is not."""
+    total = 0.0
+    for place in range(old.shape[0]):
+        square = 0.0
+        for d in range(old.shape[1]):
+            step = np.float64(new[place, d]) - np.float64(old[place, d])
+            square += step * step
+        total += math.sqrt(square)
+    return total
+
+
+def plain_step(
+    users: Ints, lines: Ints, weights: Singles, decay: Singles, now: int,
+    user_factors: Singles, users_touched: Ints, users_half_life: float,
+    item_factors: Singles, items_touched: Ints, items_half_life: float,
+    item_bias: Singles, bias_touched: Ints, bias_half_life: float,
+    user_at: SmallInts, item_at: SmallInts,
+    user_rows: Ints, item_rows: Ints, new_users: Singles, new_items: Singles, new_bias: Singles,
+) -> tuple[int, int, float, float, float, float]:  # fmt: skip
+    """One step on the pairwise loss of a batch (docs/methods.md 2.1, 3.1), written beside the tables.
+
+    Line x takes item lines[x, 0] and leaves the others. Its gradient on the user counts weights[x, 0] times, that on
+    its item c weights[x, 1 + c] times. Each touched row loses the share decay[table] of itself. Returns how many users
+    and items are touched, the mean loss, and how far the rows of each table have moved in all.
+    """
+    (lines_count, width), dim = lines.shape, user_factors.shape[1]
+    of_user, of_item = np.empty(lines_count, np.int64), np.empty((lines_count, width), np.int64)
+    n_users, n_items = 0, 0
+    for n in range(lines_count):
+        of_user[n] = _placed(user_at, user_rows, n_users, users[n])
+        n_users = max(n_users, of_user[n] + 1)
+        for c in range(width):
+            of_item[n, c] = _placed(item_at, item_rows, n_items, lines[n, c])
+            n_items = max(n_items, of_item[n, c] + 1)
+    old_users = _read(user_factors, users_touched, users_half_life, now, user_rows, n_users)
+    old_items = _read(item_factors, items_touched, items_half_life, now, item_rows, n_items)
+    old_bias = _read(item_bias, bias_touched, bias_half_life, now, item_rows, n_items)
+    _shrunk(old_users, decay[0], new_users)
+    _shrunk(old_items, decay[1], new_items)
+    _shrunk(old_bias, decay[2], new_bias)
+    total, slopes = 0.0, np.empty(width, np.float32)
+    for n in range(lines_count):
+        own = old_users[of_user[n]]
+        first = _dot(own, old_items[of_item[n, 0]]) + old_bias[of_item[n, 0], 0]
+        loss, down = 0.0, 0.0
+        for c in range(1, width):
+            margin = np.float64(_dot(own, old_items[of_item[n, c]]) + old_bias[of_item[n, c], 0] - first)
+            small = math.exp(-abs(margin))
+            loss += (margin if margin > 0 else margin * 0.0) + math.log1p(small)  # NaN stays NaN
+            slope = (1.0 if margin >= 0 else small) / (1.0 + small) / (width - 1)
+            slopes[c] = slope
+            down += slope
+        slopes[0] = -down
+        total += loss / (width - 1)
+        user = new_users[of_user[n]]
+        for c in range(width):
+            at = of_item[n, c]
+            on_user, on_item = slopes[c] * weights[n, 0], slopes[c] * weights[n, 1 + c]
+            vector, item = old_items[at], new_items[at]
+            for d in range(dim):
+                user[d] -= on_user * vector[d]
+            for d in range(dim):
+                item[d] -= on_item * own[d]
+            new_bias[at, 0] -= on_item
+    moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
+    return n_users, n_items, total / lines_count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
+
+
+def exchange(rows: Ints, block: Singles, stamps: Ints, values: Singles, touched: Ints) -> None:
+    """Exchange stored rows and their last touches with those of a block: once to write it, again to take it back."""
+    for n in range(rows.size):
+        row = rows[n]
+        stamps[n], touched[row] = touched[row], stamps[n]
+        for d in range(values.shape[1]):
+            before = values[row, d]
+            values[row, d] = block[n, d]
+            block[n, d] = before
 
 
 def scores(

@@ -1,4 +1,4 @@
-"""SmallInts of neighbours compiled by numba: what `slots` does, one meeting after another and without copies."""
+"""Counts and neighbours of items, compiled by numba: one interaction after another and without copies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
     DOUBLES,
+    FLAG,
+    INT,
     INT_TABLE,
     INTS,
     SINGLE_TABLE,
+    SINGLES,
     SMALL_INT_TABLE,
     SMALL_INTS,
     Signature,
@@ -24,35 +27,112 @@ EMPTY = -1
 _FREE = np.int32(EMPTY)
 
 _SLOTS: Signature = (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE)
+#: Which event lets which earlier item meet its own, and what a meeting overwrites: slot, neighbour and its counts.
+_MEETINGS: Signature = (INTS, INTS, INTS)
+_BEFORE: Signature = (SMALL_INTS, SMALL_INTS, SINGLES, SINGLES)
 SIGNATURES: dict[str, Signature] = {
-    "count": (*_SLOTS, INTS, INTS, DOUBLES),
+    "count_items": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INTS, INT),
+    "meetings": (SMALL_INT_TABLE, INTS, INT, INTS, INTS, INT, SMALL_INTS, INTS, INTS, INTS),
+    "meet": (*_SLOTS, *_MEETINGS, INT, DOUBLE, DOUBLE, FLAG, *_BEFORE),
+    "unmeet": (*_SLOTS, *_MEETINGS, FLAG, *_BEFORE),
     "add_up": (*_SLOTS, INT_TABLE, DOUBLE_TABLE, INT_TABLE, DOUBLE, SMALL_INTS),
 }
 
 
-def count(ids: SmallInts, counts: Singles, recent: Singles, rows: Ints, others: Ints, moments: Floats) -> None:
-    """Let each row meet its other, in order."""
-    width = ids.shape[1]
-    for n in range(len(rows)):
-        row, other, moment = rows[n], np.int32(others[n]), moments[n]
-        here, slot, found = ids[row], -1, False
-        for s in range(width):
-            if here[s] == other:
-                slot, found = s, True
-                break
-            if here[s] == _FREE:
-                slot = s
-                break
-        if slot < 0:
-            late, slot = recent[row], 0
-            least = late[0]
-            for s in range(1, width):
-                if late[s] < least:
-                    least, slot = late[s], s
-        before = math.pow(2.0, recent[row, slot] - moment) if found else 0.0
-        here[slot] = other
-        counts[row, slot] = (counts[row, slot] if found else np.float32(0)) + np.float32(1)
-        recent[row, slot] = np.float32(math.log2(before + 1.0) + moment)
+def count_items(counts: Floats, first: Ints, last: Ints, rates: Floats, items: Ints, event: int) -> None:
+    """Count items one by one, from an event on: a count decays from its item's last interaction to this one."""
+    for n in range(items.size):
+        item, moment = items[n], event + n
+        if first[item] < 0:
+            first[item] = moment
+        idle = np.float64(last[item] - moment)
+        for k in range(rates.size):
+            counts[item, k] = counts[item, k] * np.exp2(idle * rates[k]) + 1.0
+        last[item] = moment
+
+
+def meetings(
+    ring: SmallInts, met: Ints, known: int, users: Ints, items: Ints, reach: int, latest: SmallInts, before: Ints,
+    events: Ints, earlier: Ints,
+) -> tuple[int, np.int64]:  # fmt: skip
+    """Which event of a run lets which earlier item of its user meet its own item, newest first.
+
+    Rings hold what came before the run. `latest` is scratch: an EMPTY for each user, before and after. Returns how many
+    meetings there are and the largest item among the earlier ones.
+    """
+    width, count, most = ring.shape[1], 0, np.int64(EMPTY)
+    for n in range(users.size):
+        user = users[n]
+        before[n], latest[user] = latest[user], n
+        left, other = reach, before[n]
+        while left > 0 and other >= 0:
+            if items[other] != items[n]:
+                events[count], earlier[count] = n, items[other]
+                most, count = max(most, items[other]), count + 1
+            left, other = left - 1, before[other]
+        times = met[user] if user < known else np.int64(0)
+        for back in range(min(left, times, width)):
+            item = np.int64(ring[user, (times - 1 - back) % width])
+            if item != items[n]:
+                events[count], earlier[count] = n, item
+                most, count = max(most, item), count + 1
+    for n in range(users.size):
+        latest[users[n]] = _FREE
+    return count, most
+
+
+def _place(here: SmallInts, late: Singles, other: np.int32) -> int:
+    """The slot where a row has the other, or else the one that it takes: a free one, or that of the least count."""
+    width, at, taken = here.size, 0, 0
+    for s in range(width):  # no way out, so that several slots are looked at together; neighbours are distinct
+        at += s + 1 if here[s] == other else 0
+        taken += here[s] != _FREE
+    if at > 0:
+        return at - 1
+    if taken < width:
+        return taken
+    slot, least = 0, late[0]
+    for s in range(1, width):
+        if late[s] < least:
+            least, slot = late[s], s
+    return slot
+
+
+def meet(
+    ids: SmallInts, counts: Singles, recent: Singles, events: Ints, earlier: Ints, items: Ints, first: int,
+    half_life: float, reference: float, both_ways: bool,
+    slots: SmallInts, old_ids: SmallInts, old_counts: Singles, old_recent: Singles,
+) -> None:  # fmt: skip
+    """Let the items of meetings remember each other, in order; what each of them overwrites is written down."""
+    ways = 2 if both_ways else 1
+    for n in range(events.size):
+        moment = (first + events[n]) / half_life - reference
+        for way in range(ways):
+            row, other = earlier[n], items[events[n]]
+            if way == 1:
+                row, other = other, row
+            here, at = ids[row], ways * n + way
+            slot = _place(here, recent[row], np.int32(other))
+            slots[at], old_ids[at], old_counts[at] = slot, here[slot], counts[row, slot]
+            old_recent[at] = recent[row, slot]
+            found = here[slot] == other
+            before = math.pow(2.0, recent[row, slot] - moment) if found else 0.0
+            here[slot] = other
+            counts[row, slot] = (counts[row, slot] if found else np.float32(0)) + np.float32(1)
+            recent[row, slot] = np.float32(math.log2(before + 1.0) + moment)
+
+
+def unmeet(
+    ids: SmallInts, counts: Singles, recent: Singles, events: Ints, earlier: Ints, items: Ints, both_ways: bool,
+    slots: SmallInts, old_ids: SmallInts, old_counts: Singles, old_recent: Singles,
+) -> None:  # fmt: skip
+    """Take back what `meet` did: the last meeting first."""
+    ways = 2 if both_ways else 1
+    for at in range(ways * events.size - 1, -1, -1):
+        n = at // ways
+        row = items[events[n]] if at % ways == 1 else earlier[n]
+        slot = slots[at]
+        ids[row, slot], counts[row, slot], recent[row, slot] = old_ids[at], old_counts[at], old_recent[at]
 
 
 def add_up(

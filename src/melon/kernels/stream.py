@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.types import FLAG, FLAGS, INT, INT_TABLE, INTS, SMALL_INT_TABLE, WORD, Signature
+from melon.kernels.types import FLAG, FLAG_TABLE, FLAGS, INT, INT_TABLE, INTS, SMALL_INT_TABLE, WORD, Signature
 from melon.types import Flags, Ints, SmallInts
 
 SIGNATURES: dict[str, Signature] = {
@@ -12,7 +12,9 @@ SIGNATURES: dict[str, Signature] = {
     "sample": (SMALL_INT_TABLE, INTS, INT, INTS, WORD, INT, INT_TABLE, INTS),
     "find": (INTS, INT, INTS, INTS),
     "place": (INTS, INT, INTS),
-    "negatives": (INTS, INT, WORD, INT, INT, INTS, INTS, INTS, INT, INTS),
+    "append": (SMALL_INT_TABLE, INTS, SMALL_INT_TABLE, INTS, INTS, INT, INTS, INTS),
+    "negatives": (INTS, INT, WORD, INT, INT, INTS, INTS, INT_TABLE),
+    "head_lines": (INTS, INT, WORD, INT, INTS, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAG_TABLE),
     "candidates": (INTS, INT, INTS, FLAG, WORD, INT, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAGS),
 }
 
@@ -111,25 +113,63 @@ def place(slots: Ints, bits: int, keys: Ints) -> int:
     return new
 
 
+def append(
+    of_users: SmallInts, users_met: Ints, of_items: SmallInts, items_met: Ints, slots: Ints, bits: int,
+    users: Ints, items: Ints,
+) -> tuple[np.int64, np.int64, int]:  # fmt: skip
+    """Let users and items meet, in order; returns the most that one of either has met, and how many pairs are new."""
+    shift, new = _U64 - np.uint64(bits), 0
+    for n in range(users.size):
+        key = (users[n] << 32) | items[n]
+        slot = _slot(slots, shift, key)
+        if slots[slot] != key:
+            slots[slot] = key
+            new += 1
+    return remember(of_users, users_met, users, items), remember(of_items, items_met, items, users), new
+
+
 def negatives(
-    slots: Ints, bits: int, root: np.uint64, pool: int, tries: int, users: Ints, items: Ints, keys: Ints,
-    first: int, chosen: Ints,
+    slots: Ints, bits: int, root: np.uint64, pool: int, tries: int, users: Ints, keys: Ints, lines: Ints
 ) -> int:  # fmt: skip
-    """The first of each line's draws that is neither its item nor among the pairs, or -1; returns how many got none."""
+    """Fill lines, which begin with the item taken, with draws that are neither it nor among the pairs.
+
+    Each place takes the first good one of its own draws, or -1; returns how many got none.
+    """
     shift, missing = _U64 - np.uint64(bits), 0
     for n in range(users.size):
-        rooted = _rooted(root, keys[n])
-        chosen[n] = _EMPTY
-        for attempt in range(tries):
-            item = _below(_word(rooted, first + attempt), pool)
-            if item == items[n]:
-                continue
-            key = (users[n] << 32) | item
-            if slots[_slot(slots, shift, key)] != key:
-                chosen[n] = item
-                break
-        missing += chosen[n] == _EMPTY
+        rooted, own, user = _rooted(root, keys[n]), lines[n, 0], users[n] << 32
+        for place in range(1, lines.shape[1]):
+            lines[n, place] = _EMPTY
+            first = (place - 1) << 16
+            for attempt in range(tries):
+                item = _below(_word(rooted, first + attempt), pool)
+                if item != own and slots[_slot(slots, shift, user | item)] != user | item:
+                    lines[n, place] = item
+                    break
+            missing += lines[n, place] == _EMPTY
     return missing
+
+
+def head_lines(
+    slots: Ints, bits: int, root: np.uint64, pool: int, items_met: Ints, known: int, users: Ints, items: Ints,
+    events: Ints, taken: Ints, lines: Ints, allowed: Flags,
+) -> int:  # fmt: skip
+    """Lines of draws beside each item that somebody has taken before; returns how many there are.
+
+    `taken` gets their places in the batch, and `allowed` says which draws are not the user's own.
+    """
+    shift, count = _U64 - np.uint64(bits), 0
+    for n in range(users.size):
+        if items[n] >= known or items_met[items[n]] == 0:
+            continue
+        rooted, user = _rooted(root, events[n]), users[n] << 32
+        taken[count], lines[count, 0], allowed[count, 0] = n, items[n], True
+        for place in range(1, lines.shape[1]):
+            item = _below(_word(rooted, place - 1), pool)
+            lines[count, place] = item
+            allowed[count, place] = item != items[n] and slots[_slot(slots, shift, user | item)] != user | item
+        count += 1
+    return count
 
 
 def candidates(

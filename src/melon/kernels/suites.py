@@ -6,8 +6,9 @@ import ast
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from melon.kernels import arithmetic, blend, factor, generator, neighbours, pretrain, stream
+from melon.kernels import arithmetic, blend, factor, generator, ials, neighbours, pretrain, stream
 from melon.kernels.melon import attention, layout, rows, shared, tiles
+from melon.kernels.practice import backward, forms, forward
 from melon.kernels.s2meta import cells
 from melon.kernels.types import Signature
 
@@ -43,8 +44,15 @@ SUITES = {
     "stream": Suite("the loops of a stream", (stream,), stream.SIGNATURES, exact=True),
     "neighbours": Suite("the loops of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": Suite("the loops of a factorised score", (factor,), factor.SIGNATURES),
+    "practice": Suite(
+        "the loops of practice",
+        (forms, forward, backward),
+        forms.SIGNATURES,
+        takes="about a quarter of a minute",
+    ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
     "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
+    "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
     "melon": Suite(
         "the pair kernel of MeLON",
         (arithmetic, tiles, rows, shared, attention),

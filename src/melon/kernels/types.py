@@ -24,6 +24,10 @@ SINGLES, SINGLE_TABLE, SINGLE_CUBE = "float32[::1]", "float32[:, ::1]", "float32
 DOUBLES, DOUBLE_TABLE, DOUBLE_CUBE = "float64[::1]", "float64[:, ::1]", "float64[:, :, ::1]"
 
 
+#: A table of rows (`Table.arrays`): values, last touches, and the half-life of idle rows, 0 where they do not fade.
+ROWS: Signature = (SINGLE_TABLE, INTS, DOUBLE)
+
+
 class Fields(NamedTuple):
     """The type of a named tuple: its class, and the type of each field."""
 

@@ -72,10 +72,12 @@ class Offers:
 
     def pool(self, batch: Batch) -> int:
         """How many items there are with this batch; negatives are drawn from them."""
-        return max(self._history.items_born, int(batch.items.max()) + 1)
+        return max(self._history.items_born, batch.rows[1])
 
     def of(self, batch: Batch) -> Offered:
         """The batch and the interactions that are replayed beside it."""
+        if not self._strategy.replay:
+            return self._with_negatives(batch, batch.users, batch.items, batch.events, self._negatives)
         users, items, fresh = self._with_replay(batch)
         # Replayed interactions are numbered apart from the stream's own events.
         events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
@@ -96,12 +98,9 @@ class Offers:
     ) -> Offered:
         popularity = self._history.of_items if self._strategy.negatives == "popular" else None
         negatives = Negatives(self.pool(batch), self._history.seen, draws, popularity)
-        drawn = negatives.draw(users, items, events, self._recommender.settings.negatives)
-        return Offered(users, np.concatenate([items[:, None], drawn], axis=1), fresh)
+        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh)
 
-    def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags | None]:
-        if not self._strategy.replay:
-            return batch.users, batch.items, None
+    def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags]:
         users, items = self._history.replay(self._strategy.replay, self._replay, batch.first_event)
         fresh = np.arange(len(batch) + len(users)) < len(batch)
         return np.concatenate([batch.users, users]), np.concatenate([batch.items, items]), fresh

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from melon.kernels import policy
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.heads import HeadedRecommender, HeadStep, Lesson
 from melon.stream.batch import Batch
@@ -36,17 +37,31 @@ class HeadTeacher:
         Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
         give itself away, and the head would learn that what is new is right (docs/methods.md 8.5).
         """
-        headed, pool = self._headed, self._history.items_born
-        taken = self._history.of_items.met(batch.items) > 0
-        if headed is None or not taken.any() or pool < 2:
+        headed = self._headed
+        if headed is None or self._history.items_born < 2:
             return None
-        users, items = batch.users[taken], batch.items[taken, None]
-        drawn = self._draws.integers(batch.events[taken], headed.head.negatives, pool)
-        own = (drawn == items) | self._history.seen.contains(pair_keys(users[:, None], drawn))
-        allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
-        offered = _tensor(np.concatenate([items, drawn], axis=1), headed)
+        users, lines, allowed = self._lines(batch, headed.head.negatives)
+        if not len(users):
+            return None
         with torch.no_grad():
-            return headed.lesson(_tensor(users, headed), offered, _tensor(allowed, headed), context)
+            return headed.lesson(_tensor(users, headed), _tensor(lines, headed), _tensor(allowed, headed), context)
+
+    def _lines(self, batch: Batch, negatives: int) -> tuple[Ints, Ints, Flags]:
+        """Users whose item has been taken before, the item and drawn ones beside it, and which of these count."""
+        history, pool, loops = self._history, self._history.items_born, policy.load("stream")
+        if loops is None:
+            taken = history.of_items.met(batch.items) > 0
+            users, items = batch.users[taken], batch.items[taken, None]
+            drawn = self._draws.integers(batch.events[taken], negatives, pool)
+            own = (drawn == items) | history.seen.contains(pair_keys(users[:, None], drawn))
+            allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
+            return users, np.concatenate([items, drawn], axis=1), allowed
+        users, items = np.ascontiguousarray(batch.users), np.ascontiguousarray(batch.items)
+        where, lines = np.empty_like(users), np.empty((len(users), 1 + negatives), dtype=np.int64)
+        allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
+        from_past = (*history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
+        count = loops.head_lines(*from_past, users, items, batch.events, where, lines, allowed)
+        return users[where[:count]], lines[:count], allowed[:count]
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:
         """The head's own step, from the model as it was when the batch was predicted."""

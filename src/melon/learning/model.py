@@ -15,7 +15,7 @@ import torch
 
 from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
-from melon.errors import CheckpointError, DataError, MelonError, SettingsError
+from melon.errors import CheckpointError, DataError, MelonError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Best, Recommendation, Recommended, best, best_unseen
@@ -212,9 +212,6 @@ class LiveModel:
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
         """The k items most similar to rows of items, itself left out."""
-        recommender = self.updater.recommender
-        if not any(spec.role == "item" and spec.kind == "embedding" for spec in recommender.specs):
-            raise SettingsError(f"the recommender {recommender.name!r} has no vectors of items to compare.")
         at_once = max(SCORES_AT_ONCE // max(self.rows_of("item"), 1), 1)
         for start in range(0, len(items), at_once):
             some = items[start : start + at_once]

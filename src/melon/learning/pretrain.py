@@ -169,6 +169,7 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
 
 def live_through(recommender: Recommender, history: History, log: Interactions) -> None:
     """Observe a recorded log in order of time and append it to the history; no row is learned."""
+    recommender.fit_past(log.users, log.items)
     for start, stop in batches(0, len(log), _OBSERVED_AT_ONCE):
         users, items = log.users[start:stop], log.items[start:stop]
         recommender.observe(users, items, log.times[start:stop], history)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +24,45 @@ from melon.tables import SparseTable, Table
 Write = tuple[Table | SparseTable, Tensor, Tensor]  # a table, distinct rows of it, and their new values
 
 
+class Rows(Protocol):
+    """New rows that have been computed and not yet written."""
+
+    @property
+    def moved(self) -> float:
+        """How far a touched row moves, on average: ‖Δ‖ of users' and items' vectors."""
+
+    def write(self, undo: ExitStack | None = None) -> None:
+        """Put them into the tables; closing `undo` puts back what was there before."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A step that has been computed and not yet written."""
 
     loss: float
+    rows: Rows
+    memory: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ProposedRows:
+    """Rows that a strategy proposes."""
+
     writes: list[Write]
-    memory: dict[str, Tensor]
     moves: list[tuple[Tensor, Tensor]]  # embeddings before and after
+
+    @property
+    def moved(self) -> float:
+        """How far a touched row moves, on average: ‖Δ‖ of users' and items' vectors."""
+        lengths = [(new.double() - old.double()).norm(dim=1) for old, new in self.moves]
+        return float(torch.cat(lengths).mean()) if lengths else 0.0
+
+    def write(self, undo: ExitStack | None = None) -> None:
+        """Put them into the tables; closing `undo` puts back what was there before."""
+        for table, rows, values in self.writes:
+            if undo is not None:
+                undo.callback(table.undo_point(rows))
+            table.scatter(rows, values)
 
 
 class StepMaker:
@@ -42,17 +75,36 @@ class StepMaker:
         per_branch = isinstance(strategy, LearnedStrategy) and strategy.per_branch
         self._gatherer = Gatherer(recommender, history, row_state, per_branch=per_branch)
         self._offers = Offers(recommender, strategy, history, seed)
+        self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
 
     def of(self, batch: Batch, undo: ExitStack) -> Step | None:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
         `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
-        but one item, with nothing to compare it to.
+        but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
         """
-        if self._offers.pool(batch) < 2:
+        if not self._recommender.specs or self._offers.pool(batch) < 2:
             return None
+        offered = self._offers.of(batch)
+        plain = self._plain(offered, batch)
+        if plain is not None:
+            return plain
         with self._strategy.at_work():
-            return self.propose(self._offers.of(batch), self._offers.last(batch), batch, undo)
+            return self.propose(offered, self._offers.last(batch), batch, undo)
+
+    def _plain(self, offered: Offered, batch: Batch) -> Step | None:
+        """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
+        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch))
+        if loops is None or rates is None or self._offers.pool(batch) > self._recommender.rows_of("item"):
+            return None
+        weights = np.full((len(offered.users), 1 + offered.items.shape[1]), rates.rate, dtype=np.float32)
+        decay = dict.fromkeys(self._decaying, rates.decay)
+        rows = loops.of(offered.users, offered.items, weights, decay, self._recommender.clock.now)
+        if rows is None:
+            return None
+        if rows.broken is not None:
+            raise self.broken(rows.broken, batch)
+        return Step(rows.loss, rows, rates.memory)
 
     def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> Step:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""
@@ -75,12 +127,8 @@ class StepMaker:
         moving = [name for name in proposal.values if self._recommender.tables[name].spec.kind == "embedding"]
         # What is replayed is learned with the batch, but is no part of its loss.
         loss = losses.mean() if offered.fresh is None else losses[situation.examples.fresh].mean()
-        return Step(
-            float(loss),
-            [*self._writes(compact, proposal), *provisional],
-            proposal.memory,
-            [(situation.values[name], proposal.values[name].detach()) for name in moving],
-        )
+        moves = [(situation.values[name], proposal.values[name].detach()) for name in moving]
+        return Step(float(loss), ProposedRows([*self._writes(compact, proposal), *provisional], moves), proposal.memory)
 
     def _meta_step(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal
 
@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.errors import CheckpointError
+from melon.errors import CheckpointError, SettingsError
 from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.step import Step, StepMaker, Write
+from melon.learning.step import ProposedRows, Step, StepMaker
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.strategies.base import LearningRates, Situation, Strategy
+from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Moment, SparseTable, Table, TableSpec
@@ -46,13 +47,19 @@ class Updater:
         self.seed = seed
         self.fading_clock: FadingClock = fading_clock or strategy.settings.fading_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
+        if not self._specs and (strategy.pretrains or isinstance(strategy, LearnedStrategy)):
+            raise SettingsError(
+                f"strategy {strategy.name!r} has nothing to update: recommender {recommender.name!r} learns by "
+                "observing alone. Use it with the strategy 'default'."
+            )
         strategy.bind(self._specs, recommender.dtype, recommender.device)
         self.row_state: RowStateTables = {
             name: self._state_tables(spec) for name, spec in self._specs.items() if recommender.learns(spec)
         }
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
-        self._last_move: list[tuple[Tensor, Tensor]] = []
+        self._state = [table for tables in self.row_state.values() for table in tables.values()]
+        self._last: Step | None = None
         self._followed: Mapping[str, float] | None = None
 
     # Reading: nothing is written.
@@ -128,17 +135,21 @@ class Updater:
 
     def make_rows(self, batch: Batch, undo: ExitStack | None = None) -> None:
         """Make the rows of the batch's newcomers; rows that exist are left alone."""
-        tables = [*self.recommender.tables.values(), *(t for state in self.row_state.values() for t in state.values())]
-        users, user_keys = _new_rows(batch.users, batch.user_keys, self.recommender.rows_of("user"))
-        items, item_keys = _new_rows(batch.items, batch.item_keys, self.recommender.rows_of("item"))
+        recommender = self.recommender
+        sizes: dict[str, int] = {role: recommender.rows_of(role) for role in ("user", "item")}
+        known = batch.rows[0] <= sizes["user"] and batch.rows[1] <= sizes["item"]
+        if known and all(table.rows == sizes.get(table.spec.role, table.rows) for table in self._state):
+            return
         if undo is not None:
-            for table in tables:
+            for table in (*recommender.tables.values(), *self._state):
                 if table.spec.role != "shared":
                     undo.callback(table.truncate, table.rows)
-        self.recommender.grow(users, user_keys, items, item_keys)
-        for table in tables[len(self.recommender.tables) :]:
+        users, user_keys = _new_rows(batch.users, batch.user_keys, sizes["user"])
+        items, item_keys = _new_rows(batch.items, batch.item_keys, sizes["item"])
+        recommender.grow(users, user_keys, items, item_keys)
+        for table in self._state:
             if table.spec.role != "shared":
-                size = self.recommender.rows_of(table.spec.role)
+                size = recommender.rows_of(table.spec.role)
                 table.grow(size, np.arange(table.rows, size))
 
     def situation(self, batch: Batch) -> Situation:
@@ -157,8 +168,7 @@ class Updater:
     @property
     def moved(self) -> float:
         """How far the last step moved a row that it touched, on average: ‖Δ‖ of users' and items' vectors."""
-        lengths = [(new.double() - old.double()).norm(dim=1) for old, new in self._last_move]
-        return float(torch.cat(lengths).mean()) if lengths else 0.0
+        return self._last.rows.moved if self._last is not None else 0.0
 
     # Practice: what is trained on the selection window and deployed with other rows.
 
@@ -178,7 +188,7 @@ class Updater:
     def take_over(self, practice: Mapping[str, Tensor]) -> None:
         """Load meta-parameters and a head that were trained on the selection window of the same stream."""
         practice = {name: tensor.to(self.recommender.device) for name, tensor in practice.items()}
-        self._write(self._shared_writes(self._teacher.take_over(practice)))
+        self._head_rows(self._teacher.take_over(practice)).write()
         practice = {name: tensor for name, tensor in practice.items() if not name.startswith(HEAD)}
         if not practice:
             return
@@ -198,22 +208,23 @@ class Updater:
     def _learn(self, batch: Batch, undo: ExitStack, *, teach_head: bool, record: bool) -> float:
         if not len(batch):
             return 0.0
-        users, items, history = batch.users, batch.items, self.history
-        self._tick(int(batch.times[0]), undo if record else None)
+        users, items, history, written = batch.users, batch.items, self.history, undo if record else None
+        self._tick(int(batch.times[0]), written)
         # The head learns from the model as it was when the batch was predicted, so its step is computed first.
         head = self._head_step(batch) if teach_head else None
         self.make_rows(batch, undo)
         step = self._steps.of(batch, undo)
-        writes = [*(step.writes if step else ()), *self._shared_writes(head.values if head else {})]
+        if step is not None:
+            step.rows.write(written)
+        if head is not None:
+            self._head_rows(head.values).write(written)
         if record:
-            for table, rows, _ in writes:
-                undo.callback(table.undo_point(rows))
             undo_observing = self.recommender.undo_point(users, items, history)
             if undo_observing is not None:
                 undo.callback(undo_observing)
-            undo.callback(history.undo_point(users, items))
-        self._write(writes)
         self.recommender.observe(users, items, batch.times, history)
+        if record:
+            undo.callback(history.undo_point(users, items))
         history.append(users, items)
         if step is not None:
             self._keep(step)
@@ -223,11 +234,11 @@ class Updater:
 
     def _tick(self, time: int, undo: ExitStack | None = None) -> None:
         """Move the clock of learning to a time of the stream, and half-lives to where the strategy has them by now."""
-        clock, tables, moment = self.recommender.clock, self.recommender.tables, self.moment(time)
+        clock, tables = self.recommender.clock, self.recommender.tables
         if undo is not None:
             undo.callback(setattr, clock, "now", clock.now)
-        clock.now = moment.now
-        for name, half_life in moment.half_lives.items():
+        clock.now = self.history.events if self.fading_clock == "interactions" else time
+        for name, half_life in self.strategy.half_lives(self._specs).items():
             tables[name].half_life = half_life
 
     def _head_step(self, batch: Batch) -> HeadStep | None:
@@ -238,24 +249,18 @@ class Updater:
                 raise self._steps.broken(f"the new value of {name}", batch)
         return step
 
-    def _shared_writes(self, values: Mapping[str, Tensor]) -> Iterator[Write]:
-        for name, new in values.items():
-            table = self.recommender.tables[name]
-            yield table, torch.arange(table.rows, device=table.device), new
-
-    @staticmethod
-    def _write(writes: Iterable[Write]) -> None:
-        for table, rows, values in writes:
-            table.scatter(rows, values)
+    def _head_rows(self, values: Mapping[str, Tensor]) -> ProposedRows:
+        tables = ((self.recommender.tables[name], new) for name, new in values.items())
+        return ProposedRows([(table, torch.arange(table.rows, device=table.device), new) for table, new in tables], [])
 
     def _keep(self, step: Step) -> None:
         self.strategy.keep(step.memory)
-        self._last_move = step.moves
+        self._last = step
 
     def _finish(self, step: Step | None) -> float:
         if step is None:
             return 0.0
-        self._write(step.writes)
+        step.rows.write()
         self._keep(step)
         return step.loss
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from melon.atomic import write_text
+from melon.bench.config_files import files_about, trials_behind, tuned_elsewhere
 from melon.bench.run import bench_streams
-from melon.bench.tuned import files_about, trials_behind, tuned_elsewhere
 from melon.console import say
 from melon.data.files import load_stream, side_car
 from melon.data.prepare import prepare
@@ -21,9 +21,8 @@ from melon.paper.sections import paper_report
 from melon.report.build import report_folders
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
-from melon.terminal.bench_view import BenchProgress, show_bench
+from melon.terminal.runs import BenchProgress, TuneProgress, show_bench, show_tuned
 from melon.terminal.tables import show_preparation
-from melon.terminal.tune_view import TuneProgress, show_tuned
 from melon.tuning.tune import ROUND, tune_stream
 from melon.types import Plain
 

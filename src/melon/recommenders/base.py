@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
+from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
@@ -106,6 +108,14 @@ class Recommender(ABC):
 
     # Optional: gradients in closed form, and quicker ways to score.
 
+    @property
+    def factorised(self) -> bool:
+        """Whether rows are taught p_u · q_i + b_i by the pairwise loss: `user_factors`, `item_factors`, `item_bias`.
+
+        Practice then uses compiled loops. A bias of users, which cancels in the loss, may stand beside them.
+        """
+        return False
+
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         """Losses and per-interaction gradients at the given values.
 
@@ -117,6 +127,10 @@ class Recommender(ABC):
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The loss of each line of pairs n × (1 + negatives), the item taken first."""
         return self.loss(self._scores(values, users, items, features))
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
+        return self._scores(values, users, items, None)
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
@@ -149,6 +163,11 @@ class Recommender(ABC):
         vectors = F.normalize(self.item_vectors(context), dim=1)
         return vectors[items] @ vectors.T
 
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        """Compiled loops for plain gradient steps; None where the loss or the score is not theirs."""
+        return None
+
     # Optional: state beside the tables, such as counts that follow the stream.
 
     def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor | None:
@@ -158,6 +177,9 @@ class Recommender(ABC):
     def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
         """The same for interactions to learn from, where the loss depends on them."""
         return None
+
+    def fit_past(self, users: Ints, items: Ints) -> None:
+        """Fit streaming state that takes a whole recorded log, just before the log is observed from its first event."""
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
@@ -201,6 +223,8 @@ class Recommender(ABC):
         """One vector per item, for similarities: its embeddings side by side."""
         views = self.views(context)
         names = [spec.name for spec in self.specs if spec.role == "item" and spec.kind == "embedding"]
+        if not names:
+            raise SettingsError(f"the recommender {self.name!r} has no vectors of items to compare.")
         return torch.cat([views[name].everything() for name in names], dim=1)
 
     def grow(self, users: int, user_keys: Ints, items: int, item_keys: Ints) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -9,7 +10,14 @@ from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, Values
-from melon.recommenders.factorisation import compiled_pretraining, compiled_scores, factor_evidence, factor_scores
+from melon.recommenders.factorisation import (
+    compiled_pretraining,
+    compiled_scores,
+    factor_evidence,
+    factor_scores,
+)
+from melon.recommenders.losses import BPRLoss
+from melon.recommenders.plain import PlainSteps, plain_steps
 from melon.settings import Width
 from melon.tables import TableSpec
 from melon.types import Ints
@@ -43,9 +51,17 @@ class BPR(Recommender):
     def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         return factor_scores(values, users, items)
 
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss
+
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
         return Evidence(losses, tuple(gradients))
+
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        return plain_steps(self.loss, self.tables) if type(self) is BPR else None
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is BPR else None

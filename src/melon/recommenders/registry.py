@@ -22,4 +22,11 @@ RECOMMENDERS = Registry(
         "matrix factorisation, recent popularity and item neighbours, weighed by a small head that learns online",
         "melon.recommenders.blend.recommender:Blend",
     ),
+    Entry(
+        "ials",
+        "implicit ALS whose rows are solved anew from their last partners as the stream goes by",
+        "melon.recommenders.ials:IALS",
+        label="iALS",
+        driven=False,
+    ),
 )

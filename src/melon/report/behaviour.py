@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from melon.bench.rate_capture import RATES_SUFFIX, RatesKeeper
+from melon.bench.work import RatesKeeper
 from melon.display import color, label
 from melon.explain.matrix import BatchRates, RateFacts
 from melon.report.contests import REFERENCE, Bench, Contest
@@ -184,7 +184,7 @@ def best_strategy(contest: Contest) -> str:
 
 def _rates_of(contest: Contest, method: str) -> BatchRates | None:
     paths = [run.path for run in contest.runs_of(method) if run.rates]
-    return RatesKeeper().read(paths[0].with_suffix(RATES_SUFFIX)) if paths else None
+    return RatesKeeper().read(paths[0].with_suffix(RatesKeeper.suffix)) if paths else None
 
 
 def _lead(contest: Contest, shares: Mapping[str, float], curves: Mapping[str, Floats], best: str) -> str:

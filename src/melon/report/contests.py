@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from melon import display
-from melon.bench.rate_capture import RATES_SUFFIX
 from melon.bench.record import is_auto, method_name
+from melon.bench.work import RatesKeeper
 from melon.errors import DataError
 from melon.evaluation.ranking import Metrics, metrics
 from melon.types import Flags, Floats, Ints, Plain
@@ -69,7 +69,7 @@ class Run:
     @property
     def rates(self) -> Path | None:
         """Where its learning rates are kept, if they were asked for."""
-        beside = self.path.with_suffix(RATES_SUFFIX)
+        beside = self.path.with_suffix(RatesKeeper.suffix)
         return beside if beside.exists() else None
 
     def ranks(self) -> pl.DataFrame:

@@ -135,6 +135,18 @@ class Proposal:
 
 
 @dataclass(frozen=True)
+class PlainRates:
+    """A step that is one rate for all gradients of a batch: new = old − rate · Σ g − decay · old.
+
+    The decay is that of embeddings; `memory` is that of the strategy after the step.
+    """
+
+    rate: float
+    decay: float
+    memory: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
 class LearningRates:
     """The learning-rate matrix of a batch (docs/methods.md 1.3, 1.4).
 
@@ -246,6 +258,13 @@ class Strategy(ABC):
     @abstractmethod
     def propose(self, situation: Situation) -> Proposal:
         """New rows for the batch; pure."""
+
+    def plain_rates(self, interactions: int) -> PlainRates | None:
+        """Optional: what `propose` does to a batch of so many interactions, where that is a plain step; else None.
+
+        Compiled loops then make the step. A subclass that changes `propose` does not have it.
+        """
+        return None
 
     def learning_rates(self, situation: Situation) -> LearningRates:
         """Optional: the learning-rate matrix W of the step −Σ_x W_x ⊙ g_x that `propose` makes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from melon.strategies.base import Situation
+from melon.strategies.base import PlainRates, Situation
 from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
 
 
@@ -14,3 +14,6 @@ class Default(WeightedLossStrategy):
 
     def weights(self, situation: Situation) -> None:
         return None
+
+    def plain_rates(self, interactions: int) -> PlainRates | None:
+        return self.plain_rates_at(1.0, interactions) if type(self) is Default else None

@@ -14,6 +14,7 @@ from melon.adam import Adam, Moments
 from melon.errors import SettingsError
 from melon.strategies.base import (
     LearningRates,
+    PlainRates,
     Proposal,
     Reduction,
     RowState,
@@ -70,6 +71,15 @@ class WeightedLossStrategy(Strategy):
 
     def propose(self, situation: Situation) -> Proposal:
         return self._optimizer.propose(situation, self.weights(situation))
+
+    def plain_rates_at(self, weight: float, interactions: int) -> PlainRates | None:
+        """Plain rates with one weight for all interactions, if the optimiser and the batch are plain."""
+        settings, steps = self.settings, self._optimizer.steps + 1
+        as_offered = self.negatives == "uniform" and not self.replay
+        if settings.optimizer != "sgd" or self.in_turn or settings.most_step is not None or not as_offered:
+            return None
+        rate = settings.lr * weight / (interactions if settings.reduction == "mean" else 1)
+        return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": torch.tensor(steps, device="cpu")})
 
     def learning_rates(self, situation: Situation) -> LearningRates:
         return self._optimizer.learning_rates(situation, self.weights(situation))

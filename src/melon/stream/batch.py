@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -28,6 +29,11 @@ class Batch:
     def events(self) -> Ints:
         """Event numbers."""
         return np.arange(self.first_event, self.first_event + len(self))
+
+    @cached_property
+    def rows(self) -> tuple[int, int]:
+        """So many rows of users and of items the batch needs at least."""
+        return int(self.users.max(initial=-1)) + 1, int(self.items.max(initial=-1)) + 1
 
     def in_epoch(self, epoch: int) -> Batch:
         """The same interactions with the random draws of one pass over the past."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ class Draws:
     seed: int
     purpose: str
 
-    @property
+    @cached_property
     def root(self) -> np.uint64:
         """Where the draws of this purpose begin."""
         return np.uint64(child_seed(self.seed, self.purpose))
@@ -75,4 +76,4 @@ class Draws:
 
     def generator(self, key: int = 0) -> np.random.Generator:
         """An ordinary generator for bulk work such as shuffling, one for each key."""
-        return np.random.default_rng([child_seed(self.seed, self.purpose), key])
+        return np.random.default_rng([int(self.root), key])

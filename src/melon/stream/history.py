@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.stream.pairs import PairSet, distinct, pair_keys
+from melon.stream.pairs import AT_ONCE, PairSet, pair_keys
 from melon.stream.saved import MOST, Saved, part_of, require, saved_array
-from melon.types import Arrays, Ints
+from melon.types import Arrays, Ints, SmallInts
 
 _PLACE = np.uint64(63)
 RING = 50
@@ -36,7 +35,7 @@ class PartnerRings:
 
     def __init__(self) -> None:
         self._rows = 0
-        self._ring: npt.NDArray[np.int32] = np.empty((0, RING), dtype=np.int32)
+        self._ring: SmallInts = np.empty((0, RING), dtype=np.int32)
         self._met: Ints = np.empty(0, dtype=np.int64)
         self.most_met = 0
 
@@ -49,11 +48,11 @@ class PartnerRings:
         """Record that each row met its partner, in order."""
         if not len(rows):
             return
-        self._grow(int(rows.max()) + 1)
+        ring, met = self.room_for(rows)
         loops = policy.load("stream")
         if loops is not None:
-            met = loops.remember(self._ring, self._met, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
-            self.most_met = max(self.most_met, int(met))
+            most = loops.remember(ring, met, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
+            self.most_met = max(self.most_met, most)
             return
         order = np.argsort(rows, kind="stable")
         sorted_rows, sorted_partners = rows[order], partners[order]
@@ -65,6 +64,16 @@ class PartnerRings:
         self._ring[sorted_rows[keep], place[keep]] = sorted_partners[keep]
         self._met[sorted_rows[starts]] += sizes
         self.most_met = max(self.most_met, int(self._met[sorted_rows[starts]].max()))
+
+    def room_for(self, rows: Ints) -> tuple[SmallInts, Ints]:
+        """`storage` with a ring for each of these rows, for a loop that lets them meet partners."""
+        self._grow(int(rows.max()) + 1)
+        return self._ring, self._met
+
+    @property
+    def storage(self) -> tuple[SmallInts, Ints]:
+        """Rings and how many partners each row has met, for compiled loops; both may have spare rows at their end."""
+        return self._ring, self._met
 
     def met(self, rows: Ints) -> Ints:
         """How many partners each row has met in all."""
@@ -113,9 +122,7 @@ class PartnerRings:
         return Neighbours(partners, counts)
 
     @staticmethod
-    def _lottery(
-        rows: Ints, rings: npt.NDArray[np.int32], held: Ints, draws: Draws, moment: int, most: int
-    ) -> npt.NDArray[np.int32]:
+    def _lottery(rows: Ints, rings: SmallInts, held: Ints, draws: Draws, moment: int, most: int) -> SmallInts:
         """`most` of each ring: a ticket for each place, which carries the place in its low bits; the lowest win."""
         width = int(held.max())
         tickets = draws.words(rows + (np.int64(moment) << 32), width)
@@ -136,7 +143,7 @@ class PartnerRings:
 
     def undo_point(self, rows: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` to these rows."""
-        count, most_met, held = self._rows, self.most_met, np.unique(rows[rows < self._rows])
+        count, most_met, held = self._rows, self.most_met, rows[rows < self._rows]
         ring, met = self._ring[held], self._met[held]
 
         def undo() -> None:
@@ -180,29 +187,44 @@ class History:
         self.of_items = PartnerRings()
         self.seen = PairSet()
         self.events = 0
-        self.items_born = 0
+
+    @property
+    def items_born(self) -> int:
+        """How many items have been seen: rows are numbered by first appearance."""
+        return self.of_items.rows
 
     def append(self, users: Ints, items: Ints) -> None:
         """Record a batch of interactions."""
-        self.of_users.append(users, items)
-        self.of_items.append(items, users)
-        self.seen.add(pair_keys(users, items))
+        if not len(users):
+            return
+        loops = policy.load("stream")
+        if loops is None:
+            self.of_users.append(users, items)
+            self.of_items.append(items, users)
+            self.seen.add(pair_keys(users, items))
+        else:
+            of_users, of_items = self.of_users.room_for(users), self.of_items.room_for(items)
+            for start in range(0, len(users), AT_ONCE):
+                some = [np.ascontiguousarray(column[start : start + AT_ONCE]) for column in (users, items)]
+                slots = self.seen.room_for(len(some[0]))
+                users_most, items_most, new = loops.append(*of_users, *of_items, *slots, *some)
+                self.of_users.most_met = max(self.of_users.most_met, users_most)
+                self.of_items.most_met = max(self.of_items.most_met, items_most)
+                self.seen.count_new(new)
         self.events += len(users)
-        if len(items):
-            self.items_born = max(self.items_born, int(items.max()) + 1)
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` of these interactions."""
-        events, items_born = self.events, self.items_born
+        events = self.events
         undo_rings = self.of_users.undo_point(users), self.of_items.undo_point(items)
-        pairs = distinct(pair_keys(users, items))
+        pairs = pair_keys(users, items)
         new = pairs[~self.seen.contains(pairs)]
 
         def undo() -> None:
             for undo_ring in undo_rings:
                 undo_ring()
             self.seen.remove(new)
-            self.events, self.items_born = events, items_born
+            self.events = events
 
         return undo
 
@@ -252,5 +274,5 @@ class History:
         ):
             pairs = pair_keys(rows, last)[(last != NOBODY) & (history.of_users.met(np.maximum(rows, 0)) > 0)]
             require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
-        history.events, history.items_born = events, items_born
+        history.events = events
         return history

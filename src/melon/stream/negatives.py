@@ -33,29 +33,31 @@ class Negatives:
         A user who has taken (nearly) everything is served by an exact search, and where nothing is left by any other
         item: a negative never equals its positive.
         """
+        return self.lines(users, items, events, count)[:, 1:]
+
+    def lines(self, users: Ints, items: Ints, events: Ints, count: int = 1) -> Ints:
+        """The same behind the item of each interaction: n × (1 + count)."""
         if self.pool < 2:
             raise StreamError(f"there is no negative among {self.pool} items; a stream teaches once it has two.")
-        users, items, events = (np.ascontiguousarray(column) for column in (users, items, events))
-        columns = [self._one_each(users, items, events, column << 16) for column in range(count)]
-        return np.stack(columns, axis=1)
-
-    def _one_each(self, users: Ints, items: Ints, events: Ints, start: int) -> Ints:
+        lines = np.empty((len(items), 1 + count), dtype=np.int64)
+        lines[:, 0] = items
         loops = policy.load("stream") if self.popularity is None else None
         if loops is None:
-            chosen, pending = self._by_rounds(users, items, events, start)
+            missing = 0
+            for place in range(1, 1 + count):
+                lines[:, place] = self._by_rounds(users, items, events, (place - 1) << 16)
+                missing += int((lines[:, place] < 0).sum())
         else:
-            chosen = np.empty(len(users), dtype=np.int64)
-            slots, bits = self.seen.storage
-            tries, root = _ROUND * _ROUNDS, self.draws.root
-            missing = loops.negatives(slots, bits, root, self.pool, tries, users, items, events, start, chosen)
-            pending = np.flatnonzero(chosen < 0) if missing else np.empty(0, dtype=np.int64)
-        for line in pending:
-            chosen[line] = self._exact(users[line], items[line], events[line])
-        return chosen
+            drawn_for = np.ascontiguousarray(users), np.ascontiguousarray(events)
+            tries = _ROUND * _ROUNDS
+            missing = loops.negatives(*self.seen.storage, self.draws.root, self.pool, tries, *drawn_for, lines)
+        for line, place in np.argwhere(lines < 0) if missing else ():
+            lines[line, place] = self._exact(users[line], items[line], events[line])
+        return lines
 
-    def _by_rounds(self, users: Ints, items: Ints, events: Ints, start: int) -> tuple[Ints, Ints]:
-        """The first good draw of each line, a few at a time, and the lines that found none."""
-        chosen = np.empty(len(users), dtype=np.int64)
+    def _by_rounds(self, users: Ints, items: Ints, events: Ints, start: int) -> Ints:
+        """The first good draw of each line, a few at a time; -1 for lines that found none."""
+        chosen = np.full(len(users), -1, dtype=np.int64)
         pending = np.arange(len(users))
         for attempt in range(_ROUNDS if self.popularity is None else 4 * _ROUNDS):
             if not len(pending):
@@ -70,7 +72,7 @@ class Negatives:
             good = ~bad[lines, first_good]
             chosen[pending[good]] = offered[lines[good], first_good[good]]
             pending = pending[~good]
-        return chosen, pending
+        return chosen
 
     def _unpopular(self, offered: Ints, events: Ints, first: int) -> Flags | np.bool_:
         if self.popularity is None:

@@ -12,7 +12,8 @@ _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _FULLEST = 0.5
-_AT_ONCE = 1 << 12
+#: Keys are put in so many at a time: room is made for all of them, and some may be there already.
+AT_ONCE = 1 << 12
 
 
 def pair_keys(users: Ints, items: Ints) -> Ints:
@@ -85,6 +86,15 @@ class PairSet:
             pending, slots = pending[go_on], slots[go_on]
         return places.reshape(keys.shape)
 
+    def room_for(self, more: int) -> tuple[Ints, int]:
+        """`storage` with free slots for more keys, for a loop that puts them in; `count_new` says how many were new."""
+        self._reserve(self._size + more)
+        return self._slots, self._bits
+
+    def count_new(self, keys: int) -> None:
+        """Count keys that a loop has put in."""
+        self._size += keys
+
     @property
     def storage(self) -> tuple[Ints, int]:
         """The slots themselves and how many bits number them, for loops that look pairs up on their way."""
@@ -106,10 +116,9 @@ class PairSet:
         return hashed.view(np.int64)
 
     def _add_by(self, loops: policy.Loops, keys: Ints) -> None:
-        for start in range(0, len(keys), _AT_ONCE):
-            some = keys[start : start + _AT_ONCE]
-            self._reserve(self._size + len(some))
-            self._size += loops.place(self._slots, self._bits, some)
+        for start in range(0, len(keys), AT_ONCE):
+            some = keys[start : start + AT_ONCE]
+            self.count_new(loops.place(*self.room_for(len(some)), some))
 
     def _place(self, keys: Ints) -> None:
         slots, mask = self._home(keys), len(self._slots) - 1

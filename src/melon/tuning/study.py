@@ -1,4 +1,4 @@
-"""The trials of a tuning in a journal that can be resumed: which were made, how they ended, which come next.
+"""The trials of a tuning: how they ended, which come next, and the journal from which a tuning is resumed.
 
 The journal is a file of JSON lines, each on disk before the next trial is planned. Trials are planned in rounds: a
 round depends on the rounds before it alone, and so does the trial that its own are compared with. How many of them run
@@ -9,43 +9,122 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from melon.atomic import cannot_write
 from melon.errors import DataError, SettingsError
+from melon.evaluation.compare import gains, hits
+from melon.evaluation.prequential import Point
 from melon.fitting.search import Search
 from melon.fitting.search import Trial as SearchTrial
-from melon.tuning.trials import Curve, Tried
 from melon.types import Plain
 
 _FORMAT, _VERSION = "melon tune", 1
-_OUTCOME = ("score", "seconds", "pruned", "problem", "curve")
+#: A trial is stopped early where it is this many standard errors behind the best, after this many batches and this
+#: share of all.
+_ERRORS, _FEWEST_BATCHES, _LEAST_SHARE = 3.0, 10, 0.25
 
-State = Literal["RUNNING", "COMPLETE", "PRUNED", "FAIL"]
+
+@dataclass
+class Curve:
+    """Batch by batch through window and validation: interactions with a rank, and the sum of their HR@5 + NDCG@10."""
+
+    ranked: list[int] = field(default_factory=list)
+    gained: list[float] = field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """One more batch."""
+        rank = point.ranks.rank
+        self.ranked.append(len(rank))
+        self.gained.append(float((hits(rank) + gains(rank)).sum()))
+
+    def score(self) -> float:
+        """The running score."""
+        return sum(self.gained) / max(sum(self.ranked), 1)
+
+    def behind(self, best: Curve) -> tuple[float, float]:
+        """How far it lies behind another on the batches it has seen, and the standard error of that.
+
+        Both met the same candidates, so the difference is taken batch by batch.
+        """
+        n = np.array(self.ranked, dtype=np.float64)
+        difference = np.array(best.gained[: len(n)]) - np.array(self.gained)
+        total = max(float(n.sum()), 1.0)
+        mean = float(difference.sum()) / total
+        spread = float(np.square(difference - mean * n).sum()) * len(n) / max(len(n) - 1, 1)
+        return mean, math.sqrt(spread) / total
+
+    def hopeless(self, best: Curve) -> bool:
+        """Whether it is so far behind the best that the rest is not worth its time."""
+        seen = len(self.ranked)
+        if seen < max(_FEWEST_BATCHES, _LEAST_SHARE * len(best.ranked)):
+            return False
+        mean, error = self.behind(best)
+        return mean > max(_ERRORS * error, 0.0)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The outcome of a trial: a score, or a problem; `pruned` where it was stopped early."""
+
+    key: str
+    seconds: float = 0.0
+    score: float | None = None
+    curve: Curve | None = None
+    pruned: bool = False
+    problem: str | None = None
+    pretrain: Mapping[str, Any] | None = None
+
+    def plain(self) -> Plain:
+        """JSON-ready; without the key, which is the trial's, and without pre-training, which is kept once."""
+        return {name: value for name, value in asdict(self).items() if name not in ("key", "pretrain")}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any], key: str) -> Tried:
+        """The outcome that `plain` describes."""
+        curve = plain["curve"]
+        values = {name: plain[name] for name in ("seconds", "score", "pruned", "problem")}
+        return cls(key, **values, curve=None if curve is None else Curve(list(curve["ranked"]), list(curve["gained"])))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A point of the space, its place among all trials, the round it belongs to, and how it ended if it did."""
+    """A point of the space, its place among all trials, the round it belongs to, and its outcome if it has ended."""
 
     place: int
     round: int
     point: Plain
-    state: State = "RUNNING"
-    score: float | None = None
-    seconds: float = 0.0
-    problem: str | None = None
-    curve: Curve | None = None
+    tried: Tried | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in messages, counted from 1."""
+        return f"trial {self.place + 1}"
+
+    @property
+    def state(self) -> Literal["RUNNING", "COMPLETE", "PRUNED", "FAIL"]:
+        """How it ended, if it has."""
+        if self.tried is None:
+            return "RUNNING"
+        return "FAIL" if self.tried.problem else "PRUNED" if self.tried.pruned else "COMPLETE"
 
     @property
     def ended(self) -> bool:
         """Whether its outcome is known."""
-        return self.state != "RUNNING"
+        return self.tried is not None
+
+    @property
+    def score(self) -> float:
+        """The score of a whole trial; one that failed or was stopped early counts for nothing."""
+        return self.tried.score or 0.0 if self.tried is not None and self.state == "COMPLETE" else 0.0
 
 
 class Study:
@@ -75,7 +154,7 @@ class Study:
 
     def keep_defaults(self, tried: Tried) -> None:
         """Remember how the strategy's own defaults did."""
-        self._keep({"defaults": {"key": tried.key, **_outcome(tried)}})
+        self._keep({"defaults": {"key": tried.key, **tried.plain()}})
 
     def trials(self) -> list[Trial]:
         """Every trial that has ended and those of the round under way that have not, in the order of their plan."""
@@ -91,7 +170,7 @@ class Study:
 
     def tell(self, trial: Trial, tried: Tried) -> None:
         """How a trial ended."""
-        self._keep({"trial": trial.place, "point": trial.point, **_outcome(tried)})
+        self._keep({"trial": trial.place, "point": trial.point, **tried.plain()})
         self._plan()
 
     def _plan(self) -> None:
@@ -99,7 +178,7 @@ class Study:
         while all(trial.ended for trial in self.trials()):
             for trial in self.trials()[len(self._search.trials) :]:
                 # A trial that was stopped early has seen less than others: its neighbours come last.
-                score = trial.score if trial.state == "COMPLETE" else None
+                score = trial.tried.score if trial.tried and trial.state == "COMPLETE" else None
                 self._search.tell(SearchTrial({**trial.point, **self._search.fixed}, score))
             number = self._planned[-1].round + 1 if self._planned else 0
             points = self._search.ask()
@@ -116,15 +195,7 @@ class Study:
                 f"{self._path}: trial {trial.place + 1} is {_short(line['point'])}, where this melon plans "
                 f"{_short(trial.point)}; it was made by another version. Choose another --study."
             )
-        state: State = "FAIL" if line["problem"] else "PRUNED" if line["pruned"] else "COMPLETE"
-        return replace(
-            trial,
-            state=state,
-            score=line["score"],
-            seconds=line["seconds"],
-            problem=line["problem"],
-            curve=_curve(line["curve"]),
-        )
+        return replace(trial, tried=line["tried"])
 
     def _keep(self, line: Plain) -> None:
         self._append(line)
@@ -133,10 +204,10 @@ class Study:
     def _take(self, line: Plain) -> None:
         try:
             if "trial" in line:
-                self._outcomes[int(line["trial"])] = {name: line[name] for name in ("point", *_OUTCOME)}
+                place = int(line["trial"])
+                self._outcomes[place] = {"point": line["point"], "tried": Tried.of(line, f"trial {place + 1}")}
             elif "defaults" in line:
-                outcome = line["defaults"]
-                self.defaults = Tried(**{**outcome, "curve": _curve(outcome["curve"])})
+                self.defaults = Tried.of(line["defaults"], line["defaults"]["key"])
             else:
                 self.pretraining = dict(line["pretraining"])
         except (KeyError, TypeError, ValueError) as problem:
@@ -170,7 +241,7 @@ class Study:
 def best(trials: list[Trial]) -> Trial | None:
     """The whole trial with the highest score; of equals the earliest."""
     complete = [trial for trial in trials if trial.state == "COMPLETE"]
-    return max(complete, key=lambda trial: trial.score or 0.0, default=None)
+    return max(complete, key=lambda trial: trial.score, default=None)
 
 
 def counts(trials: list[Trial]) -> str:
@@ -219,16 +290,6 @@ def _read(path: Path) -> list[Plain]:
         with path.open("r+b") as file:
             file.truncate(len(whole))
     return lines
-
-
-def _outcome(tried: Tried) -> Plain:
-    curve = None if tried.curve is None else {"ranked": tried.curve.ranked, "gained": tried.curve.gained}
-    plain: Plain = {"score": tried.score, "seconds": tried.seconds, "pruned": tried.pruned, "problem": tried.problem}
-    return {**plain, "curve": curve}
-
-
-def _curve(plain: Mapping[str, Any] | None) -> Curve | None:
-    return None if plain is None else Curve(list(plain["ranked"]), list(plain["gained"]))
 
 
 def _short(value: Any) -> str:

@@ -4,29 +4,108 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import melon
 from melon.atomic import require_writable, write_text
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
+from melon.bench.config_files import command, config_text
 from melon.bench.executors import executor_for
 from melon.bench.jobs import Executor, drive_all
+from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, SettingsError, StoppedError, StreamError
+from melon.errors import LearningError, MelonError, SettingsError, StoppedError, StreamError
+from melon.evaluation.prequential import Tally
+from melon.evaluation.ranking import selection_score
 from melon.fitting.search import Search, edges
 from melon.progress import Progress
-from melon.tuning.study import Study, Trial, alone, best, counts
-from melon.tuning.trials import Curve, Foundation, TrialJob, Tried
-from melon.tuning.writing import command, config_text
+from melon.tuning.study import Curve, Study, Trial, Tried, alone, best, counts
 from melon.types import Plain
 
 ROUND = 4
 _DEFAULTS = "defaults"
+_NOTHING_RANKED = "no event could be ranked: there are too few items beside what users have taken; lower --negatives."
+
+
+@dataclass(frozen=True)
+class Foundation:
+    """Pre-training, chosen on the selection window and made once for all trials."""
+
+    stream: str
+    group: str
+    config: CellConfig
+    lays_foundation: bool = True
+    keeps_work: bool = True
+
+    @property
+    def key(self) -> str:
+        """A tuning has one."""
+        return "pre-training"
+
+    def run(self, log: Interactions, work: Work) -> Tried:
+        """Choose and pre-train."""
+        torch.set_num_threads(self.config.threads)
+        began = time.perf_counter()
+        try:
+            cell = Cell(log, self.config, work=work)
+            choice, _ = cell.fitting.window()
+            cell.fitting.window_again()
+        except MelonError as problem:
+            return self.lost(str(problem))
+        return Tried(self.key, time.perf_counter() - began, choice["score"], pretrain=choice["settings"])
+
+    def lost(self, problem: str) -> Tried:
+        """The outcome of a pre-training whose worker died; without it there are no trials."""
+        return Tried(self.key, problem=problem)
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """One point of the space. With the `best` curve of earlier rounds it may be stopped early."""
+
+    key: str
+    stream: str
+    group: str
+    config: CellConfig
+    settings: Plain
+    best: Curve | None = None
+    lays_foundation: bool = False
+    keeps_work: bool = False
+
+    def run(self, log: Interactions, work: Work) -> Tried:
+        """Practise, stream through window and validation, and score what is judged."""
+        torch.set_num_threads(self.config.threads)
+        began = time.perf_counter()
+        curve, tally = Curve(), Tally()
+        try:
+            cell = Cell(log, self.config, work=work)
+            selection, (_, start) = cell.selection, cell.fitting.window()
+            again = cell.fitting.window_again()
+            updater = selection.at_window(self.config.strategy, self.settings, start, again)
+            for point in selection.through(updater):
+                curve.add(point)
+                if point.start >= selection.parts.judged_from:
+                    tally.add(point)
+                if self.best is not None and curve.hopeless(self.best):
+                    return Tried(self.key, time.perf_counter() - began, curve.score(), curve, pruned=True)
+        except MelonError as problem:
+            return Tried(self.key, time.perf_counter() - began, problem=str(problem))
+        seconds = time.perf_counter() - began
+        if not len(tally.rank):
+            return Tried(self.key, seconds, problem=_NOTHING_RANKED)
+        return Tried(self.key, seconds, selection_score(tally.rank), curve)
+
+    def lost(self, problem: str) -> Tried:
+        """The outcome of a trial whose worker died."""
+        return Tried(self.key, problem=problem)
 
 
 @dataclass(frozen=True)
@@ -95,15 +174,12 @@ def tune_stream(
     with alone(request.study):
         tuning = _Tuning(stream, log, cell, request, progress or Progress())
         if not tuning.complete:
-            executor: Executor[Tried] = executor_for(
-                {tuning.stream: stream}, request.study.parent / "work", jobs=jobs, ray=ray, threads=config.threads
-            )
+            streams, folder = {tuning.stream: stream}, request.study.parent / "work"
             try:
-                tuning.run(executor)
+                with executor_for(streams, folder, jobs=jobs, ray=ray, threads=config.threads) as executor:
+                    tuning.run(executor)
             except KeyboardInterrupt:
                 raise StoppedError(tuning.stopped()) from None
-            finally:
-                executor.stop()
         return tuning.finish()
 
 
@@ -122,7 +198,6 @@ class _Tuning:
         self._group = f"{self.stream}-{self._config.recommender}-{self._config.seed}-{self._key()}"
         self._study = Study(request.study, self._search, self._about())
         self._progress = progress
-        self._running: dict[str, Trial] = {}
 
     @property
     def complete(self) -> bool:
@@ -146,24 +221,22 @@ class _Tuning:
 
     def _jobs(self) -> dict[str, TrialJob]:
         """The next round; the strategy's defaults, to compare with, run beside the first."""
+        fixed, about = self._config.fixed, (self.stream, self._group, self._config)
         jobs: dict[str, TrialJob] = {}
         if self._study.defaults is None:
-            jobs[_DEFAULTS] = self._job(_DEFAULTS, self._config.fixed)
+            jobs[_DEFAULTS] = TrialJob(_DEFAULTS, *about, fixed)
         for trial in self._study.round(self._request.trials):
             before = self._study.best_before(trial) if self._request.pruning else None
-            key = f"trial {trial.place + 1}"
-            self._running[key] = trial
-            jobs[key] = self._job(key, {**trial.point, **self._config.fixed}, before.curve if before else None)
+            curve = before.tried.curve if before and before.tried else None
+            jobs[trial.key] = TrialJob(trial.key, *about, {**trial.point, **fixed}, curve)
         return jobs
-
-    def _job(self, key: str, settings: Plain, reference: Curve | None = None) -> TrialJob:
-        return TrialJob(key, self.stream, self._group, self._config, settings, reference)
 
     def _keep(self, tried: Tried) -> None:
         if tried.key == _DEFAULTS:
             self._study.keep_defaults(tried)
         else:
-            self._study.tell(self._running[tried.key], tried)
+            running = {trial.key: trial for trial in self._study.trials()}
+            self._study.tell(running[tried.key], tried)
 
     def stopped(self) -> str:
         """Write the best so far; say how to resume."""
@@ -181,7 +254,7 @@ class _Tuning:
         trials = self._study.trials()
         chosen = best(trials)
         if chosen is None:
-            problem = next((trial.problem for trial in trials if trial.problem), "there was none")
+            problem = next((t.tried.problem for t in trials if t.tried and t.tried.problem), "there was none")
             raise LearningError(f"no trial came through. The first that failed: {problem}")
         self._write(chosen, trials)
         edge = edges(self._search.axes, chosen.point)
@@ -189,13 +262,13 @@ class _Tuning:
         return TuneResult(self._path, self._request.out, strategy, chosen.point, edge, gain, counts(trials))
 
     def _gain(self, chosen: Trial) -> str:
-        said = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"
-        defaults = self._study.defaults
-        if defaults is None or defaults.score is None or defaults.curve is None or chosen.curve is None:
-            return f"{said} (the strategy's defaults did not come through)"
-        _, error = defaults.curve.behind(chosen.curve)
-        gain = (chosen.score or 0.0) - defaults.score
-        return f"{said}, {gain:+.4f} over the strategy's defaults ({defaults.score:.4f}; standard error {error:.4f})"
+        text = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"
+        defaults, curve = self._study.defaults, chosen.tried.curve if chosen.tried else None
+        if defaults is None or defaults.score is None or defaults.curve is None or curve is None:
+            return f"{text} (the strategy's defaults did not come through)"
+        _, error = defaults.curve.behind(curve)
+        gain = chosen.score - defaults.score
+        return f"{text}, {gain:+.4f} over the strategy's defaults ({defaults.score:.4f}; standard error {error:.4f})"
 
     def _write(self, chosen: Trial, trials: list[Trial]) -> None:
         more = ["--trials", str(self._request.trials), "--round", str(self._request.together)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,8 +36,15 @@ from melon.recommenders.blend.head import (
     silent,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
-from melon.recommenders.factorisation import compiled_dots, compiled_pretraining, factor_evidence, factor_scores
+from melon.recommenders.factorisation import (
+    compiled_dots,
+    compiled_pretraining,
+    factor_evidence,
+    factor_scores,
+)
 from melon.recommenders.heads import HeadedRecommender, Lesson
+from melon.recommenders.losses import BPRLoss
+from melon.recommenders.plain import PlainSteps, plain_steps
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
@@ -125,6 +133,13 @@ class Blend(HeadedRecommender):
         inputs = inputs_of(dot, bias, features)
         return self.head.personal(inputs) + self.head(values, inputs)
 
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss and self._own
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        return factor_scores(values, users, items)
+
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         """The personal part's loss, and the head's with the personal part held constant: each its own gradient."""
         personal = factor_scores(values, users, items)
@@ -150,6 +165,10 @@ class Blend(HeadedRecommender):
         # Where nothing is known of the pairs, as in pre-training, the head is taught nothing.
         silent: list[Gradient] = [FactorGradient(one.table, torch.zeros_like(one.left), one.right) for one in shared]
         return Evidence(losses, (*gradients, *silent))
+
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
         named = Named.of(items.cpu().numpy())

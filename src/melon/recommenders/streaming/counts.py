@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from melon.errors import SettingsError
+from melon.kernels import policy
 from melon.stream.saved import Saved, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints
 
@@ -76,6 +77,12 @@ class ItemCounts:
         if not len(items):
             return
         self._grow(int(items.max()) + 1)
+        loops = policy.load("neighbours")
+        if loops is not None:
+            columns = self._count, self._first, self._last, self._rates
+            loops.count_items(*columns, np.ascontiguousarray(items), self.events)
+            self.events += len(items)
+            return
         moments = np.arange(self.events, self.events + len(items))
         touched, first, inverse = np.unique(items, return_index=True, return_inverse=True)
         last = np.zeros(len(touched), dtype=np.int64)
@@ -89,7 +96,7 @@ class ItemCounts:
 
     def undo_point(self, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `observe` of these items."""
-        events, size, held = self.events, len(self._first), np.unique(items[items < len(self._first)])
+        events, size, held = self.events, len(self._first), items[items < len(self._first)]
         count, first, last = self._count[held], self._first[held], self._last[held]
 
         def undo() -> None:

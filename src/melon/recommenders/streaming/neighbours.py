@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class ItemNeighbours:
         self._ids: Slots = np.empty((0, slots), dtype=np.int32)
         self._counts: Weights = np.empty((0, slots), dtype=np.float32)
         self._recent: Weights = np.empty((0, slots), dtype=np.float32)
+        self._journal: list[tuple[Any, ...]] | None = None
 
     @property
     def rows(self) -> int:
@@ -67,32 +69,60 @@ class ItemNeighbours:
         if not len(items):
             return
         self._grow(int(items.max()) + 1)
-        event, earlier, later = self._meetings(users, items, past)
-        moments = (self.events + event) / self.half_life
         self._refer(self.events / self.half_life)
-        if self.both_ways:
-            rows = np.stack([earlier, later], axis=1).reshape(-1)
-            others = np.stack([later, earlier], axis=1).reshape(-1)
-            moments = np.repeat(moments, 2)
+        loops = policy.load("neighbours")
+        if loops is None:
+            event, earlier, later = self._meetings(users, items, past)
+            moments = (self.events + event) / self.half_life - self._reference
+            if self.both_ways:
+                rows = np.stack([earlier, later], axis=1).reshape(-1)
+                others = np.stack([later, earlier], axis=1).reshape(-1)
+                moments = np.repeat(moments, 2)
+            else:
+                rows, others = earlier, later
+            if len(rows):
+                self._grow(int(rows.max()) + 1)
+                numpy_loops.count(self._ids, self._counts, self._recent, rows, others, moments)
         else:
-            rows, others = earlier, later
-        if len(rows):
-            self._grow(int(rows.max()) + 1)
-            _loops().count(self._ids, self._counts, self._recent, rows, others, moments - self._reference)
+            self._meet(loops, np.ascontiguousarray(users), np.ascontiguousarray(items), past)
         self.events += len(items)
 
+    def _meet(self, loops: policy.Loops, users: Ints, items: Ints, past: PartnerRings) -> None:
+        """Let items meet the earlier ones of their users; `_journal` gets what that overwrites, if there is one."""
+        most, latest = len(users) * self.reach, scratch(int(users.max()) + 1)
+        event, earlier = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+        before = np.empty(len(users), dtype=np.int64)
+        rings = (*past.storage, past.rows)
+        count, largest = loops.meetings(*rings, users, items, self.reach, latest, before, event, earlier)
+        self._grow(largest + 1)
+        ways = 2 if self.both_ways else 1
+        before_each = [np.empty(ways * count, dtype=kind) for kind in (np.int32, np.int32, np.float32, np.float32)]
+        meetings = event[:count], earlier[:count], items
+        moments = self.events, self.half_life, self._reference
+        loops.meet(self._ids, self._counts, self._recent, *meetings, *moments, self.both_ways, *before_each)
+        if self._journal is not None:
+            self._journal.append((*meetings, self.both_ways, *before_each))
+            self._journal = None
+
     def undo_point(self, users: Ints, items: Ints, past: PartnerRings) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions: it holds the slots of their items."""
-        rows, events, reference = self._rows, self.events, self._reference
-        _, earlier, later = self._meetings(users, items, past)
-        held = distinct(np.concatenate([earlier, later]) if self.both_ways else earlier)
-        held = held[held < rows]
-        refers = self._refers(events / self.half_life)  # then every row is written
-        held_slots = self._ids[held], self._counts[held], (self._recent[:rows].copy() if refers else self._recent[held])
+        """A function that takes back the next `observe` of these interactions."""
+        rows, events, reference, loops = self._rows, self.events, self._reference, policy.load("neighbours")
+        journal = self._journal = list[tuple[Any, ...]]()
+        held, copies = np.empty(0, dtype=np.int64), tuple[Slots | Weights, ...]()
+        every_row = self._refers(events / self.half_life)
+        if loops is None or every_row:
+            _, earlier, later = self._meetings(users, items, past)
+            held = np.arange(rows) if every_row else distinct(np.concatenate([earlier, later]))
+            held = held[held < rows]
+            copies = self._ids[held], self._counts[held], self._recent[held]
 
         def undo() -> None:
-            self._ids[held], self._counts[held] = held_slots[:2]
-            self._recent[slice(rows) if refers else held] = held_slots[2]
+            slots = self._ids, self._counts, self._recent
+            for run in journal:
+                assert loops is not None
+                loops.unmeet(*slots, *run)
+            for part, copy in zip(slots, copies, strict=False):
+                part[held] = copy
             self._ids[rows : self._rows] = EMPTY
             self._counts[rows : self._rows], self._recent[rows : self._rows] = 0, 0
             self._rows, self.events, self._reference = rows, events, reference

@@ -1,23 +1,108 @@
-"""Config files in a bench: which cells each is for, and the options that it gives them."""
+"""Config files: read as options, written by a tuning with their origin in comments, and sorted to cells of a bench."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shlex
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from melon.bench.config import CellConfig, read_config
+from melon.bench.config import TABLES, CellConfig, typed
 from melon.data.files import load_stream
-from melon.errors import SettingsError
+from melon.errors import SettingsError, unknown_name
 from melon.types import Plain
 
+#: How a TOML file says that a setting has no value; JSON has a word for it.
+NO_VALUE = "null"
 #: What a file in a folder says of its own cells alone. The rest is shared by all cells of its stream and recommender.
 _OWN = ("strategy", "settings", "preset")
 #: What the bench itself says.
 _OURS = ("recommender", "seed", "budget", "threads", "device", "full_ranking")
+#: Fields of the protocol that the file names where they are not the default.
+_NAMED = ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "align_ties")
+
+
+def read_config(path: Path) -> Plain:
+    """A TOML or JSON file of `CellConfig` fields; a result's own `config.asked` is one too."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Plain = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as problem:
+        raise SettingsError(f"the config file {path} cannot be read: {problem.strerror}.") from None
+    except (ValueError, RecursionError) as problem:
+        raise SettingsError(
+            f"the config file {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {problem}."
+        ) from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"the config file {path} must hold a table of settings.")
+    names = {field.name for field in fields(CellConfig)}
+    for key in list(content):
+        if key not in names:
+            raise unknown_name(f"key in {path}", key, names)
+        content[key] = typed(key, content[key], f"{path}: ")
+        if key in TABLES:
+            content[key] = {name: None if value == NO_VALUE else value for name, value in content[key].items()}
+    return content
+
+
+def command(stream: str, config: CellConfig, more: Sequence[str]) -> str:
+    """The command in full: every option that is not the default, and none that only concerns the machine."""
+    words = ["melon", "tune", stream, "--recommender", config.recommender, "--strategy", config.strategy, *more]
+    usual = {field.name: field.default for field in fields(CellConfig)}
+    for name in ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "epochs", "seed", "threads"):
+        value = getattr(config, name)
+        if value != usual[name]:
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    if config.split != usual["split"]:
+        words += ["--split", ",".join(f"{share:g}" for share in config.split)]
+    if config.align_ties:
+        words.append("--align-ties")
+    for section, settings in (
+        ("", config.settings),
+        ("recommender.", config.recommender_settings),
+        ("pretrain.", config.pretrain_settings),
+    ):
+        words += [word for name, value in settings.items() for word in ("--set", f"{section}{name}={_json(value)}")]
+    return shlex.join(words)
+
+
+def config_text(config: CellConfig, settings: Plain, pretraining: Plain, trials: int, comments: Sequence[str]) -> str:
+    """TOML. The budget is the number of trials, so that an evaluation gives its baselines as many."""
+    usual = {field.name: field.default for field in fields(CellConfig)}
+    top: Plain = {"recommender": config.recommender, "strategy": config.strategy, "split": list(config.split)}
+    top |= {name: getattr(config, name) for name in _NAMED if getattr(config, name) != usual[name]}
+    top["budget"] = trials
+    sections = {
+        "settings": settings,
+        "recommender_settings": config.recommender_settings,
+        "pretrain_settings": {**config.pretrain_settings, **pretraining},
+    }
+    lines = [f"# {comment}".rstrip() for comment in comments] + [
+        f"{name} = {toml(value)}" for name, value in top.items()
+    ]
+    for name, table in sections.items():
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {toml(value)}" for key, value in sorted(table.items()))]
+    return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    """A setting as TOML writes it; no value at all is the word that `read_config` knows."""
+    if value is None:
+        return json.dumps(NO_VALUE)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)

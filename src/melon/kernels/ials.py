@@ -1,0 +1,103 @@
+"""Implicit ALS as compiled loops: rows that are solved for, one after another, from the rows of their partners."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from melon.kernels.types import DOUBLE, DOUBLE_TABLE, INTS, SINGLE_TABLE, Signature
+from melon.types import Floats, Ints, Singles
+
+SIGNATURES: dict[str, Signature] = {
+    "solve": (INTS, INTS, INTS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
+}
+
+
+def solve(
+    rows: Ints,
+    starts: Ints,
+    partners: Ints,
+    others: Singles,
+    gram: Floats,
+    missing: float,
+    reg: float,
+    own: Singles,
+    own_gram: Floats,
+) -> None:
+    """Solve (missing · gram + Σ v vᵀ + λ) x = Σ v for each row over its partners' rows v, and keep `own_gram` = Σ x xᵀ.
+
+    λ = reg · (partners + missing · rows of the other side). A row whose partners say nothing stays as it is.
+    """
+    dim, most = own.shape[1], 1
+    for n in range(rows.size):
+        most = max(most, starts[n + 1] - starts[n])
+    vectors, right = np.zeros((most + 3, dim), dtype=own.dtype), np.empty(dim, dtype=own.dtype)
+    matrix = np.zeros((dim + 1, dim), dtype=own.dtype)  # the last line stays zero
+    for n in range(rows.size):
+        count = starts[n + 1] - starts[n]
+        for q in range(count + 3):
+            vector, copy = others[partners[starts[n] + min(q, count - 1)]], vectors[q]
+            for d in range(dim):
+                copy[d] = vector[d] if q < count else np.float32(0)
+        _sum_up(vectors, count, gram, missing, matrix, right)
+        ridge = np.float32(reg * (count + missing * others.shape[0]))
+        known = False
+        for d in range(dim):
+            matrix[d, d] += ridge
+            known |= right[d] != 0
+        if known:
+            _eliminate(matrix, right)
+            _replace(own[rows[n]], right, own_gram)
+
+
+def _sum_up(vectors: Singles, count: int, gram: Floats, missing: float, matrix: Singles, right: Singles) -> None:
+    """missing · gram + Σ v vᵀ, and Σ v, over the first vectors; four at a time, three zeros stand behind them."""
+    dim = right.size
+    for a in range(dim):
+        line, others = matrix[a], gram[a]
+        right[a] = 0
+        for b in range(dim):
+            line[b] = missing * others[b]
+    for q in range(0, count, 4):
+        v0, v1, v2, v3 = vectors[q], vectors[q + 1], vectors[q + 2], vectors[q + 3]
+        for a in range(dim):
+            f0, f1, f2, f3, line = v0[a], v1[a], v2[a], v3[a], matrix[a]
+            right[a] += f0 + f1 + f2 + f3
+            for b in range(dim):
+                line[b] += f0 * v0[b] + f1 * v1[b] + f2 * v2[b] + f3 * v3[b]
+
+
+def _eliminate(matrix: Singles, right: Singles) -> None:
+    """Solve a positive definite system in place, by Cholesky; only the upper half of the result is meant."""
+    dim = right.size
+    for a in range(dim):
+        line = matrix[a]
+        for p in range(0, a, 4):  # those above it, four at a time
+            u0, u1 = matrix[p], matrix[p + 1 if p + 1 < a else dim]
+            u2, u3 = matrix[p + 2 if p + 2 < a else dim], matrix[p + 3 if p + 3 < a else dim]
+            f0, f1, f2, f3 = u0[a], u1[a], u2[a], u3[a]
+            for b in range(dim):
+                line[b] -= f0 * u0[b] + f1 * u1[b] + f2 * u2[b] + f3 * u3[b]
+        scale = np.float32(1) / np.float32(math.sqrt(line[a]))
+        for b in range(dim):
+            line[b] *= scale
+        factor = right[a] * scale
+        right[a] = factor
+        for b in range(a + 1, dim):
+            right[b] -= factor * line[b]
+    for a in range(dim - 1, -1, -1):
+        line, rest = matrix[a], np.float32(0)
+        for b in range(a + 1, dim):
+            rest += line[b] * right[b]
+        right[a] = (right[a] - rest) / line[a]
+
+
+def _replace(row: Singles, new: Singles, gram: Floats) -> None:
+    """Write a new row, and correct the sum over all rows of x xᵀ."""
+    for a in range(row.size):
+        before, after, line = np.float64(row[a]), np.float64(new[a]), gram[a]
+        for b in range(row.size):
+            line[b] += after * np.float64(new[b]) - before * np.float64(row[b])
+    for a in range(row.size):
+        row[a] = new[a]

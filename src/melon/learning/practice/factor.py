@@ -1,0 +1,132 @@
+"""Practice of a factorised score in compiled loops: passes there and back, and the gradient of what is learned."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from melon.kernels.policy import Loops
+from melon.kernels.practice.forms import LEAST_LOSS, Course, Numbers, Rates, Rows, Slopes, Tape
+from melon.learning.practice.record import Draw, Recorded
+from melon.recommenders.base import Recommender
+from melon.strategies.melon.linear import LinearStrategy
+from melon.strategies.melon.rates import DECAY_UNIT, KNOTS, Phi
+from melon.tables import Moment
+from melon.types import Floats, Ints
+
+_TABLES = ("user_factors", "item_factors", "item_bias")
+
+
+class FactorPractice:
+    """Passes over a recorded stream from the same rows; memory is bounded by the stream and the rows it touches."""
+
+    def __init__(self, recommender: Recommender, strategy: LinearStrategy, recorded: Recorded, loops: Loops) -> None:
+        self._strategy, self._recorded, self._loops = strategy, recorded, loops
+        self._start = _rows_of(recommender, recorded)
+        roles = strategy.rates.roles
+        slots = recorded.draws[0].items.shape[1]
+        self._roles = [roles.first["user_factors"], *roles.of("item_factors", slots), *roles.of("item_bias", slots)]
+        self._courses = [_course(recorded, draw, np.array(self._roles)) for draw in recorded.draws]
+        # Columns of rates: the user's row, the items' vectors, their biases.
+        specs = [recommender.tables[name].spec for name in _TABLES]
+        self._inputs = [
+            np.concatenate([strategy.columns(spec, draw.inputs) for spec in specs], axis=1) for draw in recorded.draws
+        ]
+        self._tape = _tape(self._courses, self._start)
+
+    def run(self, number: int) -> tuple[float, Phi]:
+        """The mean loss of all predictions in pass `number` at the strategy's φ, and its gradient by φ."""
+        place = number % len(self._courses)
+        course, inputs, rates = self._courses[place], self._inputs[place], self._strategy.rates
+        start, phi = self._start, rates.phi
+        rows = Rows(start.users.copy(), start.items.copy(), start.bias.copy(), start.touched.copy())
+        made, temperature = self._rates(inputs), float(torch.exp(phi["temperature"]))
+        total = self._loops.forward(course, rows, made, self._tape, temperature)
+        later = Rows(
+            np.zeros_like(start.users), np.zeros_like(start.items), np.zeros_like(start.bias), start.touched.copy()
+        )
+        slopes = Slopes(np.zeros(self._tape.logs.shape), np.zeros(3), np.zeros(2), np.zeros(1))
+        if np.isfinite(total):
+            self._loops.backward(course, rows, made, self._tape, temperature, later, slopes)
+        events = self._recorded.predicted
+        gradient = {name: torch.from_numpy(part / events) for name, part in self._by_phi(inputs, slopes).items()}
+        return total / events, gradient
+
+    def _rates(self, inputs: Floats) -> Rates:
+        rates, phi = self._strategy.rates, self._strategy.rates.phi
+        hats = phi["hats"].numpy()
+        slopes = np.zeros((len(hats), len(KNOTS) + 1))
+        slopes[:, 1:-1] = np.diff(hats, axis=1) / np.diff(KNOTS)
+        fades = self._strategy.settings.fading is not None
+        half_lives = rates.half_lives()
+        halvings = [1 / half_lives[name] if fades else 0.0 for name in _TABLES[1:]]
+        decay = [1 - float(rates.kept(name)) for name in _TABLES]
+        dtype = self._start.users.dtype
+        base = rates.base(inputs, self._roles)
+        return Rates(base.astype(dtype), KNOTS, hats, slopes, np.array(decay, dtype), np.array(halvings))
+
+    def _by_phi(self, inputs: Floats, slopes: Slopes) -> dict[str, Floats]:
+        """From ∂J by log rates, by what tables lose and by half-lives, to ∂J by φ."""
+        rates, phi = self._strategy.rates, self._strategy.rates.phi
+        by_phi = {name: np.zeros(tuple(value.shape)) for name, value in phi.items()}
+        # Each interaction's place between knots, as weights of the two beside it.
+        at = np.clip(np.log(self._tape.loss.astype(np.float64) + LEAST_LOSS), KNOTS[0], KNOTS[-1])
+        left = np.clip(np.searchsorted(KNOTS, at) - 1, 0, len(KNOTS) - 2)
+        right_part = (at - KNOTS[left]) / (KNOTS[left + 1] - KNOTS[left])
+        for column, role in enumerate(self._roles):
+            by_log = slopes.logs[:, column]
+            by_phi["rates"][role, 0] += by_log.sum()
+            by_phi["rates"][role, 1:] += by_log @ inputs[:, column]
+            by_phi["hats"][role] += np.bincount(left, by_log * (1 - right_part), len(KNOTS))
+            by_phi["hats"][role] += np.bincount(left + 1, by_log * right_part, len(KNOTS))
+        for place, name in enumerate(_TABLES):
+            by_phi["decay"][rates.row_tables.index(name)] = DECAY_UNIT * slopes.decay[place]
+        for place, name in enumerate(_TABLES[1:]):
+            by_phi["half_lives"][rates.item_tables.index(name)] = slopes.half_lives[place]
+        by_phi["temperature"][:] = slopes.temperature
+        return by_phi
+
+
+def _rows_of(recommender: Recommender, recorded: Recorded) -> Rows:
+    """The rows that the stream touches or predicts, as they are stored: not faded."""
+    rows = (recorded.user_rows, recorded.item_rows, recorded.item_rows)
+    users, items, bias = (
+        recommender.tables[name].gather(torch.from_numpy(some), Moment(0)).numpy()
+        for name, some in zip(_TABLES, rows, strict=True)
+    )
+    return Rows(users, items, bias[:, 0].copy(), recorded.touched)
+
+
+def _course(recorded: Recorded, draw: Draw, roles: Ints) -> Course:
+    bounds = list(zip([0, *recorded.ends[:-1]], recorded.ends, strict=True))
+    users = [np.unique(recorded.users[first:last], return_inverse=True) for first, last in bounds]
+    items = [np.unique(draw.items[first:last], return_inverse=True) for first, last in bounds]
+    return Course(
+        recorded.ends,
+        recorded.now,
+        recorded.users,
+        recorded.known,
+        draw.items,
+        recorded.candidates,
+        np.concatenate([rows for rows, _ in users]),
+        np.cumsum([len(rows) for rows, _ in users]),
+        np.concatenate([at.reshape(-1) for _, at in users]),
+        np.concatenate([rows for rows, _ in items]),
+        np.cumsum([len(rows) for rows, _ in items]),
+        np.concatenate([at.reshape(-1) for _, at in items]).reshape(draw.items.shape),
+        roles,
+    )
+
+
+def _tape(courses: list[Course], start: Rows) -> Tape:
+    """Room for the longest course, used by every pass."""
+    (n, slots), dim, dtype = courses[0].items.shape, start.users.shape[1], start.users.dtype
+    users = max(len(course.user_rows) for course in courses)
+    items = max(len(course.item_rows) for course in courses)
+
+    def room(*shape: int) -> Numbers:
+        return np.zeros(shape, dtype)
+
+    idle: Ints = np.zeros(items, dtype=np.int64)
+    logs, dots = room(n, len(courses[0].roles)), room(*courses[0].candidates.shape)
+    return Tape(room(users, dim), room(items, dim), room(items), idle, logs, room(n, slots - 1), room(n), dots)

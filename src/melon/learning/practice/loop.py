@@ -1,0 +1,95 @@
+"""Passes of practice: Adam on the gradient of a whole pass, with bad passes taken back (docs/methods.md 4.12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from melon.adam import Adam, Moments
+from melon.data.interactions import Interactions
+from melon.errors import LearningError
+from melon.kernels import policy
+from melon.learning.practice.factor import FactorPractice
+from melon.learning.practice.generic import GenericPractice
+from melon.learning.practice.record import record
+from melon.learning.updater import Updater
+from melon.strategies.melon.linear import LinearStrategy
+from melon.strategies.melon.rates import MOST_DECAY, Phi
+from melon.stream.batch import Batch
+from melon.stream.candidates import Candidates
+
+#: A pass whose loss is this many times the first one's is rejected.
+_ASTRAY = 1.5
+_ADAM = Adam(0.9, 0.98, 1e-9)
+#: Passes take turns with so many draws of training negatives.
+_DRAWS = 2
+_APART = 1_000
+
+Pass = Callable[[int], tuple[float, Phi]]
+
+
+@dataclass(frozen=True)
+class Practised:
+    """The losses of the passes that counted, and how many were rejected."""
+
+    losses: list[float]
+    rejected: int
+
+
+def practice_candidates(log: Interactions, seed: int, count: int) -> Candidates:
+    """Candidates for practice on a log: others than those that choose settings, from all items that the log has."""
+    return Candidates(log, seed=seed + _APART, count=min(count, log.n_items - 1))
+
+
+def practise_through(updater: Updater, batches: Sequence[Batch], candidates: Candidates) -> Practised:
+    """Let the updater's strategy practise on batches behind its history. The updater itself is used up by it."""
+    strategy, recommender = updater.strategy, updater.recommender
+    assert isinstance(strategy, LinearStrategy)
+    if not strategy.settings.passes:
+        return Practised([], 0)
+    recorded = record(updater, batches, candidates, _DRAWS)
+    loops = None
+    if recommender.factorised:
+        loops = policy.load("practice", like=recommender.tables["item_factors"].view().storage)
+    if loops is None:
+        return practise(strategy, GenericPractice(recommender, strategy, recorded).run)
+    return practise(strategy, FactorPractice(recommender, strategy, recorded, loops).run)
+
+
+def practise(strategy: LinearStrategy, run: Pass) -> Practised:
+    """Improve the strategy's φ, pass by pass; `run` gives the loss of a pass at the present φ and its gradient."""
+    rates, settings, passes = strategy.rates, strategy.settings, strategy.settings.passes
+    start, masks = {name: value.clone() for name, value in rates.phi.items()}, strategy.trainable()
+    good, moments, steps = start, _no_moments(start), 0
+    scale, losses, rejected = settings.practice_lr, list[float](), 0
+    for number in range(passes):
+        loss, gradient = run(number)
+        finite = torch.isfinite(torch.tensor(loss)) and all(torch.isfinite(part).all() for part in gradient.values())
+        if not finite or (losses and loss >= _ASTRAY * losses[0]):
+            if not losses:
+                raise LearningError(
+                    f"practice of {strategy.name} is not finite at its start, the plain step with lr = "
+                    f"{settings.lr:g}. Try a smaller learning rate (--set lr=…)."
+                )
+            rejected, scale = rejected + 1, scale / 2
+            rates.phi, moments, steps = good, _no_moments(start), 0
+            continue
+        losses.append(loss)
+        good, steps = rates.phi, steps + 1
+        rate = scale * min(1.0, 2 * (1 - number / passes) + 0.05)
+        improved = dict[str, torch.Tensor]()
+        for name, value in good.items():
+            pulled = gradient[name]
+            if name in ("rates", "hats"):  # towards the plain step
+                pulled = pulled + settings.practice_l2 * (value - start[name])
+            moments[name] = _ADAM.moments(moments[name], pulled * masks[name])
+            improved[name] = _ADAM.step(value, moments[name], steps, rate)
+        improved["decay"] = improved["decay"].clamp(0, MOST_DECAY)
+        rates.phi = improved
+    return Practised(losses, rejected)
+
+
+def _no_moments(phi: Phi) -> dict[str, Moments]:
+    return {name: Moments.zeros_like(value) for name, value in phi.items()}

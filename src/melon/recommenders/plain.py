@@ -1,0 +1,95 @@
+"""Plain gradient steps of a factorised score in compiled loops: computed beside the tables, then exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from melon.kernels import policy
+from melon.recommenders.losses import BPRLoss, Loss
+from melon.tables import Table
+from melon.types import Ints, Singles, SmallInts
+
+#: The tables of a factorised score that a pairwise loss teaches.
+TAUGHT = ("user_factors", "item_factors", "item_bias")
+_Block = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
+
+
+@dataclass(frozen=True)
+class FactorStep:
+    """A plain step that compiled loops have computed and not yet written.
+
+    `broken` names what is not finite in it, if anything; `moved` is how far a touched vector moves on average.
+    """
+
+    loss: float
+    moved: float
+    broken: str | None
+    _loops: policy.Loops
+    _blocks: list[_Block]
+
+    def write(self, undo: ExitStack | None = None) -> None:
+        """Put the new rows into the tables; closing `undo` puts the old ones back."""
+        self._exchange()
+        if undo is not None:
+            undo.callback(self._exchange)
+        for table, rows, *_ in self._blocks:
+            table.written(rows, undo)
+
+    def _exchange(self) -> None:
+        for table, rows, block, stamps in self._blocks:
+            values, touched, _ = table.arrays()
+            self._loops.exchange(rows, block, stamps, values, touched)
+
+
+def plain_steps(loss: Loss, tables: Mapping[str, Table]) -> PlainSteps | None:
+    """Compiled plain steps for a factorised score, if the loss is BPR's."""
+    return PlainSteps(tables) if type(loss) is BPRLoss else None
+
+
+class PlainSteps:
+    """Plain steps of one factorised model under BPR's loss, where compiled loops serve it."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self._tables = [tables[name] for name in TAUGHT]
+        self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
+
+    def of(self, users: Ints, lines: Ints, weights: Singles, decay: Mapping[str, float], now: int) -> FactorStep | None:
+        """The step for lines of items n × (1 + negatives), the item taken first, on rows that exist.
+
+        A line's gradient on its user counts weights[n, 0] times, that on its item c weights[n, 1 + c] times. A touched
+        row loses the share `decay` of itself, by table.
+        """
+        loops = policy.load("factor", like=self._tables[0].view().storage)
+        if loops is None:
+            return None
+        arrays = [table.arrays() for table in self._tables]
+        user_rows, item_rows = np.empty(len(users), dtype=np.int64), np.empty(lines.size, dtype=np.int64)
+        blocks = [
+            np.empty((len(rows), values.shape[1]), dtype=np.float32)
+            for rows, (values, *_) in zip((user_rows, item_rows, item_rows), arrays, strict=True)
+        ]
+        shares = np.array([decay.get(name, 0.0) for name in TAUGHT], dtype=np.float32)
+        rows = (part for each in arrays for part in each)
+        n_users, n_items, loss, *moved = loops.plain_step(
+            users, lines, weights, shares, now, *rows, *self._scratch(arrays), user_rows, item_rows, *blocks
+        )
+        broken = None if np.isfinite(loss) else "the loss"
+        if broken is None and not np.isfinite(sum(moved)):
+            broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
+        touched = user_rows[:n_users], item_rows[:n_items], item_rows[:n_items]
+        written = [
+            (table, rows, block[: len(rows)], np.full(len(rows), now))
+            for table, rows, block in zip(self._tables, touched, blocks, strict=True)
+        ]
+        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, loops, written)
+
+    def _scratch(self, arrays: list[tuple[Singles, Ints, float]]) -> list[SmallInts]:
+        """A number for each stored user and item."""
+        for n, (_, touched, _) in enumerate(arrays[:2]):
+            if len(self._places[n]) < len(touched):
+                self._places[n] = np.zeros(len(touched), dtype=np.int32)
+        return self._places

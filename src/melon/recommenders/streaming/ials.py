@@ -1,0 +1,240 @@
+"""Streaming implicit ALS: short rows of users and items that follow the stream by being solved for, in O(batch).
+
+Every pair that was taken should score 1, and every other one 0 at a small weight (Hu, Koren and Volinsky, 2008). With
+the rows of one side held, a row of the other is a small linear system: its partners' rows, and one matrix for all pairs
+that were not taken, the Gram matrix of all rows. Fitted by whole sweeps over a log; then each batch has the rows that
+it touches solved anew from their last partners, and the Gram matrices follow by rank-one corrections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from melon.kernels import policy
+from melon.stream.draws import Draws
+from melon.stream.history import RING, History, PartnerRings
+from melon.stream.pairs import distinct, pair_keys
+from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.types import Arrays, Floats, Ints
+
+#: Deviation of an item's first row. It only matters while none of its takers has a row, as in a cold start.
+_FIRST = 0.0125
+#: No entry of a row is larger: a score of 1 is the aim.
+_LARGEST = 1e6
+
+Rows = npt.NDArray[np.floating[Any]]
+
+
+class _Side:
+    """The rows of users or of items, with room to grow, and the sum over all of them of x xᵀ."""
+
+    def __init__(self, dim: int, dtype: npt.DTypeLike, draws: Draws | None = None) -> None:
+        self._draws, self.count = draws, 0
+        self._storage: Rows = np.zeros((0, dim), dtype=dtype)
+        self.gram: Floats = np.zeros((dim, dim))
+
+    @property
+    def rows(self) -> Rows:
+        """All rows so far; a view."""
+        return self._storage[: self.count]
+
+    def read(self, numbers: Ints) -> Rows:
+        """Copies of rows by number; zeros for those that do not exist."""
+        known = numbers < self.count
+        if known.all():
+            return np.take(self._storage, numbers, axis=0)
+        rows = np.zeros((*numbers.shape, self._storage.shape[1]), dtype=self._storage.dtype)
+        rows[known] = self._storage[numbers[known]]
+        return rows
+
+    def grow(self, count: int) -> None:
+        """Make rows up to a count: zeros, or what is drawn for each."""
+        if count <= self.count:
+            return
+        if count > len(self._storage):
+            room = np.zeros((max(count, 2 * len(self._storage), 1024), self._storage.shape[1]), self._storage.dtype)
+            room[: self.count] = self.rows
+            self._storage = room
+        if self._draws is not None:
+            new = _FIRST * self._draws.normals(np.arange(self.count, count), self._storage.shape[1])
+            self._storage[self.count : count] = new
+            new = self._storage[self.count : count].astype(np.float64)
+            self.gram += new.T @ new
+        self.count = count
+
+    def solve(self, touched: Ints, starts: Ints, partners: Ints, other: _Side, missing: float, reg: float) -> None:
+        """Solve rows anew from their partners, partners[starts[n]] … partners[starts[n + 1] - 1] for row touched[n]."""
+        loops = policy.load("ials", like=torch.from_numpy(self._storage))
+        solve = _solve if loops is None else loops.solve
+        solve(touched, starts, partners, other.rows, other.gram, missing, reg, self.rows, self.gram)
+
+    def undo_point(self, touched: Ints) -> Callable[[], None]:
+        """A function that takes back what is next done to these rows, growth included."""
+        count, held, gram = self.count, distinct(touched[touched < self.count]), self.gram.copy()
+        rows = self._storage[held]
+
+        def undo() -> None:
+            self._storage[held], self._storage[count : self.count] = rows, 0
+            self.count, self.gram = count, gram
+
+        return undo
+
+    def saved(self, state: Saved, name: str) -> tuple[Rows, Floats]:
+        """Rows and Gram matrix of a saved state, checked."""
+        dim, dtype = self._storage.shape[1], self._storage.dtype
+        rows = saved_array(state, name, dtype, (None, dim), least=-_LARGEST, most=_LARGEST)
+        gram = saved_array(state, f"{name}_gram", np.float64, (dim, dim))
+        exact = rows.astype(np.float64).T @ rows.astype(np.float64)
+        near = np.allclose(gram, exact, rtol=1e-3, atol=1e-3 * (1 + np.abs(exact).max(initial=0)))
+        require(near, f"the Gram matrix of {name} is not that of their rows")
+        return rows, gram
+
+    def restore(self, rows: Rows, gram: Floats) -> None:
+        """Become what `saved` gave."""
+        self._storage, self.count, self.gram = rows, len(rows), gram
+
+
+class ImplicitALS:
+    """Rows of users and items whose product is near 1 for what a user takes and near 0 for the rest.
+
+    `missing` is the weight of a pair that was not taken, beside 1 for one that was; λ = reg · (partners + missing ·
+    rows of the other side). An item whose takers have no rows yet keeps the short random row that it was given.
+    """
+
+    def __init__(
+        self,
+        dim: int = 32,
+        *,
+        missing: float = 0.01,
+        reg: float = 0.01,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self.missing, self.reg = missing, reg
+        self.users = _Side(dim, dtype)
+        self.items = _Side(dim, dtype, Draws(seed, "first rows of implicit ALS"))
+        #: Interactions that were fitted as a whole: observing them changes no row.
+        self.fitted = 0
+
+    def fit(self, users: Ints, items: Ints, sweeps: int = 10) -> None:
+        """Rows for a whole log: each sweep solves all users, then all items, from all that they took, once each."""
+        pairs = distinct(pair_keys(users, items))
+        takers, taken = pairs >> 32, pairs & 0xFFFFFFFF
+        self.users.grow(int(users.max(initial=-1)) + 1)
+        self.items.grow(int(items.max(initial=-1)) + 1)
+        of_users, of_items = _grouped(takers, taken), _grouped(taken, takers)
+        for number in range(sweeps + 1):
+            self._solve(self.users, of_users, self.items)
+            if number < sweeps:
+                self._solve(self.items, of_items, self.users)
+        for side in (self.users, self.items):  # without what rounding adds up to over many corrections
+            exact = side.rows.astype(np.float64)
+            side.gram = exact.T @ exact
+        self.fitted = len(users)
+
+    def observe(self, users: Ints, items: Ints, past: History) -> None:
+        """Solve the items of a batch anew from their last takers, then its users; `past` is what came before it."""
+        if not len(users) or past.events < self.fitted:
+            return
+        self.users.grow(int(users.max()) + 1)
+        self.items.grow(int(items.max()) + 1)
+        self._solve(self.items, partners_after(items, users, past.of_items), self.users)
+        self._solve(self.users, partners_after(users, items, past.of_users), self.items)
+
+    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
+        """A function that takes back the next `observe` of these interactions."""
+        undo_sides = self.users.undo_point(users), self.items.undo_point(items)
+
+        def undo() -> None:
+            for undo_side in undo_sides:
+                undo_side()
+
+        return undo
+
+    def scores(self, users: Ints, items: Ints) -> Rows:
+        """x_u · y_i for candidates n × c; 0 where either has no row."""
+        wanted = torch.from_numpy(self.users.read(users)).unsqueeze(1)
+        scores: Rows = torch.from_numpy(self.items.read(items)).mul_(wanted).sum(-1).numpy()
+        return scores
+
+    def state(self) -> Arrays:
+        """Arrays that `restore` turns back into the same rows."""
+        return {
+            "users": self.users.rows.copy(),
+            "items": self.items.rows.copy(),
+            "users_gram": self.users.gram.copy(),
+            "items_gram": self.items.gram.copy(),
+            "fitted": np.array([self.fitted]),
+        }
+
+    def restore(self, state: Saved) -> None:
+        """Become what `state` described; arrays that no such rows can have are a `CheckpointError`."""
+        fitted, users, items = (
+            saved_number(state, "fitted"),
+            self.users.saved(state, "users"),
+            self.items.saved(state, "items"),
+        )
+        self.users.restore(*users)
+        self.items.restore(*items)
+        self.fitted = fitted
+
+    def _solve(self, side: _Side, grouped: tuple[Ints, Ints, Ints], other: _Side) -> None:
+        side.solve(*grouped, other, self.missing, self.reg)
+
+
+def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = RING) -> tuple[Ints, Ints, Ints]:
+    """The last partners of each distinct row after a batch that the rings do not know yet, newest first.
+
+    Returns the rows, where each one's partners start, and the partners, one row behind the other.
+    """
+    order = np.argsort(rows, kind="stable")
+    firsts = np.flatnonzero(np.r_[True, np.diff(rows[order]) != 0])
+    sizes = np.diff(np.r_[firsts, len(rows)])
+    touched = rows[order][firsts]
+    before = rings.recent(touched, most)
+    fresh = np.minimum(sizes, most)
+    starts = np.r_[0, np.cumsum(np.minimum(fresh + before.counts, most))]
+    everything = np.empty(starts[-1], dtype=np.int64)
+    back = np.repeat(firsts + sizes, sizes) - 1 - np.arange(len(rows))  # 0 for the newest of its row
+    late = back < most
+    everything[(np.repeat(starts[:-1], sizes) + back)[late]] = partners[order][late]
+    places = np.arange(most) + fresh[:, None]
+    old = places < np.diff(starts)[:, None]
+    everything[(starts[:-1, None] + places)[old]] = before.partners[old]
+    return touched, starts, everything
+
+
+def _grouped(rows: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
+    """Distinct rows, where each one's partners start, and the partners, one row behind the other."""
+    order = np.argsort(rows, kind="stable")
+    touched, firsts = np.unique(rows[order], return_index=True)
+    return touched, np.r_[firsts, len(rows)], np.ascontiguousarray(partners[order])
+
+
+def _solve(
+    touched: Ints,
+    starts: Ints,
+    partners: Ints,
+    others: Rows,
+    gram: Floats,
+    missing: float,
+    reg: float,
+    own: Rows,
+    own_gram: Floats,
+) -> None:
+    """What `melon.kernels.ials.solve` computes."""
+    dim = own.shape[1]
+    for row, first, last in zip(touched.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        vectors = others[partners[first:last]].astype(np.float64)
+        right = vectors.sum(0)
+        if right.any():
+            ridge = reg * (len(vectors) + missing * len(others))
+            solved = np.linalg.solve(missing * gram + vectors.T @ vectors + ridge * np.eye(dim), right)
+            before, after = own[row].astype(np.float64), solved.astype(own.dtype).astype(np.float64)
+            own_gram += np.outer(after, after) - np.outer(before, before)
+            own[row] = after

@@ -1,0 +1,189 @@
+"""Plain steps by compiled loops beside the general path: the same draws, rows within rounding, taken back exactly."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from melon.errors import LearningError
+from melon.learning.updater import Updater
+from melon.recommenders.base import Recommender
+from melon.recommenders.blend.recommender import Blend
+from melon.recommenders.bpr import BPR
+from melon.recommenders.evidence import Examples
+from melon.recommenders.ncf import NCF
+from melon.recommenders.plain import TAUGHT, PlainSteps
+from melon.strategies.default import Default
+from melon.strategies.eals import EALS
+from melon.stream.batch import Batch
+
+SMALL_BLEND = {"dim": 5, "slots": 6, "head_units": 3, "head_negatives": 4, "head_rest": 40}
+
+
+def batches(count: int = 14, size: int = 17, seed: int = 0) -> list[Batch]:
+    """Users and items that repeat within a batch, and newcomers in every one."""
+    rng = np.random.default_rng(seed)
+    many = []
+    for n in range(count):
+        users, items = rng.integers(0, 12 + 3 * n, size), rng.integers(0, 9 + 3 * n, size)
+        times = np.full(size, 1_000 * n)
+        many.append(Batch(size * n, users, items, times, users, items))
+    return many
+
+
+def learned(monkeypatch: pytest.MonkeyPatch, kernel: str, updater: Updater) -> tuple[Updater, list[float], list[float]]:
+    monkeypatch.setenv("MELON_KERNEL", kernel)
+    losses, moved = [], []
+    for batch in batches():
+        losses.append(updater.learn(batch))
+        moved.append(updater.moved)
+    return updater, losses, moved
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "strategy"),
+    [
+        (BPR, {"dim": 7}, Default({"lr": 0.2})),
+        (BPR, {"dim": 64, "negatives": 3}, Default({"lr": 0.2, "reduction": "mean", "weight_decay": 0.05})),
+        (BPR, {"dim": 5, "init": "paper"}, Default({"lr": 0.3, "fading": 40.0})),
+        (BPR, {"dim": 5}, Default({"lr": 0.3, "fading": 3_000.0, "fading_clock": "seconds", "weight_decay": 0.1})),
+        (BPR, {"dim": 8}, EALS({"w_new": 3.0, "reduction": "mean"})),
+        (Blend, SMALL_BLEND, Default({"lr": 0.2})),
+        (Blend, SMALL_BLEND | {"transitions": True}, Default({"lr": 0.2, "fading": 60.0})),
+    ],
+)
+def test_the_same_as_by_the_general_path(
+    kind: type[Recommender], options: dict[str, Any], strategy: Default, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = [Updater(kind(options, seed=1), type(strategy)(strategy.settings.plain())) for _ in range(2)]
+    slow, slow_losses, slow_moved = learned(monkeypatch, "torch", fresh[0])
+    fast, losses, moved = learned(monkeypatch, "numba", fresh[1])
+    assert losses == pytest.approx(slow_losses, rel=1e-5)
+    assert moved == pytest.approx(slow_moved, rel=1e-4)
+    for name, table in slow.recommender.tables.items():
+        rows, wanted = fast.recommender.tables[name].state(), table.state()
+        assert torch.equal(rows["touched"], wanted["touched"]), name
+        torch.testing.assert_close(rows["values"], wanted["values"], rtol=1e-4, atol=1e-5, msg=name)
+    one, other = fast.history.state(), slow.history.state()
+    assert all(np.array_equal(one[name], other[name]) for name in other)
+    assert fast.strategy.memory() == slow.strategy.memory()
+    kept, wanted_kept = fast.recommender.streaming_state(), slow.recommender.streaming_state()
+    for name, array in wanted_kept.items():
+        np.testing.assert_allclose(kept[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(BPR, {"dim": 6}), (Blend, SMALL_BLEND | {"transitions": True})])
+def test_taken_back_to_the_last_bit(
+    kind: type[Recommender], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newcomers, rows that fade and neighbours that give way included; what follows is as if it had never been."""
+    monkeypatch.setenv("MELON_KERNEL", "numba")
+    undone, straight = (Updater(kind(options), Default({"fading": 30.0})) for _ in range(2))
+    for table in undone.recommender.tables.values():
+        table.record_changes()
+
+    def state(updater: Updater) -> dict[str, bytes]:
+        """All but the memory of strategy and head, which is stored last: nothing comes after it that could fail."""
+        rows = {name: table.state() for name, table in updater.recommender.tables.items()}
+        parts = {f"{name}.{part}": array.numpy() for name, held in rows.items() for part, array in held.items()}
+        parts |= {**updater.recommender.streaming_state(), **updater.history.state()}
+        return {name: array.tobytes() for name, array in parts.items() if not name.startswith("head.")}
+
+    for batch in batches():
+        before = state(undone)
+        with ExitStack() as undo:
+            undone.learn_undoable(replace(batch, users=batch.users[::-1].copy()), undo)
+            assert state(undone) != before
+        assert state(undone) == before
+        undone.recommender.restore_streaming_state(straight.recommender.streaming_state())
+        assert undone.learn(batch) == straight.learn(batch)
+        assert state(undone) == state(straight)
+        written = {name: table.changed().tolist() for name, table in undone.recommender.tables.items()}
+    assert set(written["user_factors"]) >= set(batch.users.tolist())
+    assert written["item_factors"] == written["item_bias"]
+    undone.learn(replace(batch, first_event=undone.history.events))
+    assert undone.recommender.tables["user_factors"].changed().tolist() == np.unique(batch.users).tolist()
+
+
+def test_every_line_and_every_item_may_have_a_weight_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """new = old − Σ_x w_x ⊙ g_x − decay · old, against the evidence of PyTorch in double precision."""
+    rng = np.random.default_rng(0)
+    model = BPR({"dim": 9, "negatives": 2}, seed=3)
+    model.grow(8, np.arange(8), 10, np.arange(10))
+    users, lines = rng.integers(0, 8, 20), rng.integers(0, 10, (20, 3))
+    weights, decay = rng.random((20, 4)).astype(np.float32), {"user_factors": 0.1, "item_bias": 0.3}
+    values = {name: table.everything().double() for name, table in model.tables.items()}
+    monkeypatch.setenv("MELON_KERNEL", "torch")
+    evidence = model.evidence(values, Examples(torch.from_numpy(users), torch.from_numpy(lines)))
+    weight = torch.from_numpy(weights).double()
+    columns = {"user_factors": weight[:, :1], "item_factors": weight[:, 1:], "item_bias": weight[:, 1:]}
+    wanted = {name: (1 - decay.get(name, 0.0)) * values[name] for name in TAUGHT}
+    for gradient in evidence.row_gradients:
+        weighted = gradient.gradient * columns[gradient.table].unsqueeze(-1)
+        wanted[gradient.table] -= replace(gradient, gradient=weighted).summed(len(values[gradient.table]))
+    monkeypatch.setenv("MELON_KERNEL", "numba")
+    step = PlainSteps(model.tables).of(users, lines, weights, decay, 0)
+    assert step is not None
+    assert step.loss == pytest.approx(float(evidence.losses.mean()), rel=1e-5)
+    before = {name: model.tables[name].everything().clone() for name in TAUGHT}
+    with ExitStack() as undo:
+        step.write(undo)
+        touched = {"user_factors": users, "item_factors": lines, "item_bias": lines}
+        for name, rows in touched.items():
+            named = np.unique(rows)
+            torch.testing.assert_close(model.tables[name].everything()[named].double(), wanted[name][named])
+    assert all(torch.equal(model.tables[name].everything(), before[name]) for name in TAUGHT)
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "what"),
+    [
+        ("item_bias", float("nan"), "the loss"),
+        ("item_factors", float("inf"), "the loss"),
+        ("user_factors", 3e38, "the new value of item_factors"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_named(
+    table: str, value: float, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MELON_KERNEL", "numba")
+    *past, last = batches(4)
+    updater = Updater(BPR({"dim": 4}), Default({"lr": 1e3}))
+    for batch in past:
+        updater.learn(batch)
+    updater.make_rows(last)
+    rows = updater.recommender.tables[table]
+    rows.scatter(torch.arange(rows.rows), torch.full_like(rows.everything(), value))
+    if table == "user_factors":  # the loss stays finite
+        for name in ("item_factors", "item_bias"):
+            zeros = updater.recommender.tables[name]
+            zeros.scatter(torch.arange(zeros.rows), torch.zeros_like(zeros.everything()))
+    before = {name: held.state()["values"] for name, held in updater.recommender.tables.items()}
+    with pytest.raises(LearningError, match=rf"{what} is not finite in the batch of events 51 to 67"):
+        updater.learn(last)
+    after = {name: held.state()["values"] for name, held in updater.recommender.tables.items()}
+    assert all(after[name].numpy().tobytes() == before[name].numpy().tobytes() for name in before)
+    assert updater.history.events == 51
+
+
+def test_which_pairings_have_it() -> None:
+    class OwnBPR(BPR):
+        pass
+
+    class OwnDefault(Default):
+        pass
+
+    assert all(model.plain_steps is not None for model in (BPR(), Blend(SMALL_BLEND)))
+    others = BPR({"loss": "bce"}), OwnBPR(), NCF(), Blend({**SMALL_BLEND, "head": "strategy"})
+    assert all(model.plain_steps is None for model in others)
+    assert all(strategy.plain_rates(1) is not None for strategy in (Default(), Default({"fading": 9.0}), EALS()))
+    settings: list[dict[str, Any]] = [{"optimizer": "adam_lazy"}, {"reduction": "sequential"}, {"most_step": 0.1}]
+    rest = [Default(one) for one in settings] + [OwnDefault(), EALS({"neg": "pop"}), EALS({"replay": 2})]
+    assert all(strategy.plain_rates(1) is None for strategy in rest)
+    assert BPR(dtype=torch.float64).plain_steps is not None  # and PyTorch computes:
+    doubles = PlainSteps(BPR(dtype=torch.float64).tables)
+    nothing = np.zeros((0, 2), dtype=np.int64)
+    assert doubles.of(nothing[:, 0], nothing, np.zeros((0, 3), dtype=np.float32), {}, 0) is None
