@@ -23,7 +23,7 @@ Role = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
 _PR_SET_PDEATHSIG = 1
-_FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN = 0.1, 5.0, 30.0
+_FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 
 
 def learner_settings(settings: ServeSettings) -> LearnerSettings:
@@ -117,19 +117,22 @@ class Supervisor:
         return None if child is None else child.pid
 
     def _watch(self, role: Role) -> None:
-        pause, first = _FIRST_PAUSE, True
+        pause, failures, first = _FIRST_PAUSE, 0, True
         while not self._stop.is_set():
             began = time.monotonic()
             child = self._children[role] = self._start(role)
             code = child.wait()
             if self._stop.is_set():
                 return
-            if code == CANNOT_START and first:
+            long_run = time.monotonic() - began > _LONG_RUN
+            # A process that was killed is started again for ever; one that fails by itself right away, a few times.
+            failures = failures + 1 if code > 0 and not long_run else 0
+            if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
                 self.problem = f"the {role} could not be started; its message is above."
                 self._stop.set()
                 return
             first = False
-            pause = _FIRST_PAUSE if time.monotonic() - began > _LONG_RUN else min(2 * pause, _MOST_PAUSE)
+            pause = _FIRST_PAUSE if long_run else min(2 * pause, _MOST_PAUSE)
             self._stop.wait(pause)
 
     def _start(self, role: Role) -> subprocess.Popen[bytes]:
