@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,8 +55,14 @@ class Running:
         request = urllib.request.Request(
             f"{self.url}/v1/interactions", json.dumps(events).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.loads(response.read())
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    return json.loads(response.read())
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or not error.headers["Retry-After"]:
+                    raise
+                time.sleep(0.2)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -92,7 +100,7 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     assert told["accepted"] == 20
     until(lambda: running.children().get("learner") not in (None, first["learner"]))
     os.kill(first["api"], signal.SIGKILL)
-    # The supervisor still listens: a request waits for the next process.
+    # The supervisor still listens: a request waits for the next process, or is told to come again.
     told = running.post([{"user": "u1", "item": "i1", "event_id": f"b{n}"} for n in range(30)])
     assert (told["accepted"], told["duplicates"]) == (10, 20)
     until(lambda: running.status()["lag"] == 0)
@@ -110,6 +118,7 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     assert {"ok": True, "what": "log", "found": "50 events, offset 50"} in json.loads(again.stdout)
 
 
+@pytest.mark.slow
 def test_children_die_with_their_supervisor(running: Running) -> None:
     until(lambda: set(running.children()) == {"learner", "api"})
     until(lambda: running.status()["model"] is not None)
@@ -162,6 +171,7 @@ class TestStartUp:
         with pytest.raises(LogError, match=str(os.getpid())):
             Backend(service.settings)
 
+    @pytest.mark.slow
     def test_a_newer_or_damaged_model_ends_the_service(self, shop: Path, tmp_path: Path) -> None:
         import shutil
 
@@ -206,13 +216,15 @@ def test_latency_counts_from_when_a_request_was_due(start: Start) -> None:
     """A server that stands still for a while delays all requests that were due meanwhile, not just one."""
     from melon.service.load import Load, run_load
 
-    service = start()
-    replica = service.app.state.backend.replica
-    blocked = replica.reading()
-    blocked.__enter__()
-    import threading
+    service, held = start(), threading.Event()
 
-    threading.Timer(0.5, blocked.__exit__, (None, None, None)).start()
+    def hold() -> None:
+        with service.app.state.backend.replica.reading():
+            held.set()
+            time.sleep(0.5)
+
+    threading.Thread(target=hold).start()
+    held.wait()
     told = run_load(Load(service.url, lists=50, events=0, seconds=1.0, connections=2))
     assert told["lists"]["requests"] == 50
     assert told["lists"]["ms"]["p50"] > 20

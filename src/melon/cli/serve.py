@@ -66,8 +66,7 @@ def serve(
     finished, what was posted is committed, learned and saved.
     """
     from melon.console import say
-    from melon.errors import unknown_name
-    from melon.extras import require_serving
+    from melon.errors import require_serving, unknown_name
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
@@ -102,7 +101,7 @@ def doctor(
     json: AsJson = False,
 ) -> None:
     """Check what a service needs: extras, SQLite, disk, log, checkpoints, keys; and that a person is forgotten."""
-    from melon.extras import require_serving
+    from melon.errors import require_serving
     from melon.service.config import read_settings
 
     require_serving("melon doctor")

@@ -84,6 +84,12 @@ class Backend:
         self.replica.when_applied(self._applied)
         threading.Thread(target=self._load, name="loading", daemon=True).start()
 
+    async def settle(self, seconds: float) -> None:
+        """Wait for the model, but not for long."""
+        end = time.monotonic() + seconds
+        while not self.ready and self.problem is None and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+
     async def stop(self) -> None:
         """Answer what waits, commit what waits, and let go of everything."""
         self.stopping = True

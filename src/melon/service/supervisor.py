@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import signal
 import socket
 import subprocess
@@ -22,7 +19,6 @@ from melon.service.learner.settings import LearnerSettings
 Role = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
-_PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 
 
@@ -156,13 +152,6 @@ class Supervisor:
             child.wait()
 
 
-def die_with_parent() -> None:
-    """Have this process ended when its parent ends, however that happens (Linux)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def run_role(role: Role, settings: ServeSettings, listening: socket.socket | None = None) -> None:
     """One role in this process."""
     if role == "learner":
@@ -177,10 +166,9 @@ def run_role(role: Role, settings: ServeSettings, listening: socket.socket | Non
 
 
 def _child(role: Role, content: str, handle: str | None = None) -> None:
-    parent = os.getppid()
+    from melon.service.learner.run import die_with_parent
+
     die_with_parent()
-    if os.getppid() != parent:
-        sys.exit(0)
     try:
         settings = ServeSettings.model_validate_json(content)
         run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))

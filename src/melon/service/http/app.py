@@ -23,6 +23,8 @@ from melon.service.http.gate import Gate, JsonLines
 from melon.service.http.protocol import patient_protocol
 from melon.service.keys import Bucket, KeyFile
 
+#: Requests wait this long for the model of a process that starts; after that they are told to come again.
+_SETTLE_S = 5.0
 _ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
 a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as
 `Authorization: Bearer mk_…`; without keys, the service answers on loopback only."""
@@ -35,6 +37,7 @@ def make_app(settings: ServeSettings) -> FastAPI:
     async def life(app: FastAPI) -> AsyncIterator[None]:
         backend: Backend = app.state.backend
         await backend.start()
+        await backend.settle(_SETTLE_S)
         try:
             yield
         finally:
