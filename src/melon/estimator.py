@@ -20,7 +20,8 @@ from melon.fitting.arguments import id_list, plain_events, plan_of
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import fit, threads
 from melon.fitting.plan import name_of
-from melon.fitting.selection import words
+from melon.fitting.search import words
+from melon.fitting.workers import cores
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import LiveModel
@@ -177,7 +178,7 @@ class Melon:
 
         with self._shown() as progress:
             try:
-                fitted = fit(log, plan, progress, remember)
+                fitted = fit(log, plan, progress, remember, workers=cores())
             except BaseException as problem:
                 if self._model is not None:
                     self.choices = choices
