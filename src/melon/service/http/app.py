@@ -21,6 +21,7 @@ from melon.service.config import ServeSettings
 from melon.service.http import admin, errors, interactions, items, recommendations
 from melon.service.http.gate import Gate, JsonLines
 from melon.service.http.protocol import patient_protocol
+from melon.service.http.shapes import EventIn
 from melon.service.keys import Bucket, KeyFile
 
 #: Requests wait this long for the model of a process that starts; after that they are told to come again.
@@ -80,6 +81,14 @@ def bare_app(life: Any = None) -> FastAPI:
         schema = plain()
         schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer", "description": "A key made by `melon keys add`."}
+        shapes = schema["components"]["schemas"]
+        shapes["EventIn"] = EventIn.model_json_schema()
+        # FastAPI's own error of validation: ours has another status and the one shape.
+        shapes.pop("HTTPValidationError", None)
+        shapes.pop("ValidationError", None)
+        for operation in (operation for path in schema["paths"].values() for operation in path.values()):
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
