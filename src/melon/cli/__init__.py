@@ -10,6 +10,7 @@ import typer
 from melon.cli.compare import advise, bench, tune
 from melon.cli.data import data
 from melon.cli.help import Commands, epilog
+from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
 from melon.cli.report import demo, report, reproduce
 from melon.cli.serve import doctor, keys, load, serve
@@ -26,7 +27,7 @@ app = Commands(
 _COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo)
 for _command in (*_COMMANDS, serve, doctor, load):
     app.command(epilog=epilog(_command.__name__))(_command)
-for _name, _group in (("data", data), ("keys", keys)):
+for _name, _group in (("data", data), ("keys", keys), ("log", log)):
     app.add_typer(_group, name=_name)
     for _registered in _group.registered_commands:
         _registered.epilog = epilog(f"{_name} {_registered.name}")

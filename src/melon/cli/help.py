@@ -41,6 +41,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "melon learn model/ monday.csv tuesday.csv --user visitor --item page --time at --out newer/",
     ),
     "explain": ("melon explain model/ stream.parquet --out rates.png",),
+    "log info": ("melon log info model.live",),
+    "log verify": ("melon log verify model.live",),
+    "log replay": (
+        "melon log replay model.live --to 2026-11-16T18:00:00Z --out yesterday/",
+        "melon log replay model.live --strategy melon --out other/",
+    ),
+    "log export": ("melon log export model.live --out events.ndjson",),
+    "log import": ("melon log import model.live events.ndjson",),
+    "log forget": ("melon log forget model.live ann",),
     "demo": ("melon demo --out demo",),
     "serve": (
         "melon serve model/",

@@ -221,6 +221,9 @@ class Recommender(ABC):
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
 
+    def forget_user(self, user: int) -> None:
+        """Take what the streaming state holds of a user out of it."""
+
     def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
         """State beyond the tables, saved with them; copies."""
         return {}

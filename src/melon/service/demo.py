@@ -10,7 +10,7 @@ from pathlib import Path
 from melon.client import Client
 from melon.console import say
 from melon.data.synthetic import synthetic_stream
-from melon.errors import MissingExtraError, ServiceError
+from melon.errors import ServiceError
 from melon.service.config import ServeSettings
 from melon.service.supervisor import Supervisor, listen, url_of
 
@@ -22,15 +22,11 @@ _LINE_S = 2.0
 
 def run_demo_service(settings: ServeSettings) -> None:
     """Serve from a temporary folder until Ctrl-C, and let a stream of clicks come in."""
-    try:
-        import httpx  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("melon serve --demo", "client") from None
     with tempfile.TemporaryDirectory(prefix="melon-demo-") as folder:
         settings = settings.model_copy(update={"model": None, "data": Path(folder), "fit_after": 0})
         listening = listen(settings)
         url, stop = url_of(settings, listening), threading.Event()
-        replay = threading.Thread(target=_replay, args=(url, stop), daemon=True)
+        replay = threading.Thread(target=_replay, args=(Client(url, deadline=120.0), stop), daemon=True)
 
         def started(url: str) -> None:
             say(f"serving on {url}; it knows nothing yet, and {_PER_SECOND} clicks a second come in. Ctrl-C stops it.")
@@ -43,10 +39,10 @@ def run_demo_service(settings: ServeSettings) -> None:
             stop.set()
 
 
-def _replay(url: str, stop: threading.Event) -> None:
+def _replay(client: Client, stop: threading.Event) -> None:
     log = synthetic_stream("news", n_events=EVENTS, seed=0)
     users, items = log.user_ids[log.users].tolist(), log.item_ids[log.items].tolist()
-    with Client(url, deadline=120.0) as client:
+    with client:
         started = last = time.monotonic()
         for first in range(0, len(users), _AT_ONCE):
             while not stop.is_set() and time.monotonic() < started + first / _PER_SECOND:

@@ -10,11 +10,12 @@ from melon.service.http.app import bare_app
 
 _INTRO = """# HTTP API
 
-Made from the service's OpenAPI (`GET /openapi.json`) by `python -m melon.service.http.reference`; a test keeps it so. How the service
-works, and what it promises: [In production](service.md).
+Made from the service's OpenAPI (`GET /openapi.json`) by `python -m melon.service.http.reference`; a test keeps it so.
+How the service works, and what it promises: [In production](service.md).
 
-Every error has one shape, whatever went wrong: `{"error": {"code", "message", "hint", "index", "request"}}`. 429, 503 and 507 carry
-`Retry-After`. Fields and parameters that do not exist are refused. Keys are sent as `Authorization: Bearer mk_…`.
+Every error has one shape, whatever went wrong: `{"error": {"code", "message", "hint", "index", "request"}}`. 429, 503
+and 507 carry `Retry-After`. Fields and parameters that do not exist are refused. Keys are sent as
+`Authorization: Bearer mk_…`.
 """
 
 
@@ -36,8 +37,9 @@ def _route(method: str, path: str, about: dict[str, Any], schema: dict[str, Any]
     scope = about.get("x-scope")
     lines = [f"### {method} {path}\n", f"{about['description']} Scope: {f'`{scope}`' if scope else 'none'}.\n"]
     rows = [
-        f"| `{one['name']}` | {one['in']} | {_type(one['schema'])} | {_default(one['schema'])} | {one.get('description', '')} |"
+        f"| `{one['name']}` | {one['in']} | {_type(kind)} | {_default(kind)} | {one.get('description', '')} |"
         for one in about.get("parameters", ())
+        for kind in [one["schema"]]
     ]
     if rows:
         lines += ["| parameter | in | type | default | meaning |", "|---|---|---|---|---|", *rows, ""]
@@ -47,7 +49,7 @@ def _route(method: str, path: str, about: dict[str, Any], schema: dict[str, Any]
         example = _example(content, schema)
         lines += ["", "```json", example, "```", ""] if example and kind.endswith("/json") else [""]
     codes = [
-        f"{code}: {_type(next(iter(told['content'].values()))['schema']) if told.get('content') else told['description']}"
+        f"{code}: {_type(next(iter(told['content'].values()))['schema'])}"
         for code, told in about["responses"].items()
         if int(code) < 300
     ]
