@@ -1,9 +1,12 @@
 """Presets of MeLON and S2Meta: settings that are fixed together, as published (docs/methods.md 3.5, 4.9)."""
 
-#: Of MeLON and its ablations: what works best, the paper, and its published code.
+#: Of MeLON and its ablations: linear rates practised through the stream; the networks with what works best for them;
+#: the paper; and its published code. Fading is part of none: where it is asked for, each learns its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
+    "network": {"form": "network"},
     "paper": {
+        "form": "network",
         "norm": "none",
         "forgetting": True,
         "rate_bias": -4.5,
@@ -16,6 +19,7 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
         "role_width": 20,
     },
     "code": {
+        "form": "network",
         "pairwise": True,
         "loss_feature": "batch",
         "theta_feature": False,

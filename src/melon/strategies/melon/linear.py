@@ -6,7 +6,7 @@ Before practice it is exactly the plain step. Online it is a plain step with a w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.recommenders.evidence import RowGradient
 from melon.strategies.base import LearningRates, Proposal, RowStateSpec, Situation, Strategy, StrategySettings
+from melon.strategies.melon import strategy as network
 from melon.strategies.melon.inputs import RECENT_WIDTH, RecentCounts
 from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.settings import RateSettings
 from melon.tables import TableSpec
 from melon.types import Floats
 
@@ -35,6 +37,23 @@ class LinearSettings(StrategySettings):
     practice_lr: float = Field(0.1, gt=0)
     practice_l2: float = Field(1e-3, ge=0)
 
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values; one of the other form is refused with the way to it."""
+        for name in values:
+            if name not in cls.model_fields and name in RateSettings.model_fields:
+                raise SettingsError(
+                    f"{owner}: {name} is a setting of its network form; choose preset = network (or set form=network)."
+                )
+        return super().parse(values, owner)
+
+    @classmethod
+    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their present names; before there were two forms, there was the network."""
+        if "form" in saved and saved["form"] != "network":
+            return super().renamed(saved)
+        return {**RateSettings.renamed(saved), "form": "network"}
+
     @field_validator("inputs", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
@@ -48,8 +67,15 @@ class LinearStrategy(Strategy):
 
     settings_type = LinearSettings
     settings: LinearSettings
+    #: The same strategy in its published form: settings with `form = network` make one of these.
+    network_form: ClassVar[type[network.RateStrategy]]
     #: What the ablations leave out: inputs that are never seen.
     unseen: ClassVar[tuple[Input, ...]] = ()
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
+        if (settings or {}).get("form") == "network":
+            return cls.network_form(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+        return super().__new__(cls)
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Start at the plain step; a strategy that has practised on another recommender of the kind keeps that."""
@@ -173,12 +199,14 @@ class MeLON(LinearStrategy):
     """Rates by interaction and row: two-dimensional."""
 
     name = "melon"
+    network_form = network.MeLON
 
 
 class MeLONI(LinearStrategy):
     """The ablation that sees the interaction only: one rate for all that it touches."""
 
     name = "melon_i"
+    network_form = network.MeLONI
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
         return Roles.one(specs)
@@ -192,6 +220,7 @@ class MeLONP(LinearStrategy):
     """The ablation that sees the row only, whatever part it plays in an interaction: one rate for each row."""
 
     name = "melon_p"
+    network_form = network.MeLONP
     unseen = ("partner", "loss")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
