@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from accuracy import DATA, SPLITS, STREAMS, Cells
+from accuracy import DATA, SPLITS, STREAMS, Cells, show_verdicts
 from melon.bench.run import bench_streams
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
 from melon.evaluation.predictors import RIVALS
 from melon.terminal.runs import BenchProgress, show_bench
-from verdicts import show_verdicts
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
 BASELINES = ("frozen", "popularity", "recent_popularity", *RIVALS)

@@ -30,7 +30,7 @@ from melon.data.files import load_stream
 from melon.errors import LearningError
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, refit
-from melon.fitting.search import neighbours
+from melon.fitting.search import Search, Trial, neighbours
 from melon.fitting.selection import Selection
 from melon.stream.draws import Draws
 from melon.stream.split import split
@@ -51,10 +51,9 @@ class Scores:
         self._file = cache / f"{stream}-{strategy}.jsonl"
         self._selection, self._start, self._strategy = selection, start, strategy
         self.fixed = SMALL.get(strategy, {})
-        space = selection.space(strategy, self.fixed)
-        self.axes = {name: values for name, values in space.axes.items() if name not in self.fixed}
-        points = [{name: at.get(name, values[0]) for name, values in self.axes.items()} for at in space.starts]
-        self.starts = [point for place, point in enumerate(points) if point not in points[:place]]
+        self.space = selection.space(strategy, self.fixed)
+        walk_of_space = Search(self.space, self.fixed)
+        self.axes, self.starts = walk_of_space.axes, walk_of_space.starts
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         self.known: dict[str, float] = dict(json.loads(line) for line in lines)
         self.seconds = 0.0
@@ -76,22 +75,12 @@ class Scores:
 
 
 def walk(scores: Scores, budget: int, together: int) -> list[float]:
-    """The best score after each trial: the starts, then rounds of neighbours of the best, then of the second best."""
-    tried: list[Point] = []
-    found: list[float] = []
-    while len(found) < budget:
-        fresh = [point for point in scores.starts if point not in tried][:together]
-        if len(tried) >= len(scores.starts):
-            ranked = sorted(range(len(tried)), key=lambda number: -found[number])
-            beside = (point for number in ranked for point in neighbours(tried[number], scores.axes))
-            for point in beside:
-                if len(fresh) < together and point not in tried and point not in fresh:
-                    fresh.append(point)
-        if not fresh:
-            break
-        tried += fresh
-        found += [scores(point) for point in fresh]
-    return best_so_far(found, budget)
+    """The best score after each trial of `melon.fitting.search`, `together` of them in a round."""
+    search = Search(scores.space, scores.fixed, together)
+    while len(search.trials) < budget and (points := search.ask()):
+        for point in points:
+            search.tell(Trial({**point, **scores.fixed}, scores(point)))
+    return best_so_far([trial.score or 0.0 for trial in search.trials], budget)
 
 
 def sampled(scores: Scores, budget: int, seed: int, beside: float) -> list[float]:

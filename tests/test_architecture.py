@@ -30,7 +30,7 @@ HOMES = {
     "prometheus_client": ("melon.service.metrics",),
     "apsw": ("melon.service",),
     "httpx": ("melon.client",),
-    "matplotlib": ("melon.report", "melon.explain", "melon.extras", "melon.bench.result"),
+    "matplotlib": ("melon.report", "melon.explain", "melon.errors", "melon.bench.result"),
     "ray": ("melon.bench",),
     "numba": ("melon.kernels.build",),
 }

@@ -107,6 +107,12 @@ class BarProgress(Progress):
     def tick(self, text: str) -> None:
         self.note(text)
 
+    def share(self, done: int | None, total: int) -> None:
+        if done is None:
+            self._progress.update(self._task, advance=1, total=total)
+        else:
+            self._progress.update(self._task, completed=done, total=total)
+
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         text = _rate_and_score(done, self._began, hit_rate)
         self._progress.update(self._task, completed=done, total=total, extra=text)
@@ -117,24 +123,36 @@ class LineProgress(Progress):
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
+        self._done = self._total = 0
 
     def stage(self, name: str) -> None:
         self._began = self._last = time.perf_counter()
+        self._done = self._total = 0
         say_aside(name)
 
     def note(self, text: str) -> None:
-        say_aside(f"  {text}")
+        say_aside(f"  {text}{self._left()}")
+
+    def share(self, done: int | None, total: int) -> None:
+        self._done, self._total = self._done + 1 if done is None else done, total
 
     def notice(self, text: str) -> None:
         say_aside(text)
 
     def tick(self, text: str) -> None:
         if self._due():
-            say_aside(f"  {text}")
+            say_aside(f"  {text}{self._left()}")
 
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         if self._due() or done == total:
             say_aside(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+
+    def _left(self) -> str:
+        """How much of the stage is left, where that is known."""
+        if not 0 < self._done < self._total:
+            return ""
+        seconds = (time.perf_counter() - self._began) / self._done * (self._total - self._done)
+        return f" ({self._done} of {self._total}, {time_left(seconds)})"
 
     def _due(self) -> bool:
         due = time.perf_counter() - self._last > _LINE_EVERY_S

@@ -12,8 +12,7 @@ from melon.bench.work import Work
 from melon.console import model_progress, say
 from melon.data.files import load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
-from melon.errors import SettingsError, unknown_name
-from melon.extras import require_plots
+from melon.errors import SettingsError, require_plots, unknown_name
 from melon.fitting.auto import AUTO, settle_auto
 from melon.report.html import html_page
 from melon.report.result import result_document

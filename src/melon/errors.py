@@ -18,6 +18,8 @@
 A message names the value, the place and the way out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 
@@ -109,3 +111,11 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> SettingsError:
     near = difflib.get_close_matches(name, known, n=1)
     guess = f" Did you mean {near[0]!r}?" if near else ""
     return SettingsError(f"unknown {kind} {name!r}.{guess} Choose one of: {', '.join(known)}.")
+
+
+def require_plots(purpose: str) -> None:
+    """Raise now if nothing can be drawn here; `purpose` begins the message."""
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(purpose, "plots") from None

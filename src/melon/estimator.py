@@ -20,7 +20,8 @@ from melon.fitting.arguments import id_list, plain_events, plan_of
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import fit, threads
 from melon.fitting.plan import name_of
-from melon.fitting.selection import words
+from melon.fitting.search import words
+from melon.fitting.workers import cores
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import LiveModel
@@ -177,7 +178,7 @@ class Melon:
 
         with self._shown() as progress:
             try:
-                fitted = fit(log, plan, progress, remember)
+                fitted = fit(log, plan, progress, remember, workers=cores())
             except BaseException as problem:
                 if self._model is not None:
                     self.choices = choices
@@ -197,7 +198,7 @@ class Melon:
         it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
         """
         events, plan = plain_events(interactions), plan_of(self)
-        model = self._model or LiveModel(Updater(plan.build(), plan.make_strategy(plan.fixed()), seed=plan.seed))
+        model = self._model or cold_start(self)[0]
         with threads(plan.threads):
             try:
                 if events is not None:
@@ -259,13 +260,16 @@ class Melon:
 
     def save(self, folder: PathLike) -> None:
         """Write everything into a folder, replacing what was saved there before; a failed save changes nothing."""
-        model = self._fitted("save")
+        self._fitted("save").save(folder, self._about())
+
+    def _about(self) -> Plain:
+        """What is saved with a model so that it is a `Melon` again."""
         plan_of(self)
         about = {name: getattr(self, name) for name in _SAVED}
         about |= {name: dict(about[name] or {}) for name in ("settings", "pretrain_settings")}
         about |= {name: AUTO for name in _NAMES if getattr(self, name) == AUTO}
         results = {"columns": self._columns, "choices": self.choices, "notes": list(self.notes_)}
-        model.save(folder, {"estimator": about | results})
+        return {"estimator": about | results}
 
     def _shown(self) -> Progress:
         from melon.console import model_progress
@@ -287,6 +291,13 @@ class Melon:
         self._model, self._columns, self.choices = model, about["columns"], about["choices"]
         self.notes_ = tuple(about.get("notes", ()))
         return self
+
+
+def cold_start(given: Melon) -> tuple[LiveModel, Plain]:
+    """The model that `partial_fit` starts from where nothing was learned yet, and what `save` would write with it."""
+    plan = plan_of(given)
+    updater = Updater(plan.build(), plan.make_strategy(plan.fixed()), seed=plan.seed)
+    return LiveModel(updater), given._about()
 
 
 def load(

@@ -38,6 +38,9 @@ class Progress:
     def tick(self, text: str) -> None:
         """One of many small steps of a stage is done."""
 
+    def share(self, done: int | None, total: int) -> None:
+        """So much of the stage is done: a number of steps, or one step more."""
+
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         """A batch of the stream was evaluated: events so far, events in all, and HR@5 (None: nothing ranked yet)."""
 
@@ -84,3 +87,18 @@ class Reported(Progress):
     def tick(self, text: str) -> None:
         self._shown.tick(text)
         self._report(text)
+
+    def share(self, done: int | None, total: int) -> None:
+        self._shown.share(done, total)
+
+
+class Stop:
+    """Remembers that people have stopped a fit once; the second time ends it. Elsewhere, stopping ends at once."""
+
+    def __init__(self, *, goes_on: bool = False) -> None:
+        self.pressed, self._goes_on = False, goes_on
+
+    def press(self) -> bool:
+        """Whether to go on with what there is."""
+        first, self.pressed = self._goes_on and not self.pressed, True
+        return first

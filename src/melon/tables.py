@@ -112,6 +112,7 @@ class Table:
     ) -> None:
         self.spec = spec
         self.rows = 0
+        self.version = 0  # grows whenever rows are written, made or removed
         self.half_life: float | None = None
         self._clock = clock or Clock()
         self._draws = Draws(seed, f"init/{spec.name}")
@@ -159,6 +160,7 @@ class Table:
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""
+        self.version += 1
         if self._changed is not None:
             if undo is not None:
                 undo.callback(self._forget_changes, len(self._changed))
@@ -183,21 +185,25 @@ class Table:
         self._values.index_copy_(0, rows, values)
         self._touched.index_fill_(0, rows, self._clock.now)
         self._record(rows)
+        self.version += 1
 
     def add(self, rows: Tensor, steps: Tensor) -> None:
         """Add to rows, which may repeat: the summed plain step of pre-training, where nothing fades."""
         self._values.index_add_(0, rows, steps)
+        self.version += 1
         self._record(rows)
 
     def lend(self) -> Tensor:
         """The storage, for compiled pre-training: it writes rows in place, where nothing fades."""
         if self._changed is not None:
             self._record(torch.arange(self.rows, device=self.device))
+        self.version += 1
         return self._values
 
     def stamp(self, rows: Tensor, moments: Tensor) -> None:
         """Say when rows were last touched."""
         self._touched[rows] = moments
+        self.version += 1
         self._record(rows)
 
     def grow(self, rows: int, keys: Ints) -> None:
@@ -218,12 +224,14 @@ class Table:
         if self._changed is not None:
             self._record(torch.arange(self.rows, rows, device=self.device))
         self.rows = rows
+        self.version += 1
 
     def truncate(self, rows: int) -> None:
         """Remove the rows from number `rows` on."""
         self._values[rows : self.rows] = 0
         self._touched[rows : self.rows] = 0
         self.rows = min(self.rows, rows)
+        self.version += 1
 
     def undo_point(self, rows: Tensor) -> Undo:
         """Copy distinct rows that are about to be written; the returned function puts them back."""
@@ -233,6 +241,7 @@ class Table:
         def undo() -> None:
             self._values.index_copy_(0, rows, values)
             self._touched.index_copy_(0, rows, touched)
+            self.version += 1
             self._forget_changes(recorded)
 
         return undo
@@ -256,6 +265,7 @@ class Table:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Become what `state` described."""
         self.rows = len(state["values"])
+        self.version += 1
         self._values = self._values.new_zeros((self.rows + 1, self.spec.dim))
         self._values[: self.rows] = state["values"]
         self._touched = self._touched.new_zeros(self.rows + 1)

@@ -6,6 +6,7 @@ import torch
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
+from melon.evaluation.predictors import RowsAlone
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
@@ -112,3 +113,26 @@ def test_on_a_fast_stream_the_head_finds_what_is_new(log: Interactions, parts: P
 def test_pre_training_is_chosen_as_for_the_rows_alone(log: Interactions, parts: Parts) -> None:
     chosen = [selection_of(log, parts, plan).pretraining()[0].plain() for plan in (BLEND, PLAIN)]
     assert chosen[0] == chosen[1]
+
+
+def test_rows_that_streamed_for_the_practice_need_not_stream_again(log: Interactions, parts: Parts) -> None:
+    """The shortcut to the judged part, and the long way: practise, deploy at the window, stream through it again."""
+    selection = selection_of(log, parts)
+    start, settings = before_window(selection, BLEND), {"optimizer": "adam_lazy", "lr": 0.01, "fading": 500.0}
+    short = selection.at_window("default", settings, start)
+    assert short.history.events == parts.judged_from
+    learner = Default(settings)
+    practice = selection.train_meta_model(learner, start, parts.judged_from)
+    long = deploy(learner, start, selection.before_window, practice)
+    assert selection.judged(long) == selection.judged(short)
+    for name, table in long.recommender.tables.items():
+        assert torch.equal(table.everything(), short.recommender.tables[name].everything()), name
+
+
+def test_rows_alone_are_judged_without_what_is_observed(log: Interactions, parts: Parts) -> None:
+    selection = selection_of(log, parts)
+    start = before_window(selection, BLEND)
+    quick = deploy(Default(), start, selection.before_window, rows_alone=True)
+    whole = deploy(Default(), start, selection.before_window)
+    assert selection.judged(RowsAlone(quick)) == selection.judged(RowsAlone(whole))
+    assert quick.recommender.streaming_state()["counts.events"].tolist() == [0]

@@ -1,12 +1,16 @@
 """The search: near the best of smooth toys within its budget, and never over it."""
 
+import os
+import signal
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 
-from melon.fitting.search import Search, Trial, neighbours, search
+from melon.errors import LearningError
+from melon.fitting.search import Curve, Search, Trial, neighbours, search
+from melon.fitting.workers import Workers
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.registry import STRATEGIES
@@ -16,11 +20,11 @@ LINE = Space({"x": tuple(range(12))}, ({"x": 3},))
 PLANE = Space({"x": tuple(range(9)), "y": tuple(range(9))}, ({"x": 4, "y": 4},))
 
 
-def judged(worth: Callable[..., float | None]) -> tuple[Callable[[Plain], Trial], list[Plain]]:
+def judged(worth: Callable[..., float | None]) -> tuple[Callable[[Plain, Curve | None], Trial], list[Plain]]:
     """A judge that scores by a formula, and the list of what it was asked."""
     asked: list[Plain] = []
 
-    def judge(point: Plain) -> Trial:
+    def judge(point: Plain, _: Curve | None) -> Trial:
         asked.append(point)
         return Trial(point, worth(**point))
 
@@ -105,7 +109,7 @@ def test_words_have_no_edge() -> None:
 
 
 def test_yes_and_no_have_no_edge() -> None:
-    found = search(Space({"sure": (False, True)}), 9, lambda point: Trial(point, float(point["sure"])))
+    found = search(Space({"sure": (False, True)}), 9, lambda point, _: Trial(point, float(point["sure"])))
     assert found.settings == {"sure": True}
     assert found.at_edge == ()
 
@@ -161,7 +165,7 @@ class TestRounds:
             (point,) = walk.ask()
             assert walk.ask() == [point]
             walk.tell(Trial(point, self.score(point)))
-        chosen = search(self.SPACE, 20, lambda point: Trial(point, self.score(point)))
+        chosen = search(self.SPACE, 20, lambda point, _: Trial(point, self.score(point)))
         assert walk.choice() == chosen
 
     def test_starts_are_a_round_of_their_own(self) -> None:
@@ -204,3 +208,55 @@ def best_of(walk: Search) -> dict[str, Any]:
 def untried(walk: Search) -> list[dict[str, Any]]:
     tried = [trial.settings for trial in walk.trials]
     return [point for point in neighbours(best_of(walk), walk.axes) if point not in tried]
+
+
+def wavy(x: int, y: int) -> float:
+    return float((x * 7 + y * 5) % 11) - abs(x - 6)
+
+
+@pytest.mark.parametrize("budget", [1, 4, 17])
+def test_trials_are_the_same_for_any_number_of_workers(budget: int) -> None:
+    """Processes that run ahead of the walk, and are dropped where it turns."""
+
+    def judge(point: Plain, opponent: Curve | None) -> Trial:
+        curve = Curve([1], [wavy(**point)])
+        behind = opponent is not None and opponent.gained[0] - curve.gained[0] > 4
+        return Trial(point, None, "behind") if behind else Trial(point, curve.gained[0], curve=curve)
+
+    wanted = search(PLANE, budget, judge)
+    assert budget < 17 or any(trial.problem for trial in wanted.trials)
+    for count in (2, 3):
+        assert search(PLANE, budget, judge, workers=Workers(count)) == wanted
+
+
+def test_a_worker_that_is_killed_is_replaced_and_an_error_is_raised_here() -> None:
+    here = os.getpid()
+
+    def dies(point: Plain, _: Curve | None) -> Trial:
+        if os.getpid() != here and point["x"] == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Trial(point, float(point["x"]))
+
+    def breaks(point: Plain, _: Curve | None) -> Trial:
+        raise LearningError(f"x = {point['x']} is too much.")
+
+    assert search(LINE, 4, dies, workers=Workers(2)) == search(LINE, 4, dies)
+    with pytest.raises(LearningError, match="x = 3 is too much"):
+        search(LINE, 4, breaks, workers=Workers(2))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_who_stops_a_search_gets_the_best_so_far_or_the_interruption(count: int) -> None:
+    def interrupted(trial: Trial, budget: int) -> None:
+        if trial.settings["x"] == 5:
+            raise KeyboardInterrupt
+
+    judge, _ = judged(lambda x: 1.0 * x)
+    found = search(LINE, 9, judge, workers=Workers(count), on_trial=interrupted, goes_on=lambda: True)
+    assert (found.settings, len(found.trials)) == ({"x": 5}, 3)
+    with pytest.raises(KeyboardInterrupt):
+        search(LINE, 9, judge, workers=Workers(count), on_trial=interrupted)
+
+
+def test_nothing_tried_is_the_first_start_point() -> None:
+    assert Search(PLANE, {"z": 1}).choice().settings == {"x": 4, "y": 4, "z": 1}

@@ -91,7 +91,7 @@ def test_the_judged_part_is_the_end_of_the_window_and_validation(
     monkeypatch.setattr(module, "selection_score", lambda rank: judged.append(len(rank)) or 0.5)
     choose_popularity(window(log, parts, budget=1))
     assert (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop) == (560, 644, 700, 800)
-    assert streamed == [(560, 644), (644, 700), (700, 800)]
+    assert streamed == [(644, 700), (700, 800)]
     assert judged == [800 - 644]
 
 
@@ -185,9 +185,9 @@ def test_the_recommender_that_is_judged_was_not_trained_on_the_window(
             super().__init__(recommender, given, *rest, **more)
 
     class SpyUpdater(Updater):
-        def score(self, users: Any, items: Any, time: int) -> Any:
+        def learn(self, batch: Any, **more: Any) -> float:
             learned.append(self.history.events)
-            return super().score(users, items, time)
+            return super().learn(batch, **more)
 
     monkeypatch.setattr(module, "Pretraining", SpyTraining)
     monkeypatch.setattr(pretrained, "Updater", SpyUpdater)
@@ -196,7 +196,7 @@ def test_the_recommender_that_is_judged_was_not_trained_on_the_window(
     before = log.head(parts.window_start)
     assert len(start.tables["item_factors"]["values"]) == before.n_items
     assert len(start.tables["user_factors"]["values"]) == before.n_users
-    # Each pass begins with the window and has learned exactly what lies before the batch it predicts.
+    # Each pass begins with the window and has learned exactly what lies before each batch.
     assert learned[0] == parts.window_start
     passes = [at for at, events in enumerate(learned) if events == parts.window_start]
     cuts = [*range(560, 644, 64), *range(644, 700, 64), *range(700, 800, 64)]

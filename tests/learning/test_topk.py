@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import LearningError
-from melon.learning.lists import best, best_unseen
+from melon.learning.lists import best
 from melon.stream.history import History
 
 
@@ -28,11 +27,10 @@ def sorted_columns(line: np.ndarray) -> list[int]:
 def test_best_equals_a_full_sort(seed: int, lines: int, width: int, k: int, levels: int) -> None:
     # Few levels mean many ties, at the boundary of the list too.
     scores = np.random.default_rng(seed).integers(0, levels, (lines, width)).astype(np.float32)
-    values, columns = best(torch.from_numpy(scores), k)
-    for line in range(lines):
+    for line, (columns, values) in enumerate(best(scores, k)):
         expected = sorted_columns(scores[line])[:k]
-        assert columns[line].tolist() == expected
-        assert values[line].tolist() == scores[line][expected].tolist()
+        assert columns.tolist() == expected
+        assert values.tolist() == scores[line][expected].tolist()
 
 
 @given(
@@ -55,7 +53,7 @@ def test_best_unseen_equals_a_full_sort_without_the_seen(
         items = np.concatenate([items, items[:3]])
         history.append(np.full(len(items), user), items)
         taken[user] = set(items.tolist())
-    found = best_unseen(torch.from_numpy(scores), users, k, history)
+    found = best(scores, k, users=users, seen=history.seen)
     for line, (user, (columns, values)) in enumerate(zip(users.tolist(), found, strict=True)):
         expected = [column for column in sorted_columns(scores[line]) if column not in taken[user]][:k]
         assert columns.tolist() == expected
@@ -65,7 +63,7 @@ def test_best_unseen_equals_a_full_sort_without_the_seen(
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("width", [5, 3_000])
 def test_a_score_that_is_not_finite_is_an_error(wrong: float, width: int) -> None:
-    scores = torch.zeros((2, width))
+    scores = np.zeros((2, width))
     scores[1, 3] = wrong
     with pytest.raises(LearningError, match="not finite"):
         best(scores, 2)

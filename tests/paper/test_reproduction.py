@@ -11,7 +11,7 @@ import pytest
 from commands import Run
 from melon.bench.config_files import read_config
 from melon.data.files import load_stream
-from melon.paper.datasets import WANTED, look
+from melon.paper.reproduce import WANTED, look
 
 pytest.importorskip("matplotlib", reason="needs melon-recommender[plots]")
 

@@ -1,13 +1,12 @@
 """The log: acknowledged means synced, once by its id, in one order; a full disk and a second writer are refused."""
 
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import apsw
 import pytest
+from service_scenes import wait_until
 
 from melon.errors import BusyError, DiskFullError, LogError
 from melon.service.log.base import Control, Event, Stored
@@ -20,13 +19,6 @@ SMALL = LogSettings(reserve=0)
 
 def event(number: int, **more: object) -> Event:
     return Event(f"u{number % 3}", f"i{number}", **{"time": 100 + number, "event_id": f"e{number}", **more})  # type: ignore[arg-type]
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def log_meta(folder: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.melon import reference
 from melon.strategies.melon.strategy import MeLON
-from melon.strategies.presets import MELON_PRESETS
+from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch
 from melon.stream.history import History
 

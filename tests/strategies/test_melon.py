@@ -31,7 +31,7 @@ from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
 from melon.strategies.melon import reference
 from melon.strategies.melon.strategy import RateStrategy
-from melon.strategies.presets import MELON_PRESETS
+from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.melon import reference
-from melon.strategies.presets import MELON_PRESETS
+from melon.strategies.registry import MELON_PRESETS
 
 EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {

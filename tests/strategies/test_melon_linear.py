@@ -17,8 +17,7 @@ from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
 from melon.strategies.melon.linear import LinearSettings, LinearStrategy, MeLON, MeLONI, MeLONP
 from melon.strategies.melon.rates import KNOTS, LinearRates, Roles
-from melon.strategies.presets import MELON_PRESETS
-from melon.strategies.registry import STRATEGIES, space_of
+from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
 from melon.tables import TableSpec
 
 SPECS = {

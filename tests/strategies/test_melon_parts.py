@@ -16,9 +16,8 @@ from melon.strategies.base import Surroundings
 from melon.strategies.melon.interaction_model import InteractionModel, Side
 from melon.strategies.melon.pair_model import PairModel
 from melon.strategies.melon.settings import RateSettings
-from melon.strategies.parameters import Parameters
-from melon.strategies.preprocess import preprocess
-from melon.strategies.presets import MELON_PRESETS
+from melon.strategies.parameters import Parameters, preprocess
+from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History
 
 DTYPE, CPU = torch.float64, torch.device("cpu")

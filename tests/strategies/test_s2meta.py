@@ -34,11 +34,10 @@ from melon.learning.updater import Updater
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
-from melon.strategies.preprocess import preprocess
-from melon.strategies.presets import S2META_PRESETS
+from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
-from melon.strategies.s2meta import cell as cell_module
-from melon.strategies.s2meta.cell import Carried, cell_logits, cell_state
+from melon.strategies.registry import S2META_PRESETS
+from melon.strategies.s2meta.cell import Carried, TorchCell
 from melon.strategies.s2meta.strategy import S2Meta
 
 #: Few units, so that a test sees every entry.
@@ -89,7 +88,7 @@ def constant_gates(strategy: S2Meta, rate: float, keep_logit: float = 40.0) -> N
 
 
 class TestCell:
-    """The tiled kernel beside the plain formulas."""
+    """The cell beside PyTorch's own."""
 
     UNITS, INPUTS = 5, 4
 
@@ -104,42 +103,39 @@ class TestCell:
     def plain(
         self, features: Tensor, learned: list[Tensor], carried: Carried | None, *, normalise: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits, hidden, cell) by docs/methods.md 3.5, in one go."""
+        """(logits, hidden, cell) by `torch.lstm_cell`, which has the candidate in the third place."""
         weights, bias, start, head = learned
-        active = weights @ features + bias[:, None]
-        entry, forget, exit_ = (part.sigmoid() for part in active[: 3 * self.UNITS].chunk(3))
-        before = start[:, None]
+        order = [*range(2 * self.UNITS), *range(3 * self.UNITS, 4 * self.UNITS), *range(2 * self.UNITS, 3 * self.UNITS)]
+        before = start[:, None].expand(-1, features.shape[1])
         if carried is not None:
             before = torch.where(carried.fresh == 1, before, carried.cell)
-        cell = forget * before + entry * active[3 * self.UNITS :].tanh()
-        hidden = exit_ * cell.tanh()
+        nothing = torch.zeros_like(before.T), torch.zeros(4 * self.UNITS, self.UNITS, dtype=torch.float64)
+        hidden, cell = torch.lstm_cell(
+            features.T, (nothing[0], before.T), weights[order], nothing[1], bias[order], torch.zeros_like(bias)
+        )
         if normalise:
-            hidden = F.layer_norm(hidden.T, (self.UNITS,)).T
-        return head @ hidden, hidden, cell
+            hidden = (hidden - hidden.mean(1, keepdim=True)) / (hidden.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+        return head @ hidden.T, hidden.T, cell.T
 
     @pytest.mark.parametrize("scalars", [0, 1, 50])
-    @pytest.mark.parametrize("tile", [1, 7, 1000])
     @pytest.mark.parametrize("persist", [False, True])
     @pytest.mark.parametrize("normalise", [False, True])
-    def test_it_is_the_plain_cell(
-        self, normalise: bool, persist: bool, tile: int, scalars: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(cell_module, "TILE", tile)
+    def test_it_is_the_cell_of_pytorch(self, normalise: bool, persist: bool, scalars: int) -> None:
         features, learned, carried = self.given(scalars, persist)
-        logits = cell_logits(features, *learned, carried, normalise=normalise)
+        logits = TorchCell().cell_logits(features, *learned, carried, normalise=normalise)
         wanted, hidden, cell = self.plain(features, learned, carried, normalise=normalise)
         torch.testing.assert_close(logits, wanted, rtol=1e-12, atol=1e-13)
         weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         slopes = torch.autograd.grad((logits * weights).sum(), learned)
         for slope, other in zip(slopes, torch.autograd.grad((wanted * weights).sum(), learned), strict=True):
             torch.testing.assert_close(slope, other, rtol=1e-11, atol=1e-12)
-        state = cell_state(features, *learned[:3], carried, normalise=normalise)
+        state = TorchCell().cell_state(features, *learned[:3], carried, normalise=normalise)
         for found, other in zip(state, (hidden, cell), strict=True):
             torch.testing.assert_close(found, other.detach(), rtol=1e-12, atol=1e-13)
 
     def test_far_features_are_finite(self) -> None:
         features, learned, _ = self.given(4, persist=False)
-        logits = cell_logits(1e6 * features.float(), *[each.float() for each in learned], normalise=True)
+        logits = TorchCell().cell_logits(1e6 * features.float(), *[each.float() for each in learned], normalise=True)
         assert torch.isfinite(logits).all()
 
     def test_what_it_sees_of_a_number(self) -> None:

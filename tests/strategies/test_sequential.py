@@ -20,7 +20,7 @@ from melon.strategies.base import Situation
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.strategies.mwnet import MWNet
-from melon.strategies.sequential import propose_in_turn, waves
+from melon.strategies.reductions import propose_in_turn, waves
 from melon.stream.batch import Batch
 
 USERS, ITEMS, NEGATIVES = 5, 7, 2

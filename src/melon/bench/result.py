@@ -13,9 +13,8 @@ import numpy as np
 import polars as pl
 
 from melon.atomic import write_text
-from melon.errors import unknown_name
+from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare, gains, hits
-from melon.extras import require_plots
 from melon.types import Floats, Plain
 
 if TYPE_CHECKING:

@@ -46,8 +46,8 @@ def evaluate(
     """
     from melon.atomic import require_writable, write_text
     from melon.console import say
+    from melon.errors import require_plots
     from melon.evaluator import evaluate as run
-    from melon.extras import require_plots
     from melon.fitting.auto import why_auto
     from melon.report.result import result_page
     from melon.terminal.tables import show_result

@@ -133,6 +133,11 @@ class IdBook:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> IdBook:
+        twin = IdBook(self.what)
+        twin.kind, twin._ids, twin._row_of = self.kind, self._ids.copy(), self._row_of.copy()
+        return twin
+
     def rows(self, ids: Ids | Iterable[Id], *, add: bool = False) -> Ints:
         """Row of each id. An unknown id is -1, or with `add` gets the next row, in the order given.
 

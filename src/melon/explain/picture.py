@@ -9,9 +9,8 @@ import numpy as np
 
 from melon.atomic import replacing, require_writable
 from melon.data.files import load_stream
-from melon.errors import SettingsError
+from melon.errors import SettingsError, require_plots
 from melon.explain.matrix import BatchRates, explain_batch
-from melon.extras import require_plots
 from melon.learning.model import LiveModel
 from melon.stream.split import BATCH_SIZE
 from melon.types import Floats

@@ -10,8 +10,8 @@ import numpy as np
 from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, Frozen, Popularity, RivalColumns, RivalScores
 from melon.evaluation.ranking import rank_first, selection_score
 from melon.fitting.pretrained import PretrainedState, deploy
-from melon.fitting.search import Choice, Trial, edges, search
-from melon.fitting.selection import Selection, words
+from melon.fitting.search import Choice, Curve, Trial, edges, words
+from melon.fitting.selection import Selection
 from melon.registry import Space
 from melon.stream.batch import Batch
 from melon.types import Flags, Floats, Ints, Plain, Scores
@@ -26,12 +26,10 @@ _RECORDED_TRIALS = 20
 def choose_popularity(selection: Selection) -> Choice:
     """The half-life of recent popularity."""
 
-    def judge(point: Plain) -> Trial:
-        score = selection.judged(Popularity(point["half_life"], selection.before_window.items))
-        selection.progress.note(f"recent popularity {words(point)}: {score:.4f}")
-        return Trial(point, score)
+    def judge(point: Plain, opponent: Curve | None) -> Trial:
+        return selection.raced(point, Popularity(point["half_life"], selection.before_window.items), opponent)
 
-    return search(POPULARITY_SPACE, selection.plan.budget, judge, enough=selection.enough)
+    return selection.searched("recent popularity", POPULARITY_SPACE, judge)
 
 
 def choose_rivals(selection: Selection, start: PretrainedState) -> dict[str, Choice]:

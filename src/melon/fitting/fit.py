@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from melon.data.interactions import Interactions
-from melon.errors import DataError
+from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
 from melon.learning.updater import Updater
-from melon.progress import Progress
+from melon.progress import Progress, Stop
 from melon.recommenders.heads import HeadedRecommender
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
@@ -65,7 +67,8 @@ class Fitting:
 
     Settings are chosen on the window of `log`; the recommender is trained on `past` and deployed behind it. `notes`
     says what people should know of the choice: why there was none, or that time ran out. With `deploys_once` nothing is
-    kept in memory for a second deployment.
+    kept in memory for a second deployment. `workers` processes try settings side by side, which changes no result.
+    Where the last pre-training was cut short, `epochs` says how many there were.
     """
 
     def __init__(
@@ -78,11 +81,20 @@ class Fitting:
         memo: Memo | None = None,
         *,
         deploys_once: bool = False,
+        stop: Stop | None = None,
+        workers: int = 1,
     ) -> None:
         self.plan, self.past, self.parts, self._deploys_once = plan, past, parts, deploys_once
-        self.progress, self._memo = progress or Progress(), memo or Memo()
-        self.selection = Selection(log, parts, plan, self.progress)
+        self._memo, self.stop = memo or Memo(), stop or Stop()
+        self.selection = Selection(log, parts, plan, progress, self.stop, workers)
         self.notes: list[str] = []
+        self.epochs: int | None = None
+        self._stopped_early, self._helpers = False, workers - 1
+
+    @property
+    def progress(self) -> Progress:
+        """Where the steps report."""
+        return self.selection.progress
 
     @property
     def unchosen(self) -> str | None:
@@ -93,6 +105,8 @@ class Fitting:
             return f"recommender {self.plan.recommender_name!r} learns by observing alone, so no settings were tried"
         if self.plan.epochs == 0:
             return "the recommender is not pre-trained (epochs = 0), so no settings were tried: defaults are used"
+        if self._stopped_early:
+            return "choosing was stopped before anything was judged: defaults are used"
         if not self.selection.possible:
             return "these interactions are too few for a selection window, so no settings were tried: defaults are used"
         return None
@@ -108,23 +122,36 @@ class Fitting:
             name: (name, self.plan.fixed_fading(name)) for name in beside
         }
         strategies[self.plan.strategy_name] = self.plan.strategy, self.plan.fixed()
-        if self.unchosen is not None:
-            self._tell(self.unchosen)
+        pretraining = self._pretraining()
+        if pretraining is None:
+            self._tell(self.unchosen or "")
             epochs = most_epochs(len(self.past)) if self.plan.epochs is None else self.plan.epochs
             epochs = 0 if self._observes_alone else epochs
             decided = {"pretrain": {"epochs": epochs, **self.plan.pretrain_settings}}
             decided |= {name: fixed for name, (_, fixed) in strategies.items()}
             return {name: without_trials(settings) for name, settings in decided.items()}
-        choices: Plain = {"pretrain": self.window()[0]}
+        choices: Plain = {"pretrain": pretraining}
         choices |= {name: self._choice(strategy, fixed) for name, (strategy, fixed) in strategies.items()}
         if not search_space(self.plan.strategy, self.plan.fixed()).axes:
             self._tell(
                 f"strategy {self.plan.strategy_name!r} declares no search space, so its settings were not tried: "
                 "defaults are used"
             )
-        if self.selection.time_is_up:
+        if self.stop.pressed:
+            self._tell("choosing was stopped: the best settings so far were taken")
+        elif self.selection.time_is_up:
             self._tell(f"the time limit of {self.plan.minutes:g} minutes cut the choice: the best so far was taken")
         return choices
+
+    def _pretraining(self) -> Plain | None:
+        """The choice of pre-training, if there is one."""
+        if self.unchosen is not None:
+            return None
+        try:
+            return self.window()[0]
+        except StoppedError:
+            self._stopped_early = True
+            return None
 
     def window(self) -> tuple[Plain, PretrainedState]:
         """The choice of pre-training, and the recommender that it gave on the log before the window."""
@@ -152,7 +179,15 @@ class Fitting:
             self.progress.stage(f"pre-training {self.plan.recommender_name} on {len(self.past):,} interactions")
             settings = choices["pretrain"]["settings"]
             observed: Observed | None = None if self._deploys_once else {}
-            return refit(self.plan, self.past, settings, self.progress.tick, observed)
+            return refit(
+                self.plan,
+                self.past,
+                settings,
+                partial(self._epoch, settings.get("epochs") or most_epochs(len(self.past))),
+                observed,
+                helpers=self._helpers,
+                goes_on=self._cut_short,
+            )
 
         return self._memo.state("refitted", train)
 
@@ -179,6 +214,17 @@ class Fitting:
     def _trained_before_window(self, settings: Plain) -> PretrainedState:
         """The same recommender once more, where its choice was kept and its file was lost."""
         return refit(self.plan, self.selection.before_window, settings, self.progress.tick, observed={})
+
+    def _epoch(self, epochs: int, text: str) -> None:
+        self.progress.share(None, epochs)
+        self.progress.tick(text)
+
+    def _cut_short(self, done: int, epochs: int) -> bool:
+        if not self.stop.press():
+            return False
+        self.epochs = done
+        self._tell(f"pre-training was stopped after {done} of {epochs} epochs: the model is deployed as it is")
+        return True
 
     def _choice(self, strategy: StrategyChoice, fixed: Plain) -> Plain:
         def choose() -> Plain:
@@ -207,8 +253,14 @@ def fit(
     plan: Plan,
     progress: Progress | None = None,
     on_choice: Callable[[dict[str, Plain]], None] = lambda _: None,
+    *,
+    workers: int = 1,
 ) -> Fitted:
-    """A model from the whole log. `on_choice` gets the choices as soon as they are made, before the long training."""
+    """A model from the whole log. `on_choice` gets the choices as soon as they are made, before the long training.
+
+    `workers` processes try settings side by side. Ctrl-C while settings are tried takes the best so far, and in the
+    last pre-training the epochs that are done; a second one ends it.
+    """
     if log.n_items < 2:
         raise DataError(
             f"fit needs interactions with at least two items to compare, and these {len(log)} have one "
@@ -217,15 +269,17 @@ def fit(
     protocol = replace(plan.protocol, negatives=min(plan.protocol.negatives, _spare_items(log)))
     with threads(plan.threads):
         plan = replace(plan, protocol=protocol)
-        fitting = Fitting(log, _all_but_validation(log), log, plan, progress, deploys_once=True)
+        options: Plain = {"deploys_once": True, "stop": Stop(goes_on=True), "workers": workers}
+        fitting = Fitting(log, _all_but_validation(log), log, plan, progress, **options)
         choices = fitting.choose()
         settings = choices[plan.strategy_name]["settings"]
         pretraining = PretrainSettings.parse(choices["pretrain"]["settings"], "pre-training").plain()
         on_choice({PRETRAINING: pretraining, plan.strategy_name: dict(settings)})
-        practice = fitting.practise(plan.strategy, choices)
-        updater = _deployed(fitting, choices, practice)
+        updater = _deployed(fitting, choices)
         model = LiveModel(updater)
         model.adopt(log)
+    if fitting.epochs is not None:
+        pretraining["epochs"] = fitting.epochs
     settings_by_name = {PRETRAINING: pretraining, plan.strategy_name: updater.strategy.settings.plain()}
     return Fitted(model, settings_by_name, tuple(fitting.notes))
 
@@ -246,10 +300,22 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _deployed(fitting: Fitting, choices: Plain, practice: Practice) -> Updater:
-    """The plan's strategy behind the past; a strategy that trains the tables itself is given untrained ones."""
+def _deployed(fitting: Fitting, choices: Plain) -> Updater:
+    """The plan's strategy behind the past; a strategy that trains the tables itself is given untrained ones.
+
+    Practice on the window and pre-training on the whole past need nothing of each other.
+    """
     strategy = fitting.plan.make_strategy(choices[fitting.plan.strategy_name]["settings"])
-    state = untrained(fitting.plan) if strategy.pretrains else fitting.pretrained(choices)
+
+    def practise() -> dict[str, npt.NDArray[Any]]:
+        return {name: tensor.cpu().numpy() for name, tensor in fitting.practise(fitting.plan.strategy, choices).items()}
+
+    practising = fitting.selection.workers.begin(practise)
+    try:
+        state = untrained(fitting.plan) if strategy.pretrains else fitting.pretrained(choices)
+        practice = {name: torch.from_numpy(array) for name, array in practising.result().items()}
+    finally:
+        practising.cancel()
     return fitting.deployed(strategy, state, practice)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from melon.data.interactions import Interactions
@@ -28,8 +30,10 @@ from melon.types import Plain
 Report = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.practice`).
 Practice = dict[str, Tensor]
-#: Streaming state of a recommender after a log, by recommender and length.
-Observed = dict[str, dict[str, np.ndarray[Any, Any]]]
+#: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
+Observed = dict[tuple[str, int], Any]
+#: The tables of a recommender, by name and part.
+Arrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
 
 def silent(_: str) -> None:
@@ -43,13 +47,29 @@ class PretrainedState:
     copy observes the log itself and nothing more is kept in memory.
     """
 
-    def __init__(self, plan: Plan, tables: Mapping[str, dict[str, Tensor]], observed: Observed | None = None) -> None:
+    def __init__(
+        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: Observed | None = None
+    ) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
 
     @classmethod
     def of(cls, plan: Plan, recommender: Recommender, observed: Observed | None = None) -> PretrainedState:
         """The state of a recommender as it is now."""
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
+
+    @classmethod
+    def from_arrays(cls, plan: Plan, arrays: Arrays, observed: Observed | None = None) -> PretrainedState:
+        """The state that `arrays` described."""
+        tables = {
+            name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
+        }
+        return cls(plan, tables, observed)
+
+    def arrays(self) -> Arrays:
+        """The tables as arrays, which can be sent to another process."""
+        return {
+            name: {part: tensor.cpu().numpy() for part, tensor in some.items()} for name, some in self.tables.items()
+        }
 
     @property
     def seed(self) -> int:
@@ -60,6 +80,12 @@ class PretrainedState:
     def headed(self) -> bool:
         """Whether the recommender has a head, which practises on the selection window."""
         return isinstance(self.fresh(), HeadedRecommender)
+
+    @property
+    def own_head(self) -> bool:
+        """Whether it has one that learns by itself, so that what the rows learn does not depend on it."""
+        recommender = self.fresh()
+        return isinstance(recommender, HeadedRecommender) and recommender.head.own
 
     def fresh(self) -> Recommender:
         """The same recommender before it learned anything."""
@@ -77,22 +103,55 @@ class PretrainedState:
 
         Shared streaming state is kept for one log, by its length: all copies are about one stream.
         """
-        recommender, history = self.copy(), History()
-        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())} {len(log)}"
-        if self._observed is not None and key in self._observed:
-            history.append(log.users, log.items)
-            recommender.restore_streaming_state(self._observed[key])
+        recommender = self.copy()
+        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())}", len(log)
+        if self._observed is None:
+            history = History()
+            live_through(recommender, history, log)
             return recommender, history
-        live_through(recommender, history, log)
-        if self._observed is not None:
-            self._observed.clear()  # one is enough, and may be large
-            self._observed[key] = recommender.streaming_state()
-        return recommender, history
+        if key not in self._observed:
+            live_through(recommender, History(), log)
+            self._known(log)[key] = recommender.streaming_state()
+            return recommender, self._history(log)
+        recommender.restore_streaming_state(self._observed[key])
+        return recommender, self._history(log)
+
+    def rows_after(self, log: Interactions) -> tuple[Recommender, History]:
+        """The same for rows that are judged by themselves: a head of its own stays silent, and so nothing is observed
+        for it.
+        """
+        recommender = self.copy()
+        if not isinstance(recommender, HeadedRecommender) or not recommender.head.own:
+            return self.after(log)
+        recommender.observes = False
+        return recommender, self._history(log)
+
+    def _history(self, log: Interactions) -> History:
+        known, key = self._known(log), ("history", len(log))
+        if key not in known:
+            known[key] = History()
+            known[key].append(log.users, log.items)
+        history: History = known[key] if self._observed is None else deepcopy(known[key])
+        return history
+
+    def _known(self, log: Interactions) -> Observed:
+        """What is known of this log; one log is enough, and may be large."""
+        known: Observed = {} if self._observed is None else self._observed
+        for key in [key for key in known if key[1] != len(log)]:
+            del known[key]
+        return known
 
 
-def deploy(strategy: Strategy, start: PretrainedState, log: Interactions, practice: Practice | None = None) -> Updater:
+def deploy(
+    strategy: Strategy,
+    start: PretrainedState,
+    log: Interactions,
+    practice: Practice | None = None,
+    *,
+    rows_alone: bool = False,
+) -> Updater:
     """An updater behind the log: on the pre-trained recommender, or on one that the strategy trains itself."""
-    recommender, history = start.after(log)
+    recommender, history = (start.rows_after if rows_alone else start.after)(log)
     updater = Updater(start.fresh(), strategy, history, seed=start.seed)
     if not pretrain_by_strategy(strategy, updater.recommender, log):
         updater = Updater(recommender, strategy, history, seed=start.seed)
@@ -107,14 +166,25 @@ def refit(
     settings: Plain,
     report: Report = silent,
     observed: Observed | None = None,
+    *,
+    helpers: int = 0,
+    goes_on: Callable[[int, int], bool] = lambda _done, _all: False,
 ) -> PretrainedState:
-    """The plan's recommender, pre-trained on a whole log with the chosen settings."""
+    """The plan's recommender, pre-trained on a whole log with the chosen settings.
+
+    `helpers` are threads that draw ahead. Where people stop it and `goes_on` says so, the epochs that are done have to
+    do.
+    """
     recommender = plan.build()
     chosen = PretrainSettings.parse(settings, "pre-training")
-    training = Pretraining(recommender, log, chosen, seed=plan.seed)
+    training = Pretraining(recommender, log, chosen, seed=plan.seed, helpers=helpers)
     epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
-    for loss in training.run(epochs):
-        report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+    try:
+        for loss in training.run(epochs):
+            report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+    except KeyboardInterrupt:
+        if not training.epochs_done or not goes_on(training.epochs_done, epochs):
+            raise
     return PretrainedState.of(plan, recommender, observed)
 
 

@@ -1,26 +1,77 @@
 """A deterministic search over a declared space: its start points first, then neighbours of the best trial so far.
 
 There is no other search (ADR 12). A fit takes it one trial at a time; a tuning takes rounds of several, which can run
-side by side.
+side by side. Both stop trials that are clearly behind (`Curve.hopeless`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from melon.evaluation.compare import gains, hits
+from melon.evaluation.prequential import Point
+from melon.fitting.workers import Pending, Workers
 from melon.registry import Space
 from melon.types import Plain
+
+#: A trial is stopped early where it is this many standard errors behind the best, after this many batches and this
+#: share of all.
+_ERRORS, _FEWEST_BATCHES, _LEAST_SHARE = 3.0, 10, 0.25
+
+
+@dataclass
+class Curve:
+    """Batch by batch through the judged part: interactions with a rank, and the sum of their HR@5 + NDCG@10."""
+
+    ranked: list[int] = field(default_factory=list)
+    gained: list[float] = field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """One more batch."""
+        rank = point.ranks.rank
+        self.ranked.append(len(rank))
+        self.gained.append(float((hits(rank) + gains(rank)).sum()))
+
+    def score(self) -> float:
+        """The running score."""
+        return sum(self.gained) / max(sum(self.ranked), 1)
+
+    def behind(self, best: Curve) -> tuple[float, float]:
+        """How far it lies behind another on the batches it has seen, and the standard error of that.
+
+        Both met the same candidates, so the difference is taken batch by batch.
+        """
+        n = np.array(self.ranked, dtype=np.float64)
+        difference = np.array(best.gained[: len(n)]) - np.array(self.gained)
+        total = max(float(n.sum()), 1.0)
+        mean = float(difference.sum()) / total
+        spread = float(np.square(difference - mean * n).sum()) * len(n) / max(len(n) - 1, 1)
+        return mean, math.sqrt(spread) / total
+
+    def hopeless(self, best: Curve) -> bool:
+        """Whether it is so far behind the best that the rest is not worth its time."""
+        seen = len(self.ranked)
+        if seen < max(_FEWEST_BATCHES, _LEAST_SHARE * len(best.ranked)):
+            return False
+        mean, error = self.behind(best)
+        return mean > max(_ERRORS * error, 0.0)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a space and the score it got; a point that broke has none."""
+    """One point of a space and the score it got; a point that broke, or that was stopped early, has none."""
 
     settings: Plain
     score: float | None
     problem: str | None = None
+    curve: Curve | None = field(default=None, compare=False)
+    gives: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -72,24 +123,73 @@ class Search:
         self.trials.append(trial)
 
     def choice(self) -> Choice:
-        """The best trial so far; a tie keeps the earlier one."""
-        best = max(self.trials, key=_worth)
-        return Choice(best.settings, best.score, tuple(self.trials), edges(self.axes, best.settings))
+        """The best trial so far; a tie keeps the earlier one. Without a trial, the first start point."""
+        best = self.best()
+        settings = {**self.starts[0], **self.fixed} if best is None else best.settings
+        score = None if best is None else best.score
+        return Choice(settings, score, tuple(self.trials), edges(self.axes, settings))
+
+    def best(self) -> Trial | None:
+        """The best trial so far, which may be one that broke."""
+        return max(self.trials, key=_worth, default=None)
+
+    def opponent(self, point: Plain) -> Curve | None:
+        """Whom a point has to keep up with: the best trial so far, or nobody where it is a start point."""
+        best = self.best()
+        return None if best is None or point in self.starts else best.curve
+
+    def foreseen(self, count: int) -> list[Plain]:
+        """The next points as they will be asked for if none of them is better than the best so far."""
+        ahead = Search(Space(self.axes, self.starts))
+        ahead.trials = list(self.trials)
+        points: list[Plain] = []
+        while len(points) < count and (asked := ahead.ask()):
+            points.append(asked[0])
+            ahead.tell(Trial(asked[0], None))
+        return points
 
 
 def search(
     space: Space,
     budget: int,
-    judge: Callable[[Plain], Trial],
+    judge: Callable[[Plain, Curve | None], Trial],
     fixed: Mapping[str, Any] | None = None,
     enough: Callable[[], bool] = lambda: False,
+    *,
+    workers: Workers | None = None,
+    on_trial: Callable[[Trial, int], None] = lambda _trial, _budget: None,
+    goes_on: Callable[[], bool] = lambda: False,
 ) -> Choice:
-    """Spend at most `budget` trials, and none but the first once there is `enough`."""
-    walk = Search(space, fixed)
-    while points := walk.ask():
-        if len(walk.trials) >= max(budget, 1) or (walk.trials and enough()):
-            break
-        walk.tell(judge({**points[0], **walk.fixed}))
+    """Spend at most `budget` trials, and none but the first once there is `enough`.
+
+    `judge` gets a point and the curve that it has to keep up with. Workers that are free begin the points that come
+    next if the present ones are no better than the best so far; if one is, what they began is dropped. So the trials
+    are the same for any number of workers. Where people stop it and `goes_on` says so, the trials so far have to do.
+    """
+    walk, workers, budget = Search(space, fixed), workers or Workers(), max(budget, 1)
+    begun: dict[str, tuple[Pending[Trial], Plain, Curve | None]] = {}
+    try:
+        while points := walk.ask():
+            if len(walk.trials) >= budget or (walk.trials and enough()):
+                break
+            for point in walk.foreseen(min(workers.count, budget - len(walk.trials))):
+                if repr(point) not in begun:
+                    opponent = walk.opponent(point)
+                    work = workers.begin(partial(judge, {**point, **walk.fixed}, opponent))
+                    begun[repr(point)] = work, point, opponent
+            trial = begun.pop(repr(points[0]))[0].result()
+            walk.tell(trial)
+            on_trial(trial, budget)
+            for name, (work, point, opponent) in list(begun.items()):
+                if walk.opponent(point) is not opponent:
+                    begun.pop(name)
+                    work.cancel()
+    except KeyboardInterrupt:
+        if not goes_on():
+            raise
+    finally:
+        for work, _, _ in begun.values():
+            work.cancel()
     return walk.choice()
 
 
@@ -108,6 +208,13 @@ def neighbours(settings: Plain, axes: Mapping[str, tuple[Any, ...]]) -> Iterator
         for beside in (place + 1, place - 1):
             if 0 <= beside < len(values):
                 yield {**centre, name: values[beside]}
+
+
+def words(point: Plain) -> str:
+    """Settings in a line."""
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in point.items()
+    )
 
 
 def _worth(trial: Trial) -> float:

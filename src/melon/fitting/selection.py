@@ -7,32 +7,33 @@ window and the validation part. The functions here are given the log up to the e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, StreamError
+from melon.errors import LearningError, StoppedError, StreamError
 from melon.evaluation.predictors import Predictor, RowsAlone
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import selection_score
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
+from melon.fitting.practice import WindowPractice
 from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit
-from melon.fitting.search import Choice, Trial, search
-from melon.learning.practice.loop import practice_candidates, practise_through
-from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs, stamp_last_touches
+from melon.fitting.search import Choice, Curve, Search, Trial, search, words
+from melon.fitting.workers import Workers
+from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
 from melon.learning.updater import Updater
-from melon.progress import Progress
+from melon.progress import Progress, Stop
 from melon.registry import Space
 from melon.strategies.base import Strategy
-from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.linear import LinearStrategy
 from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.split import Parts, batches
 from melon.types import Plain
 
+#: Trials of longer logs take too much memory to run side by side.
+_SIDE_BY_SIDE = 20_000_000
 #: Fewer judged events than this say nothing; defaults are used instead.
 FEWEST_JUDGED = 50
 #: Pre-training is judged this often on its way to the last epoch, and stopped after this many checks without progress.
@@ -49,13 +50,23 @@ class Selection:
     each; `time_is_up` says so.
     """
 
-    def __init__(self, log: Interactions, parts: Parts, plan: Plan, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        log: Interactions,
+        parts: Parts,
+        plan: Plan,
+        progress: Progress | None = None,
+        stop: Stop | None = None,
+        workers: int = 1,
+    ) -> None:
         if len(log) != parts.validation_stop:
             raise StreamError(
                 f"a choice may see {parts.validation_stop} interactions, the log up to the test part, not {len(log)}."
             )
         self.log, self.parts, self.plan, self.protocol = log, parts, plan, plan.protocol
-        self.progress = progress or Progress()
+        self.progress, self.stop = progress or Progress(), stop or Stop()
+        one_by_one = plan.threads > 1 or plan.device != "cpu" or len(log) > _SIDE_BY_SIDE
+        self.workers = Workers(1 if one_by_one else workers, self._go_quiet)
         self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
         judged = parts.validation_stop - parts.judged_from
         pool = int(log.items_born[parts.judged_from]) if self.protocol.candidates == "born" else log.n_items
@@ -63,30 +74,38 @@ class Selection:
             judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > self.protocol.negatives >= 1
         )
         self._candidates: Candidates | None = None
+        self._practice = WindowPractice(log, parts.window_start, self.before_window, self.protocol)
         self._observed: Observed = {}
         self._began, self.time_is_up = time.monotonic(), False
 
     def pretraining(self) -> tuple[Choice, PretrainedState]:
         """Settings and epochs for pre-training, and the recommender that they gave on the log before the window."""
-        plan, progress = self.plan, self.progress
-        best: dict[str, Any] = {"score": float("-inf")}
+        plan, states = self.plan, dict[str, PretrainedState]()
 
-        def judge(point: Plain) -> Trial:
+        def judge(point: Plain, _: Curve | None) -> Trial:
             settings = PretrainSettings.parse(point, "pre-training")
             training = Pretraining(plan.build(), self.before_window, settings, seed=plan.seed)
             try:
-                score, epochs = self._train_while_it_helps(training, best)
+                score, epochs, state = self._train_while_it_helps(training)
             except LearningError as problem:
-                progress.note(f"pre-training {words(point)}: {problem}")
                 return Trial(point, None, str(problem))
-            progress.note(f"pre-training {words(point)}: {score:.4f} after {epochs} epochs")
-            return Trial({**point, "epochs": epochs}, score)
+            return Trial({**point, "epochs": epochs}, score, gives=state.arrays())
 
-        budget = min(plan.budget, _PRETRAIN_TRIALS)
-        chosen = search(PRETRAIN_SPACE, budget, judge, dict(plan.pretrain_settings), self.enough)
+        def keep(trial: Trial, budget: int) -> None:
+            after = "" if trial.score is None else f" after {trial.settings['epochs']} epochs"
+            self._report("pre-training", trial, budget, after)
+            if trial.score is not None and all(trial.score > each for each in scores):
+                states["best"] = PretrainedState.from_arrays(plan, trial.gives, self._observed)
+            scores.append(trial.score or float("-inf"))
+
+        scores: list[float] = []
+        self._prepare()
+        chosen = self._searched(PRETRAIN_SPACE, min(plan.budget, _PRETRAIN_TRIALS), judge, plan.pretrain_settings, keep)
+        if not chosen.trials:
+            raise StoppedError("stopped before the first pre-training was judged.")
         if chosen.score is None:
             raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
-        return chosen, best["state"]
+        return chosen, states["best"]
 
     @property
     def judges_again(self) -> bool:
@@ -121,29 +140,89 @@ class Selection:
         space, name = self.space(strategy, fixed), name_of(strategy)
         if space.axes.keys() <= fixed.keys():
             return Choice(dict(fixed), None, (), ())
+        if self.stop.pressed:
+            return Search(space, fixed).choice()
         later = again()
 
-        def judge(point: Plain) -> Trial:
+        def judge(point: Plain, opponent: Curve | None) -> Trial:
             try:
-                score = self.judged(self.at_window(strategy, point, start, later))
+                return self.raced(point, self.at_window(strategy, point, start, later), opponent)
             except LearningError as problem:
-                self.progress.note(f"{name} {words(point)}: {problem}")
                 return Trial(point, None, str(problem))
-            self.progress.note(f"{name} {words(point)}: {score:.4f}")
-            return Trial(point, score)
 
-        return search(space, self.plan.budget, judge, fixed, self.enough)
+        self._prepare(start)
+        return self.searched(name, space, judge, fixed)
+
+    def searched(
+        self,
+        name: str,
+        space: Space,
+        judge: Callable[[Plain, Curve | None], Trial],
+        fixed: Mapping[str, Any] | None = None,
+    ) -> Choice:
+        """The best of the plan's budget of points, each judged by a stream through the window."""
+        self._prepare()
+        return self._searched(space, self.plan.budget, judge, fixed or {}, partial(self._report, name))
+
+    def _searched(
+        self,
+        space: Space,
+        budget: int,
+        judge: Callable[[Plain, Curve | None], Trial],
+        fixed: Mapping[str, Any],
+        on_trial: Callable[[Trial, int], None],
+    ) -> Choice:
+        self.progress.share(0, budget)
+        how: Plain = {"workers": self.workers, "on_trial": on_trial, "goes_on": self._goes_on}
+        return search(space, budget, judge, fixed, self.enough, **how)
+
+    def _report(self, name: str, trial: Trial, budget: int, after: str = "") -> None:
+        settings = {key: value for key, value in trial.settings.items() if not after or key != "epochs"}
+        outcome = trial.problem if trial.score is None else f"{trial.score:.4f}{after}"
+        self.progress.share(None, budget)
+        self.progress.note(f"{name} {words(settings)}: {outcome}")
+
+    def _go_quiet(self) -> None:
+        """In a process beside the first one, which reports."""
+        self.progress = Progress()
+
+    def _goes_on(self) -> bool:
+        if not self.stop.press():
+            return False
+        self.progress.notice("stopped choosing: going on with the best settings so far; stop again to end")
+        return True
+
+    def _prepare(self, start: PretrainedState | None = None) -> None:
+        """Compute what trials share before they begin side by side."""
+        if self._candidates is None:
+            protocol = self.protocol
+            self._candidates = Candidates(
+                self.log, mode=protocol.candidates, seed=protocol.seed, count=protocol.negatives
+            )
+        if start is not None:
+            start.after(self.before_window)
 
     def at_window(
         self, strategy: StrategyChoice, settings: Plain, start: PretrainedState, again: PretrainedState | None = None
     ) -> Updater:
         """A strategy after its practice on the part that is not judged, deployed where the window begins; or, on a
         recommender that was trained `again`, where the judged part begins.
+
+        Where the head practises by itself, its rows have streamed up to the judged part already, and the head has only
+        to make its own steps over the lessons that were recorded: the same as streaming through that part once more.
         """
-        learner = self.plan.make_strategy(settings, strategy)
-        practice = self.train_meta_model(learner, start, stop=self.parts.judged_from)
+        learner, stop = self.plan.make_strategy(settings, strategy), self.parts.judged_from
+        practice = self._practice.of_strategy(learner, start, stop)
         if again is not None:
+            practice |= self._practice.of_head(learner, start, stop, practice)
             return deploy(learner, again, self.before_judged, practice)
+        if start.own_head and not learner.pretrains and not self.protocol.align_ties:
+            updater, lessons = self._practice.recorded(learner, start, stop, practice)
+            updater.take_over(updater.practise_head(lessons))
+            for lesson in lessons:
+                updater.teach_head(lesson)
+            return updater
+        practice |= self._practice.of_head(learner, start, stop, practice)
         return deploy(learner, start, self.before_window, practice)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
@@ -161,46 +240,11 @@ class Selection:
         return Space({**space.axes, "fading": values}, tuple(starts))
 
     def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
-        """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
-        recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to practise.
-        """
-        practice: Practice = {}
-        if isinstance(strategy, LinearStrategy):
-            updater = self._before_window(strategy, start, practice)
-            past, size = self.log.head(stop), self.protocol.batch_size
-            ahead = [batch_of(past, *bounds) for bounds in batches(self.parts.window_start, stop, size)]
-            practise_through(updater, ahead, practice_candidates(past, self.protocol.seed, self.protocol.negatives))
-            practice = updater.practice()
-        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
-        for number in range(passes):
-            updater = self._before_window(strategy, start, practice)
-            for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
-                updater.learn(batch_of(self.log, first, last).in_epoch(number), teach_head=False)
-            practice = updater.practice()
-        return practice | self._practise_head(strategy, start, stop, practice)
+        """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice`)."""
+        return self._practice.of(strategy, start, stop)
 
-    def _practise_head(self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice) -> Practice:
-        """Train a recommender's head out of sample (docs/methods.md 8.5): rows that know nothing of the window stream
-        through it under the strategy, and the head learns from what was recorded on the way, in several passes.
-        """
-        if not start.headed:
-            return {}
-        updater, lessons = self._before_window(deepcopy(strategy), start, practice), []
-        for first, last in batches(self.parts.window_start, stop, self.protocol.batch_size):
-            batch = batch_of(self.log, first, last)
-            lessons.append(updater.lesson(batch))
-            updater.learn(batch, teach_head=False)
-        return updater.practise_head([lesson for lesson in lessons if lesson is not None])
-
-    def _before_window(self, strategy: Strategy, start: PretrainedState, practice: Practice) -> Updater:
-        recommender, history = start.after(self.before_window)
-        updater = Updater(recommender, strategy, history, seed=self.protocol.seed)
-        updater.take_over(practice)
-        stamp_last_touches(updater.recommender, self.before_window, updater.fading_clock)
-        return updater
-
-    def _train_while_it_helps(self, training: Pretraining, best: dict[str, Any]) -> tuple[float, int]:
-        top, top_epoch, stale = float("-inf"), 0, 0
+    def _train_while_it_helps(self, training: Pretraining) -> tuple[float, int, PretrainedState]:
+        top, top_epoch, stale, best = float("-inf"), 0, 0, None
         for epochs in self._checks(training.settings):
             try:
                 for _ in training.run(epochs):
@@ -213,16 +257,17 @@ class Selection:
                 break  # the epochs before it left the finite numbers still count
             stale = stale + 1 if score <= top else 0
             if score > top:
-                top, top_epoch = score, epochs
-            if score > best["score"]:
-                best.update(score=score, state=state)
+                top, top_epoch, best = score, epochs, state
             if stale >= _PATIENCE or self.enough():
                 break
-        return top, top_epoch
+        assert best is not None
+        return top, top_epoch, best
 
     def enough(self) -> bool:
         """Whether the time for choosing is over; reported once."""
         minutes = self.plan.minutes
+        if self.stop.pressed:
+            return True
         if minutes is None or time.monotonic() - self._began < 60 * minutes:
             return False
         if not self.time_is_up:
@@ -244,38 +289,53 @@ class Selection:
         for lr in _JUDGE_STEPS:
             strategy = self.plan.make_strategy({"optimizer": "sgd", "reduction": "sum", "lr": lr}, "default")
             try:
-                scores.append(self.judged(RowsAlone(deploy(strategy, state, self.before_window))))
+                scores.append(self.judged(self._rows_alone(strategy, state)))
             except LearningError as broke:
                 problem = broke
         if not scores and problem is not None:
             raise problem
         return max(scores)
 
+    def _rows_alone(self, strategy: Strategy, state: PretrainedState) -> RowsAlone:
+        return RowsAlone(deploy(strategy, state, self.before_window, rows_alone=True))
+
     def judged(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""
         tally = Tally()
         for point in self.through(predictor):
-            if point.start >= self.parts.judged_from:
-                tally.add(point)
+            tally.add(point)
         return selection_score(tally.rank)
 
+    def raced(self, point: Plain, predictor: Predictor, opponent: Curve | None) -> Trial:
+        """The same as a trial, which is given up where it is clearly behind another one."""
+        tally, curve = Tally(), Curve()
+        for at in self.through(predictor):
+            tally.add(at)
+            curve.add(at)
+            if opponent is not None and curve.hopeless(opponent):
+                share = f"{len(curve.ranked)} of {len(opponent.ranked)} batches"
+                return Trial(point, None, f"stopped early, {curve.behind(opponent)[0]:.4f} behind after {share}")
+        return Trial(point, selection_score(tally.rank), curve=curve)
+
     def through(self, predictor: Predictor) -> Iterator[Point]:
-        """Every batch of the window and of validation; those from `judged_from` on are judged.
+        """Learn the window up to the judged part, then predict and learn each batch of that part and of validation.
 
         An updater whose history reaches into the window starts where its history ends.
         """
         parts = self.parts
         behind = predictor.history.events if isinstance(predictor, Updater) else 0
-        for first, last in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
-            if first >= behind:
-                yield from self._points(predictor, first, last)
+        if behind <= parts.window_start:
+            for first, last in self._batches(parts.window_start, parts.judged_from):
+                predictor.learn(batch_of(self.log, first, last))
+        for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
+            yield from self._points(predictor, first, last)
+
+    def _batches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        return batches(first, last, self.protocol.batch_size, self.log.times if self.protocol.align_ties else None)
 
     def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
-        if self._candidates is None:
-            protocol = self.protocol
-            self._candidates = Candidates(
-                self.log, mode=protocol.candidates, seed=protocol.seed, count=protocol.negatives
-            )
+        self._prepare()
+        assert self._candidates is not None
         return prequential(
             predictor,
             self.log,
@@ -285,10 +345,3 @@ class Selection:
             batch_size=self.protocol.batch_size,
             align_ties=self.protocol.align_ties,
         )
-
-
-def words(point: Plain) -> str:
-    """Settings in a line."""
-    return ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in point.items()
-    )

@@ -72,9 +72,13 @@ def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
         helper.result()  # raises what it met
 
 
-def ahead(work: Callable[[_Input], _Output], inputs: Iterable[_Input]) -> Iterator[_Output]:
-    """What `work` gives for each input, in order; threads beside the caller's work on the next ones meanwhile."""
-    helpers, coming = allowed() - 1, deque[Future[_Output]]()
+def ahead(work: Callable[[_Input], _Output], inputs: Iterable[_Input], helpers: int | None = None) -> Iterator[_Output]:
+    """What `work` gives for each input, in order; threads beside the caller's work on the next ones meanwhile.
+
+    There are as many `helpers`, or else as many as kernels may use beside the caller.
+    """
+    coming = deque[Future[_Output]]()
+    helpers = max(allowed() - 1, helpers or 0)
     if not helpers:
         yield from map(work, inputs)
         return

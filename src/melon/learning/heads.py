@@ -67,10 +67,13 @@ class HeadTeacher:
         """The head's own step, from the model as it was when the batch was predicted."""
         headed = self._headed
         lesson = self.lesson(batch, context) if headed is not None and headed.head.own else None
-        if headed is None or lesson is None:
-            return None
+        return None if lesson is None else self.step_from(lesson)
+
+    def step_from(self, lesson: Lesson) -> HeadStep:
+        """The same from a lesson that was recorded."""
+        assert self._headed is not None
         with torch.no_grad():
-            return headed.head.step(_shared(headed), lesson)
+            return self._headed.head.step(_shared(self._headed), lesson)
 
     def keep(self, step: HeadStep) -> None:
         """Store the optimiser's state of a step that has been written."""

@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.data.ids import Id
 from melon.errors import LearningError
-from melon.stream.history import History
-from melon.stream.pairs import pair_keys
-from melon.types import Ints
+from melon.kernels import policy
+from melon.stream.pairs import PairSet, pair_keys
+from melon.types import Flags, Ints, Scores
 
 if TYPE_CHECKING:
     import polars as pl
 
 Source = Literal["model", "popular"]
 #: Item rows and their scores, best first.
-Best = tuple[Ints, Tensor]
+Best = tuple[Ints, Scores]
 
-_SPARE = 32
-_GROUP = 64
+#: An empty set of pairs, as compiled loops take it, and the mask that leaves out nothing.
+_NO_PAIRS: tuple[Ints, int] = (np.empty(0, dtype=np.int64), 0)
+_ALL: Flags = np.empty(0, dtype=np.bool_)
 
 
 class Recommendation(NamedTuple):
@@ -73,61 +72,39 @@ def as_table(lists: Sequence[Recommended]) -> pl.DataFrame:
     )
 
 
-def best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest scores of each line in falling order, and their columns; of equal scores the lower column is first.
+def best(
+    scores: Scores, k: int, *, users: Ints | None = None, seen: PairSet | None = None, allowed: Flags | None = None
+) -> list[Best]:
+    """The columns of the k highest scores of each line, best first, and these scores; fewer where fewer are left.
 
-    Lines shorter than k give all they have.
+    Of equal scores the lower column is first. Columns that are not `allowed` are left out, and those that the line's
+    user has had, where a set of pairs is given.
     """
-    width = scores.shape[1]
-    k = min(k, width)
-    values, columns = _highest(scores, min(k + 1, width))
-    if not bool(torch.isfinite(values).all()):
+    lines, width = scores.shape
+    users = np.zeros(lines, dtype=np.int64) if users is None else users
+    loops = policy.load("lists")
+    if loops is None:
+        return [_best_of(line, user, k, seen, allowed) for line, user in zip(scores, users.tolist(), strict=True)]
+    sets = [] if seen is None else seen.storages
+    (slots, bits), (older, older_bits) = [*sets, _NO_PAIRS, _NO_PAIRS][:2]
+    rows, values = np.empty((lines, min(k, width)), dtype=np.int64), np.empty((lines, min(k, width)), scores.dtype)
+    counts, flags = np.zeros(lines, dtype=np.int64), _ALL if allowed is None else np.ascontiguousarray(allowed)
+    if width:
+        line = np.ascontiguousarray(scores), np.ascontiguousarray(users)
+        _require_finite(loops.top(*line, flags, slots, bits, older, older_bits, rows, values, counts) < 0)
+    return [(rows[n, :count], values[n, :count]) for n, count in enumerate(counts.tolist())]
+
+
+def _best_of(line: Scores, user: int, k: int, seen: PairSet | None, allowed: Flags | None) -> Best:
+    """The same for one line, by sorting it."""
+    rows = np.arange(len(line)) if allowed is None else np.flatnonzero(allowed)
+    _require_finite(bool(np.isfinite(line[rows]).all()))
+    if seen is not None:
+        rows = rows[~seen.contains(pair_keys(np.full(len(rows), user), rows))]
+    rows = rows[np.argsort(-line[rows], kind="stable")[:k]]
+    return rows, line[rows]
+
+
+def _require_finite(finite: bool) -> None:
+    if not finite:
         raise LearningError("a score is not finite, so there is no best item; learn again with a smaller step (lr).")
-    if k < width:
-        # The library picks any of equal scores. Which of them belong here matters only where the next one is equal too.
-        tied = torch.nonzero(values[:, k - 1] == values[:, k])[:, 0]
-        values, columns = values[:, :k].contiguous(), columns[:, :k].contiguous()
-        for line in tied.tolist():
-            last = values[line, -1]
-            above, equal = (torch.nonzero(chosen)[:, 0] for chosen in (scores[line] > last, scores[line] == last))
-            columns[line] = torch.cat([above, equal])[:k]
-            values[line] = scores[line, columns[line]]
-    columns, by_column = columns.sort(dim=1)
-    values, by_value = values.gather(1, by_column).sort(dim=1, descending=True, stable=True)
-    return values, columns.gather(1, by_value)
-
-
-def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The highest scores of each line and their columns; any of equal ones."""
-    n, width = scores.shape
-    groups = width // _GROUP
-    if groups < 4 * count:
-        return scores.topk(count, dim=1)
-    # The highest scores lie in the groups with the highest maxima: one quick pass leaves little to select from.
-    grouped = scores[:, : groups * _GROUP].view(n, groups, _GROUP)
-    chosen = grouped.amax(2).topk(count, dim=1).indices
-    offered = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)).view(n, -1)
-    rest = torch.arange(groups * _GROUP, width, device=scores.device).expand(n, -1)
-    offered = torch.cat([offered, rest], dim=1)
-    values, places = scores.gather(1, offered).topk(count, dim=1)
-    return values, offered.gather(1, places)
-
-
-def best_unseen(scores: Tensor, users: Ints, k: int, history: History) -> list[Best]:
-    """For each user, the columns and scores of the k best items the user has not had; fewer where fewer are left."""
-    width = scores.shape[1]
-    met = history.of_users.met(users)
-    chosen: list[Best] = [(np.empty(0, dtype=np.int64), scores[0, :0])] * len(users)
-    pending, spare = np.arange(len(users)), min(int(met.max(initial=0)), max(k, _SPARE))
-    while len(pending):
-        some = scores if len(pending) == len(users) else scores[torch.from_numpy(pending)]
-        values, columns = best(some, k + spare)
-        places = columns.numpy()
-        fresh = ~history.seen.contains(pair_keys(users[pending, None], places))
-        # As many spare items as the user has interactions are always enough.
-        done = (fresh.sum(axis=1) >= k) | (met[pending] <= spare) | (places.shape[1] == width)
-        for line in np.flatnonzero(done).tolist():
-            keep = np.flatnonzero(fresh[line])[:k]
-            chosen[pending[line]] = (places[line, keep], values[line, torch.from_numpy(keep)])
-        pending, spare = pending[~done], 2 * spare
-    return chosen

@@ -11,25 +11,23 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, DataError, MelonError
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.lists import Best, Recommendation, Recommended, best, best_unseen
+from melon.learning.lists import Best, Recommendation, Recommended, best
+from melon.learning.ranker import Limits, Ranker, in_pieces
 from melon.learning.updater import Updater
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
 from melon.stream.split import batches
-from melon.types import Ints, Scores
+from melon.types import Flags, Ints, Scores
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
-#: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
-SCORES_AT_ONCE = 1 << 23
 
 Ids = npt.NDArray[Any] | Sequence[Id]
 
@@ -60,14 +58,18 @@ class LiveModel:
         self.popular = popular or ItemCounts([POPULAR_HALF_LIFE])
         self.last_time = last_time
         self.late = late
-        self._lock = threading.RLock()
+        self._own()
+
+    def _own(self) -> None:
+        """Make what a copy of this model has of its own."""
+        self._lock, self._ranker = threading.RLock(), Ranker(self.updater, self.popular)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_ranker")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._own()
 
     def rows_of(self, role: Literal["user", "item"]) -> int:
         """How many users or items the recommender has rows for; one without tables goes by the history."""
@@ -188,38 +190,37 @@ class LiveModel:
             user_rows, item_rows = np.broadcast_arrays(user_rows, item_rows)
             return self.updater.score(user_rows, item_rows[:, None], self.last_time)[:, 0]
 
-    def best(self, users: Ints, k: int, *, filter_seen: bool) -> Iterator[Best]:
-        """The k best items for rows of users; without those that the user has had, if asked."""
-        n_items = self.rows_of("item")
-        at_once = max(SCORES_AT_ONCE // max(n_items, 1), 1)
-        for start in range(0, len(users), at_once):
-            some = users[start : start + at_once]
+    def best(
+        self,
+        users: Ints,
+        k: int,
+        *,
+        filter_seen: bool,
+        allowed: Flags | None = None,
+        exclude: Ints | None = None,
+        boost: npt.NDArray[np.floating] | None = None,
+    ) -> Iterator[Best]:
+        """The k best items for rows of users, within limits (`Limits`); a list does not depend on the other users."""
+        limits = Limits(filter_seen, allowed, exclude, boost)
+        for some in in_pieces(users, self.rows_of("item")):
             with self._lock:
-                scores = torch.from_numpy(self.updater.score_catalogue(some, self.rows_of("item"), self.last_time))
-                if filter_seen:
-                    lists = best_unseen(scores, some, k, self.updater.history)
-                else:
-                    values, rows = best(scores, k)
-                    lists = list(zip(rows.numpy(), values, strict=True))
+                lists = self._ranker.best(some, k, self.rows_of("item"), self.last_time, limits)
             yield from lists
 
-    def most_popular(self, k: int) -> Best:
+    def most_popular(self, k: int, *, allowed: Flags | None = None, exclude: Ints | None = None) -> Best:
         """The k items with the highest decayed count."""
         with self._lock:
-            counts = torch.from_numpy(self.popular.read(np.arange(self.rows_of("item")))[:, 0])
-        values, rows = best(counts[None, :], k)
-        return rows[0].numpy(), values[0]
+            counts = self.popular.read(np.arange(self.rows_of("item")))[None, :, 0]
+        return best(counts, k, allowed=Limits(False, allowed, exclude).mask(counts.shape[1]))[0]
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
         """The k items most similar to rows of items, itself left out."""
-        at_once = max(SCORES_AT_ONCE // max(self.rows_of("item"), 1), 1)
-        for start in range(0, len(items), at_once):
-            some = items[start : start + at_once]
+        for some in in_pieces(items, self.rows_of("item")):
             with self._lock:
-                values, rows = best(self.updater.similarities(some, self.last_time), k + 1)
-            for itself, line, scores in zip(some, rows.numpy(), values, strict=True):
-                others = np.flatnonzero(line != itself)[:k]
-                yield line[others], scores[torch.from_numpy(others)]
+                lists = best(self.updater.similarities(some, self.last_time).numpy(), k + 1)
+            for itself, (rows, scores) in zip(some, lists, strict=True):
+                others = np.flatnonzero(rows != itself)[:k]
+                yield rows[others], scores[others]
 
     def _named(self, items: Best) -> tuple[Recommendation, ...]:
         rows, scores = items

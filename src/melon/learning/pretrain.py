@@ -53,13 +53,21 @@ def most_epochs(interactions: int) -> int:
 class Pretraining:
     """Epochs over a log. What is random in epoch e depends on (seed, e) alone, so it can stop and go on anywhere."""
 
-    def __init__(self, recommender: Recommender, log: Interactions, settings: PretrainSettings, *, seed: int) -> None:
+    def __init__(
+        self,
+        recommender: Recommender,
+        log: Interactions,
+        settings: PretrainSettings,
+        *,
+        seed: int,
+        helpers: int | None = None,
+    ) -> None:
         if not len(log):
             raise StreamError("there is nothing to pre-train on: the training part is empty.")
         if log.n_items < 2:
             raise StreamError("all interactions are with one item; a recommender needs at least two to compare.")
         self.recommender, self.log, self.settings = recommender, log, settings
-        self.epochs_done = 0
+        self.epochs_done, self._helpers = 0, helpers
         self._order = Draws(seed, "shuffle")
         # Everything in the log has happened by the time its recommender is used: negatives avoid all of it.
         seen = PairSet(pair_keys(log.users, log.items))
@@ -99,7 +107,7 @@ class Pretraining:
             others = self._negatives.draw(users, items, events, negatives)
             return users, np.concatenate([items[:, None], others], axis=1)
 
-        return ahead(draw, range(0, len(log), at_once))
+        return ahead(draw, range(0, len(log), at_once), self._helpers)
 
     def _make_rows(self) -> None:
         log, recommender = self.log, self.recommender

@@ -16,7 +16,7 @@ from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowState
 from melon.recommenders.base import Recommender
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.sequential import propose_in_turn
+from melon.strategies.reductions import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import SparseTable, Table

@@ -15,7 +15,7 @@ from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
 from melon.learning.step import ProposedRows, Step, StepMaker
-from melon.recommenders.base import Context, Recommender
+from melon.recommenders.base import Catalogue, Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
@@ -90,6 +90,16 @@ class Updater:
         with torch.no_grad():
             scores = self.recommender.score_catalogue(self._tensor(users), n_items, self._context(time))
         return self._tie_absent(scores.cpu().numpy(), np.arange(n_items)[None, :])
+
+    def catalogue(self, n_items: int, time: int) -> Catalogue:
+        """The scorer of items 0 … n_items-1 for lists, as the model is now."""
+        with torch.no_grad():
+            return self.recommender.catalogue(n_items, self._context(time))
+
+    def version(self, time: int) -> tuple[object, ...]:
+        """What tells two versions of the model apart: whatever is learned or read at another moment changes it."""
+        moment, tables = self.moment(time), self.recommender.tables.values()
+        return self.history.events, moment.now, *moment.half_lives.items(), sum(table.version for table in tables)
 
     def similarities(self, items: Ints, time: int) -> Tensor:
         """How similar each item of the catalogue is to each of the given ones."""
@@ -175,6 +185,12 @@ class Updater:
     def practise_head(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
         """What the recommender's head learns from recorded lessons, as part of a practice."""
         return self._teacher.practise(lessons)
+
+    def teach_head(self, lesson: Lesson) -> None:
+        """Let the head make the step that it would have made when the lesson was recorded."""
+        step = self._teacher.step_from(lesson)
+        self._head_rows(step.values).write()
+        self._teacher.keep(step)
 
     def practice(self) -> dict[str, Tensor]:
         """The strategy's meta-parameters: its memory, and what it learned row by row."""

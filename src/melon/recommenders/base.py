@@ -46,6 +46,34 @@ class Context:
     moment: Moment | None = None
 
 
+class Catalogue(ABC):
+    """All items at one version of the model, for lists; it is built once and used until the model learns again.
+
+    A user's scores depend on that user alone, bit for bit, whoever else is asked for in the same call.
+    """
+
+    @abstractmethod
+    def scores(self, users: Tensor) -> Tensor:
+        """Scores of all items for each user."""
+
+    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
+        """For two-stage lists: quick scores of all items for one user, and rows that are worth scoring besides."""
+        return self.scores(user), np.empty(0, dtype=np.int64)
+
+
+class _PlainCatalogue(Catalogue):
+    """One user at a time by `score_catalogue`: a matrix product may round by how many lines it has."""
+
+    def __init__(self, recommender: Recommender, n_items: int, context: Context | None) -> None:
+        self._recommender, self._n_items, self._context = recommender, n_items, context
+
+    def scores(self, users: Tensor) -> Tensor:
+        lines = [
+            self._recommender.score_catalogue(user, self._n_items, self._context) for user in torch.split(users, 1)
+        ]
+        return torch.cat(lines) if lines else torch.empty((0, self._n_items))
+
+
 class SummedSteps(NamedTuple):
     """Pre-training's step: `lr` and `l2` for each touch of a row, `shared_lr` for the mean on shared weights."""
 
@@ -157,6 +185,15 @@ class Recommender(ABC):
         at_once = max(_SCORED_AT_ONCE // max(len(users), 1), 1)
         blocks = torch.split(torch.arange(n_items, device=users.device), at_once)
         return torch.cat([self.score(users, block.expand(len(users), -1), context) for block in blocks], dim=1)
+
+    def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
+        """The scorer of items 0 … n_items-1 for lists: what depends on this version of the model alone is in it."""
+        return _PlainCatalogue(self, n_items, context)
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether lists may come from a catalogue that is a little old, with its best items scored again."""
+        return False
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""

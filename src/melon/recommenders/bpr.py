@@ -8,9 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.kernels import policy
+from melon.recommenders.base import Catalogue, Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import (
+    FactorCatalogue,
     compiled_pretraining,
     compiled_scores,
     factor_evidence,
@@ -34,7 +36,7 @@ class BPR(Recommender):
     """score(u, i) = p_u · q_i + b_u + b_i."""
 
     name = "bpr"
-    kernels = ("factor",)
+    kernels = ("factor", "lists")
     settings_type: ClassVar[type[RecommenderSettings]] = BPRSettings
     settings: BPRSettings
 
@@ -86,3 +88,9 @@ class BPR(Recommender):
             torch.addmm(bias[: stop - start].T, factors, vectors[: stop - start].T, out=out[:, start:stop])
             start = stop
         return out.add_(own)
+
+    def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
+        loops = policy.load("lists", like=self.tables["item_bias"].view().storage)
+        if loops is None:
+            return super().catalogue(n_items, context)
+        return FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)

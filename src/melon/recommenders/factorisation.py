@@ -5,11 +5,14 @@ Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders.base import SummedSteps
+from melon.recommenders.base import Catalogue, SummedSteps
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
@@ -112,3 +115,32 @@ def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[T
     out = (part.numpy() for part in (losses, slopes, to_user, to_items))
     loops.pairwise_evidence(users.contiguous().numpy(), items.numpy(), *rows, *out)
     return losses, slopes, to_user, to_items
+
+
+class FactorCatalogue(Catalogue):
+    """p_u · q_i + b_i, and b_u where users have a bias, for all items by compiled loops.
+
+    Vectors are read as they are stored; biases, and what fading has left of vectors, are computed once.
+    """
+
+    def __init__(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> None:
+        self._loops, self._tables, self._at = loops, tables, at
+        self.bias = tables["item_bias"].gather(torch.arange(n_items), at)[:, 0]
+        vectors = tables["item_factors"].view(at)
+        self._known = min(vectors.rows, n_items)
+        decay = vectors.decay(slice(0, self._known))
+        self._decay = self.bias.new_empty(0) if decay is None else decay
+
+    def scores(self, users: Tensor) -> Tensor:
+        return self.products(users, self.bias)
+
+    def products(self, users: Tensor, bias: Tensor) -> Tensor:
+        """The same with other biases of items."""
+        factors, vectors = self._tables["user_factors"].gather(users, self._at), self._tables["item_factors"].view()
+        own = factors.new_zeros(len(users))
+        if "user_bias" in self._tables:
+            own = self._tables["user_bias"].gather(users, self._at)[:, 0]
+        out = factors.new_empty((len(users), len(bias)))
+        parts = (part.numpy() for part in (self._decay, bias, out))
+        self._loops.products(factors.numpy(), own.numpy(), vectors.storage.numpy(), self._known, *parts)
+        return out

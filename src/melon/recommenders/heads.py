@@ -79,6 +79,8 @@ class HeadedRecommender(Recommender):
     """A recommender with a head, which the updater teaches and the selection window trains."""
 
     head: Head
+    #: Whether streaming state follows what is learned; without it the rows can be judged by themselves, and quicker.
+    observes: bool = True
 
     @abstractmethod
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:

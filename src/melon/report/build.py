@@ -12,7 +12,7 @@ from pathlib import Path
 
 from melon.atomic import replacing, require_writable, write_text
 from melon.display import COLUMNS
-from melon.extras import require_plots
+from melon.errors import require_plots
 from melon.report.behaviour import cold_users, costs, learning_rates, over_time
 from melon.report.contests import Bench
 from melon.report.context import choices, made_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from melon import display
 from melon.bench.record import Line, is_auto, method_name, result_lines
-from melon.extras import require_plots
+from melon.errors import require_plots
 from melon.report.document import Bullets, Cell, Document, Figure, Figures, Fold, Mark, Section, Table, counted, number
 from melon.report.drawing import StoryLine, story
 from melon.report.html import html_page

@@ -2,57 +2,189 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from melon.errors import CheckpointError, LogError, MelonError
+from melon.learning.deltas import Delta, apply, chained
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position, Published
+from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.files import DELTAS
+from melon.service.log.steps import DeltaReader
+
+logger = logging.getLogger("melon.service")
+_POLL = 0.003
+_PATIENCE = 1.0
+
+Applied = Callable[[Published, Position], None]
 
 
 class Replica:
     """The model as an API process has it. `start` follows in a thread; answers are read inside `reading`."""
 
     def __init__(self, folder: Path) -> None:
-        raise NotImplementedError
+        self.folder = folder
+        self._checkpoints = Checkpoints(folder)
+        self._lock = threading.RLock()
+        self._moved = threading.Condition()
+        self._model: LiveModel | None = None
+        self._position: Position | None = None
+        self._feed: DeltaReader | None = None
+        self._inode = self._refused = 0
+        self._calls: list[Applied] = []
+        self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="replica", daemon=True)
+        self.reloads: Counter[str] = Counter()
 
-    def load(self, timeout: float = 60.0) -> None:
-        """Load the newest checkpoint, waiting for the learner to write the first one."""
-        raise NotImplementedError
+    def __enter__(self) -> Self:
+        return self
 
-    def start(self) -> None:
-        """Follow the feed in a thread of its own."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Stop following."""
-        raise NotImplementedError
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
     @property
     def ready(self) -> bool:
         """Whether there is a model to answer from."""
-        raise NotImplementedError
+        return self._model is not None
 
     @property
     def position(self) -> Position:
         """Where the model stands."""
-        raise NotImplementedError
+        if self._position is None:
+            raise LogError(f"no model has been loaded from {self.folder} yet; wait until the learner has made one.")
+        return self._position
 
-    @property
-    def reloads(self) -> dict[str, int]:
-        """How often a checkpoint had to be loaded, by reason: start, gap, digest, switch."""
-        raise NotImplementedError
+    def load(self, timeout: float = 60.0) -> None:
+        """Load the newest checkpoint, waiting for the learner to write the first one."""
+        end = time.monotonic() + timeout
+        while not self._reload("start"):
+            if time.monotonic() > end or self._stop.is_set():
+                raise CheckpointError(f"the learner has written no checkpoint in {self.folder} in {timeout:g} seconds.")
+            time.sleep(0.05)
+
+    def start(self) -> None:
+        """Follow the feed in a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
 
     @contextmanager
     def reading(self) -> Iterator[tuple[LiveModel, Position]]:
         """The model and where it stands; no delta is applied inside the block, so keep it short."""
-        raise NotImplementedError
-        yield
+        with self._lock:
+            position = self.position
+            assert self._model is not None
+            yield self._model, position
 
     def wait_for(self, offset: int, timeout: float) -> bool:
         """Wait until the model knows an offset; False where it does not in time."""
-        raise NotImplementedError
+        with self._moved:
+            return self._moved.wait_for(lambda: self._position is not None and self._position.offset >= offset, timeout)
 
-    def when_applied(self, call: Callable[[Published, Position], None]) -> None:
+    def when_applied(self, call: Applied) -> None:
         """Have a function called after each delta, in the replica's thread."""
-        raise NotImplementedError
+        self._calls.append(call)
+
+    def follow(self) -> bool:
+        """Apply what has been published since; whether there was anything."""
+        if self._model is None or not self._connected():
+            return False
+        assert self._feed is not None
+        if not self._feed.changed():
+            return False
+        progress = False
+        while some := self._feed.after(self.position.batch):
+            for delta in some:
+                why = self._applied(delta)
+                if why is not None:
+                    # A checkpoint leads past what cannot be applied; until there is one, the model stays.
+                    again, self._refused = self._refused == delta.number, delta.number
+                    if not self._reload(why, beyond=-1 if why == "digest" and not again else self.position.batch):
+                        self._feed.forget_version()
+                        return progress
+                    progress = True
+                    break
+                progress = True
+        return progress or self._reload("gap", beyond=self.position.batch)
+
+    def _applied(self, published: Published) -> str | None:
+        """Apply one delta; says why it cannot be, where it cannot."""
+        before = self.position
+        if published.number != before.batch + 1:
+            return "gap"
+        if published.kind == "switch":
+            return "switch"
+        if chained(before.digest, published.content) != published.digest:
+            return "digest"
+        delta = Delta.from_bytes(published.content)
+        position = Position(before.version, published.number, published.offset, published.digest)
+        with self._lock:
+            assert self._model is not None
+            apply(self._model, delta)
+            self._position = position
+        self._tell(published, position)
+        return None
+
+    def _tell(self, published: Published, position: Position) -> None:
+        with self._moved:
+            self._moved.notify_all()
+        for call in self._calls:
+            call(published, position)
+
+    def _reload(self, why: str, beyond: int = -1) -> bool:
+        """Load the newest checkpoint if it is of a later step; False where there is none."""
+        try:
+            numbers = [number for number in self._checkpoints.numbers() if number > beyond]
+            saved = self._checkpoints.newest() if numbers else None
+        except (MelonError, OSError) as error:  # being written, or just removed
+            logger.info("no checkpoint could be loaded: %s", error)
+            return False
+        if saved is None:
+            return False
+        with self._lock:
+            self._model, self._position = saved.model, saved.position
+        self.reloads[why] += 1
+        with self._moved:
+            self._moved.notify_all()
+        return True
+
+    def _connected(self) -> bool:
+        """Whether the feed is open: the file that is there now, which a learner may have made anew."""
+        path = self.folder / DELTAS
+        try:
+            inode = path.stat().st_ino
+            if self._feed is None or inode != self._inode:
+                if self._feed is not None:
+                    self._feed.close()
+                self._feed, self._inode = DeltaReader(self.folder), inode
+        except (OSError, LogError):
+            return False
+        return True
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                moved = self.follow()
+            except Exception:
+                logger.exception("the replica could not follow; it loads a checkpoint")
+                self._reload("error")
+                self._stop.wait(_PATIENCE)
+                continue
+            if not moved:
+                self._stop.wait(_POLL)

@@ -1,7 +1,8 @@
-"""Named meta-parameters, drawn by seed and name, so that the same seed gives the same meta-model on any machine."""
+"""What meta-models are made of: named parameters, drawn by seed and name, and how they see a gradient or a loss."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Literal
 
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from melon.stream.draws import Draws
 
+P = 10.0
+SMALL = math.exp(-P)
+_EPSILON = 1e-8
 Centre = float | np.ndarray[tuple[int, ...], np.dtype[np.floating]]
 
 
@@ -61,3 +65,16 @@ class Parameters:
 
     def _put(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
         self.tensors[name] = torch.from_numpy(values).to(self._dtype).to(self._device).requires_grad_()
+
+
+def preprocess(values: Tensor, epsilon: float = _EPSILON) -> tuple[Tensor, Tensor]:
+    """pre() of docs/methods.md 4.5: scale and sign as two numbers of order one.
+
+    (log(|v| + ε)/p, sign v) where |v| ≥ e^-p, else (-1, e^p v). Never differentiated: its slope reaches e^p.
+    """
+    values = values.detach()
+    size = values.abs()
+    large = size >= SMALL
+    scale = torch.where(large, (size + epsilon).log() / P, -1.0)
+    direction = torch.where(large, values.sign(), values * math.exp(P))
+    return scale, direction

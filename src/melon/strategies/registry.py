@@ -1,4 +1,4 @@
-"""The update strategies that can be chosen by name, with their presets and search spaces."""
+"""The strategies by name: descriptions, search spaces, presets, labels and colours, without importing any of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,89 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from melon.registry import Entry, Registry, Space
-from melon.strategies.presets import MELON_PRESETS, S2META_PRESETS
 
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
+
+#: Of MeLON and its ablations: linear rates practised through the stream; the networks with what works best for them;
+#: the paper; and its published code. Fading is part of none: where it is asked for, each learns its half-lives.
+MELON_PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "network": {"form": "network"},
+    "paper": {
+        "form": "network",
+        "norm": "none",
+        "forgetting": True,
+        "rate_bias": -4.5,
+        "forget_bias": 5.0,
+        "shared_reduction": "sum",
+        "shared_scale": 1.0,
+        "shared_forgetting": True,
+        "meta_lr": 1e-3,
+        "init": "normal",
+        "role_width": 20,
+    },
+    "code": {
+        "form": "network",
+        "pairwise": True,
+        "loss_feature": "batch",
+        "theta_feature": False,
+        "role": "linear",
+        "interaction_layers": 2,
+        "norm": "batch",
+        "extended": "split",
+        "rate_bias": -4.5,
+        "forget_bias": 5.0,
+        "spread": 1.0,
+        "reduction": "row_mean",
+        "shared_reduction": "row_mean",
+        "shared_scale": 1.0,
+        "shared_forgetting": True,
+        "keep_prelim": True,
+        "cold": "current",
+        "meta_lr": 1e-3,
+        "init": "normal",
+    },
+}
+
+#: What works best, and both cells as published, with one step for each batch.
+S2META_PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {
+        "variant": "A",
+        "width": 16,
+        "reduction": "mean",
+        "shared_reduction": "mean",
+        "shared_scale": 1.0,
+        "most_rate": 1.0,
+        "rate_bias": 0.0,
+        "forgetting": True,
+        "shared_forgetting": True,
+        "forget_bias": 5.0,
+        "clamp": 1.0,
+        "gate_init": "xavier",
+        "meta_lr": 1e-4,
+        "meta_weight_decay": 1e-5,
+        "meta_clip": 0.25,
+    },
+    "metalstm": {
+        "variant": "B",
+        "width": 20,
+        "reduction": "mean",
+        "shared_reduction": "mean",
+        "shared_scale": 1.0,
+        "most_rate": 1.0,
+        "rate_bias": -4.5,
+        "forgetting": True,
+        "shared_forgetting": True,
+        "forget_bias": 5.0,
+        "clamp": None,
+        "gate_init": "small",
+        "meta_lr": 1e-3,
+        "meta_clip": 0.25,
+    },
+}
+
 
 #: Half-lives of idle items in interactions, from none at all; searched only where fading is asked for.
 FADING = (None, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 300.0)

@@ -10,7 +10,8 @@ import numpy as np
 from melon.errors import StreamError, unknown_name
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.stream.pairs import FirstSeen, pair_keys
+from melon.stream.history import History
+from melon.stream.pairs import FirstSeen, PairSet, pair_keys
 from melon.types import Flags, Ints
 
 if TYPE_CHECKING:
@@ -50,48 +51,90 @@ class Candidates:
         require_enough_items(interactions.n_items, count)
         self.mode, self.count = mode, count
         self._log = interactions
-        self._first_seen = FirstSeen(interactions.users, interactions.items)
-        self._draws = Draws(seed, "candidates")
+        taken = _TakenBefore(FirstSeen(interactions.users, interactions.items), ever=mode == "full-log")
+        self._lottery = _Lottery(Draws(seed, "candidates"), count, taken)
 
     def draw(self, start: int, stop: int) -> CandidateSet:
         """The candidates of events start … stop-1, which form one batch."""
-        events = np.arange(start, stop)
-        positives = self._log.items[start:stop]
-        born = int(self._log.items_born[start])
-        pool = born if self.mode == "born" else self._log.n_items
-        usable = positives < born if self.mode == "born" else np.ones(len(events), dtype=bool)
-        if pool <= self.count:
-            usable = np.zeros_like(usable)
-        negatives = np.zeros((len(events), self.count), dtype=np.int64)
-        pending = np.flatnonzero(usable)
-        missing = self._offer(events, pending, pool, negatives)
-        for line in missing:
-            usable[line] = self._exact(int(events[line]), pool, negatives[line])
-        return CandidateSet(np.concatenate([positives[:, None], negatives], axis=1), usable, pool)
+        log, events = self._log, np.arange(start, stop)
+        born = int(log.items_born[start])
+        pool = born if self.mode == "born" else log.n_items
+        items = log.items[start:stop]
+        usable = items < born if self.mode == "born" else np.ones(len(events), dtype=bool)
+        return self._lottery.draw(events, log.users[start:stop], items, usable, pool)
 
-    def _excluded(self, events: Ints, items: Ints) -> Flags:
-        users = self._log.users[events]
-        keys = pair_keys(users[:, None], items)
-        if self.mode == "full-log":
-            excluded = self._first_seen.ever(keys)
-        else:
-            excluded = self._first_seen.before(keys, events[:, None])
-        excluded |= items == self._log.items[events, None]
+
+class LiveCandidates:
+    """Draws the candidates of live events from the history so far: items born before the batch, minus the user's own.
+
+    A draw belongs to the event's place in its log, so it is the same for every model and in every replay.
+    """
+
+    def __init__(self, *, seed: int = 0, count: int = NEGATIVES) -> None:
+        self._draws, self._count = Draws(seed, "live candidates"), count
+
+    def draw(self, places: Ints, users: Ints, items: Ints, history: History) -> CandidateSet:
+        """The candidates of a batch; `history` knows nothing of it. Users and items without a row have one beyond."""
+        lottery = _Lottery(self._draws, self._count, _TakenSoFar(history.seen))
+        return lottery.draw(places, users, items, items < history.items_born, history.items_born)
+
+
+class _TakenBefore:
+    """Pairs of a recorded log: those that had occurred before an event or, with `ever`, all of them."""
+
+    def __init__(self, pairs: FirstSeen, *, ever: bool) -> None:
+        self._pairs, self.ever = pairs, ever
+        self.storage = pairs.storage
+
+    def excludes(self, keys: Ints, events: Ints) -> Flags:
+        return self._pairs.ever(keys) if self.ever else self._pairs.before(keys, events)
+
+
+class _TakenSoFar:
+    """Pairs that have occurred by now."""
+
+    ever = True
+
+    def __init__(self, pairs: PairSet) -> None:
+        self._pairs = pairs
+        self.storage = (*pairs.storage, np.zeros(1, dtype=np.int64))
+
+    def excludes(self, keys: Ints, events: Ints) -> Flags:
+        return self._pairs.contains(keys)
+
+
+class _Lottery:
+    """Fills lines with distinct items that their users had not taken; each event has draws of its own."""
+
+    def __init__(self, draws: Draws, count: int, taken: _TakenBefore | _TakenSoFar) -> None:
+        self._draws, self._count, self._taken = draws, count, taken
+
+    def draw(self, events: Ints, users: Ints, items: Ints, usable: Flags, pool: int) -> CandidateSet:
+        """One line for each event that is usable, from items 0 … pool-1."""
+        usable = usable & (pool > self._count)
+        negatives = np.zeros((len(events), self._count), dtype=np.int64)
+        for line in self._offer(events, users, items, np.flatnonzero(usable), pool, negatives):
+            some = slice(line, line + 1)
+            usable[line] = self._exact(events[some], users[some], items[some], pool, negatives[line])
+        return CandidateSet(np.concatenate([items[:, None], negatives], axis=1), usable, pool)
+
+    def _excluded(self, events: Ints, users: Ints, items: Ints, offered: Ints) -> Flags:
+        excluded = self._taken.excludes(pair_keys(users[:, None], offered), events[:, None])
+        excluded |= offered == items[:, None]
         return excluded
 
-    def _offer(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
+    def _offer(self, events: Ints, users: Ints, items: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """Fill lines by rejection; returns those that are still short."""
         loops = policy.load("stream")
         if loops is None:
-            return self._by_rounds(events, pending, pool, negatives)
-        users, items = self._log.users[events], self._log.items[events]
-        slots, bits, since = self._first_seen.storage
-        ever, root, tries = self.mode == "full-log", self._draws.root, _OFFERS * _OFFERED
+            return self._by_rounds(events, users, items, pending, pool, negatives)
+        slots, bits, since = self._taken.storage
+        ever, root, tries = self._taken.ever, self._draws.root, _OFFERS * _OFFERED
         short = np.empty(len(pending), dtype=bool)
         loops.candidates(slots, bits, since, ever, root, pool, tries, pending, events, users, items, negatives, short)
         return pending[short]
 
-    def _by_rounds(self, events: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
+    def _by_rounds(self, events: Ints, users: Ints, items: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """The same, a block of offers at a time for all lines together."""
         offered = np.empty((len(pending), 0), dtype=np.int64)
         for attempt in range(_OFFERS):
@@ -99,22 +142,22 @@ class Candidates:
                 break
             more = self._draws.integers(events[pending], _OFFERED, pool, attempt * _OFFERED)
             offered = np.concatenate([offered, more], axis=1)
-            good = ~(_repeated(offered) | self._excluded(events[pending], offered))
+            good = ~(_repeated(offered) | self._excluded(events[pending], users[pending], items[pending], offered))
             rank = np.cumsum(good, axis=1)
-            good &= rank <= self.count
-            full = rank[:, -1] >= self.count
-            negatives[pending[full]] = offered[full][good[full]].reshape(-1, self.count)
+            good &= rank <= self._count
+            full = rank[:, -1] >= self._count
+            negatives[pending[full]] = offered[full][good[full]].reshape(-1, self._count)
             pending, offered = pending[~full], offered[~full]
         return pending
 
-    def _exact(self, event: int, pool: int, line: Ints) -> bool:
+    def _exact(self, event: Ints, user: Ints, item: Ints, pool: int, line: Ints) -> bool:
         """Fill one line by a keyed lottery over the whole pool; False where too few items are left."""
         everything = np.arange(pool)
-        lottery = self._draws.words(everything + (np.int64(event) << 32), 1, start=1 << 20)[:, 0]
-        allowed = everything[~self._excluded(np.array([event]), everything[None, :])[0]]
-        if len(allowed) < self.count:
+        lottery = self._draws.words(everything + (event << 32), 1, start=1 << 20)[:, 0]
+        allowed = everything[~self._excluded(event, user, item, everything[None, :])[0]]
+        if len(allowed) < self._count:
             return False
-        line[:] = allowed[np.argsort(lottery[allowed], kind="stable")[: self.count]]
+        line[:] = allowed[np.argsort(lottery[allowed], kind="stable")[: self._count]]
         return True
 
 

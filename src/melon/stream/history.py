@@ -272,7 +272,8 @@ class History:
             (np.arange(n_users), history.of_users.last(np.arange(n_users))),
             (history.of_items.last(np.arange(n_items)), np.arange(n_items)),
         ):
-            pairs = pair_keys(rows, last)[(last != NOBODY) & (history.of_users.met(np.maximum(rows, 0)) > 0)]
+            known = (rows != NOBODY) & (last != NOBODY) & (history.of_users.met(np.maximum(rows, 0)) > 0)
+            pairs = pair_keys(rows, last)[known]
             require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
         history.events = events
         return history

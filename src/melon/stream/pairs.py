@@ -101,6 +101,11 @@ class PairSet:
         return self._slots, self._bits
 
     @property
+    def storages(self) -> list[tuple[Ints, int]]:
+        """The same for each of the sets that this one is made of, at most two."""
+        return [self.storage]
+
+    @property
     def slots(self) -> int:
         """How many slots there are, for arrays that run beside the set."""
         return len(self._slots)

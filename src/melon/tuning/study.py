@@ -9,66 +9,20 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from melon.atomic import cannot_write
 from melon.errors import DataError, SettingsError
-from melon.evaluation.compare import gains, hits
-from melon.evaluation.prequential import Point
-from melon.fitting.search import Search
+from melon.fitting.search import Curve, Search
 from melon.fitting.search import Trial as SearchTrial
 from melon.types import Plain
 
-_FORMAT, _VERSION = "melon tune", 1
-#: A trial is stopped early where it is this many standard errors behind the best, after this many batches and this
-#: share of all.
-_ERRORS, _FEWEST_BATCHES, _LEAST_SHARE = 3.0, 10, 0.25
-
-
-@dataclass
-class Curve:
-    """Batch by batch through window and validation: interactions with a rank, and the sum of their HR@5 + NDCG@10."""
-
-    ranked: list[int] = field(default_factory=list)
-    gained: list[float] = field(default_factory=list)
-
-    def add(self, point: Point) -> None:
-        """One more batch."""
-        rank = point.ranks.rank
-        self.ranked.append(len(rank))
-        self.gained.append(float((hits(rank) + gains(rank)).sum()))
-
-    def score(self) -> float:
-        """The running score."""
-        return sum(self.gained) / max(sum(self.ranked), 1)
-
-    def behind(self, best: Curve) -> tuple[float, float]:
-        """How far it lies behind another on the batches it has seen, and the standard error of that.
-
-        Both met the same candidates, so the difference is taken batch by batch.
-        """
-        n = np.array(self.ranked, dtype=np.float64)
-        difference = np.array(best.gained[: len(n)]) - np.array(self.gained)
-        total = max(float(n.sum()), 1.0)
-        mean = float(difference.sum()) / total
-        spread = float(np.square(difference - mean * n).sum()) * len(n) / max(len(n) - 1, 1)
-        return mean, math.sqrt(spread) / total
-
-    def hopeless(self, best: Curve) -> bool:
-        """Whether it is so far behind the best that the rest is not worth its time."""
-        seen = len(self.ranked)
-        if seen < max(_FEWEST_BATCHES, _LEAST_SHARE * len(best.ranked)):
-            return False
-        mean, error = self.behind(best)
-        return mean > max(_ERRORS * error, 0.0)
+_FORMAT, _VERSION = "melon tune", 2
 
 
 @dataclass(frozen=True)

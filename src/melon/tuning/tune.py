@@ -25,9 +25,9 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError, MelonError, SettingsError, StoppedError, StreamError
 from melon.evaluation.prequential import Tally
 from melon.evaluation.ranking import selection_score
-from melon.fitting.search import Search, edges
+from melon.fitting.search import Curve, Search, edges
 from melon.progress import Progress
-from melon.tuning.study import Curve, Study, Trial, Tried, alone, best, counts
+from melon.tuning.study import Study, Trial, Tried, alone, best, counts
 from melon.types import Plain
 
 ROUND = 4
@@ -92,8 +92,7 @@ class TrialJob:
             updater = selection.at_window(self.config.strategy, self.settings, start, again)
             for point in selection.through(updater):
                 curve.add(point)
-                if point.start >= selection.parts.judged_from:
-                    tally.add(point)
+                tally.add(point)
                 if self.best is not None and curve.hopeless(self.best):
                     return Tried(self.key, time.perf_counter() - began, curve.score(), curve, pruned=True)
         except MelonError as problem:

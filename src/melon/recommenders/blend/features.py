@@ -123,13 +123,17 @@ class StreamFeatures:
 
         And how often it followed the last one, where that is counted: two ways, plain and decayed.
         """
-        lasts = past.of_users.recent(users, LAST).partners
-        weights = _GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + _SHRINK)
+        lasts, weights = self.last_items(users, past)
         sums = self.neighbours.add_up(lasts, weights, items)
         if self.followers is None:
             return sums
         followed = self.followers.add_up(lasts[:, :1], weights[:, :1], items)
         return np.concatenate([sums, followed[[0, 2]]])
+
+    def last_items(self, users: Ints, past: History) -> tuple[Ints, Floats]:
+        """The last items of each user, newest first, and what a meeting with each of them weighs."""
+        lasts = past.of_users.recent(users, LAST).partners
+        return lasts, _GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + _SHRINK)
 
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, plain and decayed."""

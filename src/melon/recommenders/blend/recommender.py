@@ -14,7 +14,8 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.blend import KnownPairs
-from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
+from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
+from melon.recommenders.blend.catalogue import BlendCatalogue
 from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
@@ -37,6 +38,7 @@ from melon.recommenders.blend.head import (
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
+    FactorCatalogue,
     compiled_dots,
     compiled_pretraining,
     factor_evidence,
@@ -67,6 +69,7 @@ class BlendSettings(RecommenderSettings):
     head_practice_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
+    lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
 
@@ -74,7 +77,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend")
+    kernels = ("factor", "neighbours", "blend", "lists")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -108,6 +111,10 @@ class Blend(HeadedRecommender):
 
     def learns(self, spec: TableSpec) -> bool:
         return super().learns(spec) and (spec.name not in TABLES or not self._own)
+
+    @property
+    def two_stage(self) -> bool:
+        return self.settings.lists == "two_stage"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -195,6 +202,9 @@ class Blend(HeadedRecommender):
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        loops = policy.load("lists", like=self.head.centre)
+        if loops is not None:
+            return self.catalogue(n_items, context).scores(users)
         head, views = self._head_values(context), self.views(context)
         everything = torch.arange(n_items, device=users.device)
         bias = views["item_bias"].gather(everything).squeeze(-1)
@@ -211,6 +221,16 @@ class Blend(HeadedRecommender):
             dots[line] = scorer.of_user(dots[line], self._tensor(pairs), active)
         return dots
 
+    def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
+        loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
+        if loops is None:
+            return super().catalogue(n_items, context)
+        rows = FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
+        if silent(head):
+            return rows
+        past = context.history if context else History()
+        return BlendCatalogue(loops, rows, self.stream, past, self.head, head)
+
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""
         alike = self._tensor(self.stream.similarities(items.cpu().numpy()))
@@ -218,7 +238,8 @@ class Blend(HeadedRecommender):
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
-        self.stream.observe(users, items, past)
+        if self.observes:
+            self.stream.observe(users, items, past)
 
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.stream.undo_point(users, items, past)

@@ -72,6 +72,12 @@ class ItemCounts:
         """
         return self._since(self._first, items)
 
+    def taken_since(self, event: int) -> Ints:
+        """The items that occurred at this event or later, in ascending order."""
+        rows = np.flatnonzero(self._last >= event)
+        taken: Ints = rows[self._first[rows] != _NEVER]
+        return taken
+
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):

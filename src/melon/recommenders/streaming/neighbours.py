@@ -17,6 +17,7 @@ import numpy as np
 
 from melon.errors import SettingsError
 from melon.kernels import policy
+from melon.kernels.lists import Remembered
 from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
@@ -139,6 +140,10 @@ class ItemNeighbours:
         lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)  # one form, so that it is compiled once
         sums: Sums = _loops().add_up(*tables, *lines, np.ascontiguousarray(candidates), self._now, columns)
         return sums
+
+    def remembered(self) -> Remembered:
+        """Zero-copy view of the slots for compiled loops; do not keep it when more is observed."""
+        return Remembered(self._ids, self._counts, self._recent, self._now)
 
     def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
         """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""

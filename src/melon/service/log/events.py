@@ -191,6 +191,8 @@ class EventLog:
                 stopping = True
             if group:
                 self._commit(group)
+            if stopping:
+                self._next_tidy = 0.0
             self._look_after()
 
     def _commit(self, group: list[_Job]) -> None:
@@ -318,7 +320,7 @@ class EventLog:
                 self._put_facts(erase(self._connection, offset, body))
                 self._note()
             # What was overwritten must not live on in the WAL either.
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         with transaction(self._connection):
             expire_ids(self._connection, max(time.time(), self._arrived) - self.settings.keep_ids_days * _DAY)
 

@@ -29,10 +29,12 @@ def open_writer(path: Path, sync: Sync, schema: str) -> apsw.Connection:
     try:
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(10_000)
+        connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", sync)
+        connection.pragma("journal_size_limit", 1 << 26)
         # What is deleted is overwritten: a forgotten person's ids do not stay in free pages.
-        settings = f"PRAGMA synchronous={sync}; PRAGMA journal_size_limit=67108864; PRAGMA secure_delete=ON"
-        connection.execute(f"PRAGMA journal_mode=WAL; {settings}")
-        connection.execute(schema)
+        connection.pragma("secure_delete", True)
+        connection.execute(schema).fetchall()
     except apsw.Error as error:
         raise trouble(path, error) from error
     return connection
@@ -47,7 +49,7 @@ def open_reader(path: Path) -> apsw.Connection:
             f"file:{quote(str(path))}?mode=ro", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         )
         connection.set_busy_timeout(10_000)
-        connection.execute("PRAGMA data_version").fetchall()
+        connection.pragma("data_version")
     except apsw.Error as error:
         raise trouble(path, error) from error
     return connection
@@ -161,9 +163,18 @@ class Reader:
         changed, self._seen = bool(version != self._seen), version
         return changed
 
+    def forget_version(self) -> None:
+        """Have the next `changed` say yes."""
+        self._seen = None
+
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+
+    def has(self, table: str) -> bool:
+        """Whether a table has been made, and something is in it."""
+        made = self._rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
+        return bool(made and self._rows(f"SELECT 1 FROM {table} LIMIT 1"))
 
     def meta(self) -> dict[str, Any]:
         """What the file says about itself."""

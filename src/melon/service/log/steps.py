@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS steps(
     epoch INTEGER NOT NULL, status TEXT NOT NULL, reason TEXT, digest BLOB, planned REAL NOT NULL, done REAL,
     about TEXT NOT NULL, totals TEXT NOT NULL, retried INTEGER);
 CREATE INDEX IF NOT EXISTS by_done ON steps(done);
+CREATE INDEX IF NOT EXISTS rare ON steps(kind, number) WHERE kind != 'events';
 CREATE INDEX IF NOT EXISTS aside ON steps(number) WHERE status = 'set_aside' AND retried IS NULL;
 """
 _DELTAS = """
@@ -43,7 +44,7 @@ class StepReader(Reader):
 
     def last(self) -> Step | None:
         """The last step that is done: learned or set aside."""
-        return self._one("status != 'planned' ORDER BY number DESC")
+        return self._one("done IS NOT NULL ORDER BY number DESC")
 
     def step(self, number: int) -> Step | None:
         """One step."""
@@ -63,6 +64,14 @@ class StepReader(Reader):
             yield step
             number = step.number
 
+    def aside_of(self, step: Step) -> Step | None:
+        """The batch that a retry is about, if it was set aside before."""
+        batch = step.about.get("batch")
+        if step.kind != "retry" or not isinstance(batch, int) or batch >= step.number:
+            return None
+        aside = self.step(batch)
+        return aside if aside is not None and (aside.kind, aside.status) == ("events", "set_aside") else None
+
     def set_aside(self, most: int = 100) -> list[Step]:
         """The newest batches that were set aside and not learned since."""
         where = "status = 'set_aside' AND retried IS NULL ORDER BY number DESC LIMIT ?"
@@ -70,8 +79,13 @@ class StepReader(Reader):
 
     def newest(self, most: int) -> list[Step]:
         """The newest steps that are done, the newest first."""
-        where = "status != 'planned' ORDER BY number DESC LIMIT ?"
+        where = "done IS NOT NULL ORDER BY number DESC LIMIT ?"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
+
+    def of_kind(self, kind: StepKind, after: int) -> list[Step]:
+        """Steps of a kind behind an offset that are done, in order."""
+        where = "kind = ? AND last > ? AND done IS NOT NULL ORDER BY number"
+        return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (kind, after))]
 
     def forgotten(self) -> int:
         """The offset up to which forgetting is done and saved: no checkpoint that is kept is older."""
@@ -153,9 +167,9 @@ class StepBook(StepReader):
     def sync(self) -> None:
         """Have everything recorded so far survive a power cut."""
         try:
-            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.pragma("synchronous", "FULL")
             self.state(synced=time.time())
-            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.pragma("synchronous", "NORMAL")
         except apsw.Error as error:
             raise trouble(self._folder / BATCHES, error) from error
 
@@ -217,7 +231,7 @@ class DeltaFeed(DeltaReader):
         gone = [n for n in self._sizes if (up_to is not None and n <= up_to) or (above is not None and n > above)]
         with transaction(self._connection):
             self._connection.executemany("DELETE FROM deltas WHERE number = ?", [(number,) for number in gone])
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         for number in gone:
             del self._sizes[number]
 

@@ -11,8 +11,16 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.errors import SettingsError
-from melon.strategies.als.ledger import Ledger, cache_tensors, floats
-from melon.strategies.als.solver import Cells, Neighbourhood, Observed, item_confidences, pretrain_als
+from melon.strategies.als.solver import (
+    Cells,
+    Ledger,
+    Neighbourhood,
+    Observed,
+    cache_tensors,
+    floats,
+    item_confidences,
+    pretrain_als,
+)
 from melon.strategies.base import (
     Proposal,
     Readable,

@@ -13,8 +13,7 @@ from torch import Tensor
 from melon.kernels.melon.forms import RateNetwork, UnitHeads, UnitTerms
 from melon.strategies.melon.reference import Rates, rates
 from melon.strategies.melon.settings import RateSettings
-from melon.strategies.parameters import Parameters
-from melon.strategies.preprocess import preprocess
+from melon.strategies.parameters import Parameters, preprocess
 
 
 class PairModel:

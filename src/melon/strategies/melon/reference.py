@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
 from melon.strategies.melon.lines import SharedLines
-from melon.strategies.preprocess import preprocess
+from melon.strategies.parameters import preprocess
 from melon.types import Floats, Ints
 
 RATE, FORGET = 0, 1

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from melon.kernels.s2meta.functions import CompiledCell
+from melon.settings import Width
 from melon.strategies.base import RowStateSpec
+from melon.strategies.learned import LearnedSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.s2meta.cell import Carried
-from melon.strategies.s2meta.kernel import CellKernel, cell_kernel
-from melon.strategies.s2meta.settings import S2MetaSettings
+from melon.strategies.reductions import GradientReduction
+from melon.strategies.s2meta.cell import Carried, TorchCell, cell_kernel
 
 _SMALL = 0.01  # half-width of small draws, as in MetaLSTM
+
+
+class S2MetaSettings(LearnedSettings):
+    """θ' = f·θ − most_rate·i·ḡ, where i = σ(rate_bias + …) and f = σ(forget_bias + …)."""
+
+    variant: Literal["A", "B"] = "A"  # ScenarioMeta, a network for each table; or MetaLSTM, one for all
+    state: Literal["reset", "persist"] = "reset"  # each batch from the learned start, or from the row's last touch
+    width: Width = 16  # units of the cell
+    reduction: GradientReduction = "sum"  # ḡ of rows of users and items
+    shared_reduction: GradientReduction = "row_mean"  # ḡ of weights that every interaction touches
+    shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows
+    most_rate: float = Field(0.6, gt=0)
+    rate_bias: float = 0.0
+    forgetting: bool = True
+    shared_forgetting: bool = False  # a gate a little below one, at every batch, eats weights (docs/adr/0005)
+    forget_bias: float = 5.0
+    clamp: float | None = Field(None, gt=0)  # the most that an entry of ḡ counts
+    gate_init: Literal["small", "xavier"] = "small"  # gates that start alike everywhere, or as published
+    meta_lr: float = Field(3e-3, ge=0)
 
 
 @dataclass(frozen=True)
@@ -123,15 +146,15 @@ class GateNetwork:
         head = self._of("gate.hidden")
         if not self._scenario:
             logits = self._logits(head @ hidden, seen)
-            kept = {"hidden": _by_row(hidden, theta), "cell": _by_row(cell, theta), "gates": _by_row(logits, theta)}
-            return _opened(logits, seen), kept
+            state = {"hidden": hidden, "cell": cell, "gates": logits}
+            return _opened(logits, seen), {name: _by_row(part, theta) for name, part in state.items()}
         weight = self._of("norm.weight")
         gates = self._gates((head * weight) @ hidden, seen)
         hidden = torch.addcmul(self._of("norm.bias")[:, None], weight[:, None], hidden)
         begun = torch.ones_like(theta[:, :1])
         return gates, {"hidden": _by_row(hidden, theta), "cell": _by_row(cell, theta), "begun": begun}
 
-    def _inputs(self, seen: Seen, kernel: CellKernel) -> _Inputs:
+    def _inputs(self, seen: Seen, kernel: TorchCell | CompiledCell) -> _Inputs:
         """The cell's features and weights; what all scalars share is in the bias."""
         weights, bias = self._of("cell.input"), self._of("cell.bias").squeeze(0)
         features = kernel.scale_and_sign(seen.gradient, *([seen.theta] if self._scenario else []))

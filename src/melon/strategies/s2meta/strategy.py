@@ -14,10 +14,8 @@ from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpe
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
-from melon.strategies.s2meta.cell import scale_and_sign
-from melon.strategies.s2meta.gates import GateNetwork, Gates, Seen
-from melon.strategies.s2meta.kernel import at_work
-from melon.strategies.s2meta.settings import S2MetaSettings
+from melon.strategies.s2meta.cell import TorchCell, at_work
+from melon.strategies.s2meta.gates import GateNetwork, Gates, S2MetaSettings, Seen
 from melon.tables import TableSpec
 
 
@@ -88,7 +86,7 @@ class S2Meta(LearnedStrategy):
     def _blocks(self, situation: Situation) -> Iterator[_Block]:
         """The rows of each table that the batch touches and the next loss can see."""
         settings, touched = self.settings, touched_rows(situation)
-        loss = scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
+        loss = TorchCell.scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
         for table, total in reduced_gradients(situation, settings.reduction, settings.shared_reduction).items():
             rows, shared = touched[table], situation.specs[table].role == "shared"
             gradient = total[rows]

@@ -1,0 +1,353 @@
+"""Lists as compiled loops: products with all items, the blend's head over all items, and the best of each line.
+
+What a line gets depends on that line alone, bit for bit: however many users are asked for at once, each one's numbers
+are added up in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from melon.kernels.generator import registers, unrolled
+from melon.kernels.types import (
+    DOUBLE,
+    DOUBLE_TABLE,
+    DOUBLES,
+    FLAGS,
+    INT,
+    INT_TABLE,
+    INTS,
+    SINGLE,
+    SINGLE_TABLE,
+    SINGLES,
+    SMALL_INT_TABLE,
+    SMALL_INTS,
+    Fields,
+    Signature,
+)
+from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
+
+
+class Remembered(NamedTuple):
+    """Neighbours of items as `ItemNeighbours` stores them, and the moment to which decayed counts are read."""
+
+    ids: SmallInts
+    counts: Singles
+    recent: Singles
+    now: float
+
+
+class Weights(NamedTuple):
+    """A head over unscaled inputs, hidden weights as units × inputs; `constant` is what every score lacks."""
+
+    trust: np.float32
+    constant: np.float32
+    linear: Singles
+    hidden: Singles
+    shift: Singles
+    output: Singles
+
+
+_REMEMBERED: Fields = Fields(Remembered, (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, DOUBLE))
+_WEIGHTS: Fields = Fields(Weights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
+_LASTS: Signature = (INT_TABLE, DOUBLE_TABLE)
+_INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
+_TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, INT, INT_TABLE)
+
+SIGNATURES: dict[str, Signature] = {
+    "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
+    "head": (_WEIGHTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, *_LASTS, _REMEMBERED, _REMEMBERED, *_INTO),
+    "meet": (_REMEMBERED, INTS, DOUBLES, SMALL_INTS, INTS, DOUBLE_TABLE, INT, INT),
+    "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
+}
+DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
+
+_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
+_EMPTY, _FREE, _NOTHING = np.int64(-1), np.int32(-1), np.float32(0)
+#: Items that are worked on at a time, so that they stay in the core's own cache; scores that are looked at together.
+_BLOCK, _LANES, _TOGETHER = 256, 256, 64
+# Inputs of the head, in the order of blend/features.py INPUTS: dot, bias, features of items, of pairs, then those times
+# the user's activity, then transitions.
+_OF_ITEMS, _OF_PAIRS, _TRANSITIONS = 10, 3, 2
+_ACTIVE_DOT, _ACTIVE_300, _ACTIVE_5K, _ACTIVE_NEIGHBOURS, _FOLLOWERS = 13, 14, 15, 16, 17
+_COUNT_300, _COUNT_5K = 3, 5
+
+
+def products(
+    factors: Singles, own: Singles, values: Singles, known: int, decay: Singles, bias: Singles, out: Singles
+) -> None:
+    """factors[n] · values[i] · decay[i] + bias[i] + own[n] for every n and i; items from `known` on have no row.
+
+    Two users at a time, so that each row is loaded once for both; without fading, `decay` is empty.
+    """
+    users, items, dim = factors.shape[0], out.shape[1], factors.shape[1]
+    for start in range(0, items, _BLOCK):
+        stop = min(start + _BLOCK, items)
+        for one in range(0, users, 2):
+            other = min(one + 1, users - 1)
+            left, right = factors[one], factors[other]
+            for item in range(start, min(stop, known)):
+                row = values[item]
+                first, second = _NOTHING, _NOTHING
+                for d in range(dim):
+                    first += left[d] * row[d]
+                    second += right[d] * row[d]
+                if decay.size:
+                    first *= decay[item]
+                    second *= decay[item]
+                out[one, item] = first + bias[item] + own[one]
+                out[other, item] = second + bias[item] + own[other]
+            for item in range(max(start, known), stop):
+                out[one, item], out[other, item] = own[one], own[other]
+
+
+def meet(
+    kept: Remembered, lasts: Ints, weights: Floats, slots: SmallInts, items: Ints, sums: Floats, first: int, met: int
+) -> int:
+    """Add up how often the last items met others, into columns of `sums`; `slots` says which column an item has."""
+    for place in range(lasts.size):
+        row = lasts[place]
+        if row < 0 or row >= kept.ids.shape[0]:
+            continue
+        for s in range(kept.ids.shape[1]):
+            item = kept.ids[row, s]
+            if item == _FREE:
+                break
+            if item >= slots.size:
+                continue
+            if slots[item] == _FREE:
+                slots[item] = met
+                items[met] = item
+                for kind in range(sums.shape[0]):
+                    sums[kind, met] = 0
+                met += 1
+            column, plain = slots[item], weights[place] * kept.counts[row, s]
+            late = weights[place] * math.pow(2.0, kept.recent[row, s] - kept.now)
+            sums[first, column] += plain
+            if first == 0:
+                sums[1, column] += plain / (place + 1)
+                sums[2, column] += late
+            else:
+                sums[first + 1, column] += late
+    return met
+
+
+def _through(
+    dots: Singles, columns: Singles, first: int, linear: Singles, hidden: Singles, head: Weights, out: Singles
+) -> None:
+    """Scores of the items from number `first` on without features of pairs.
+
+    Two units at a time, so that each input is loaded once for both.
+    """
+    one, two, column = registers(), registers(), registers()
+    for f in unrolled(9):
+        column[f] = columns[f, first : first + out.size]
+    for f in unrolled(10):  # numbers with names, which no writing below can change
+        one[f] = linear[f]
+    for lane in range(out.size):
+        score = one[0] * dots[lane] - head.constant
+        for f in unrolled(9):
+            score += one[f + 1] * column[f][lane]
+        out[lane] = score
+    for u in range(0, head.output.size, 2):
+        v = min(u + 1, head.output.size - 1)
+        for f in unrolled(10):
+            one[f], two[f] = hidden[u, f], hidden[v, f]
+        shift, other_shift = head.shift[u], head.shift[v]
+        said, other_said = head.output[u], _NOTHING if v == u else head.output[v]
+        for lane in range(out.size):
+            left, right = shift + one[0] * dots[lane], other_shift + two[0] * dots[lane]
+            for f in unrolled(9):
+                left += one[f + 1] * column[f][lane]
+                right += two[f + 1] * column[f][lane]
+            left, right = _NOTHING if left < 0 else left, _NOTHING if right < 0 else right  # a NaN stays one
+            out[lane] += said * left + other_said * right
+
+
+def _through_all(block: Singles, linear: Singles, hidden: Singles, head: Weights, out: Singles) -> None:
+    """The same with features of pairs; the inputs of each item are a column."""
+    unit = np.empty(_LANES, np.float32)
+    out[:] = -head.constant
+    for f in range(linear.size):
+        for lane in range(_LANES):
+            out[lane] += linear[f] * block[f, lane]
+    for u in range(head.output.size):
+        unit[:] = head.shift[u]
+        for f in range(linear.size):
+            for lane in range(_LANES):
+                unit[lane] += hidden[u, f] * block[f, lane]
+        for lane in range(_LANES):
+            out[lane] += head.output[u] * (_NOTHING if unit[lane] < 0 else unit[lane])
+
+
+def head(
+    head: Weights,
+    columns: Singles,
+    divisors: Singles,
+    active: Singles,
+    lasts: Ints,
+    weights: Floats,
+    neighbours: Remembered,
+    followers: Remembered,
+    slots: SmallInts,
+    scores: Singles,
+) -> None:
+    """Turn dot products into the blend's scores, in place.
+
+    `columns` are the items' biases and features × items, `divisors` what meetings are divided by, 2 × items.
+    Only items that met one of the user's last ones have features of pairs, so these are scored a second time. `slots`
+    is scratch: an EMPTY for each item, before and after.
+    """
+    users, many, units = scores.shape[0], scores.shape[1], head.output.size
+    pairs = _OF_PAIRS + (_TRANSITIONS if head.linear.size > _FOLLOWERS else 0)
+    most = lasts.shape[1] * neighbours.ids.shape[1] + followers.ids.shape[1]
+    met_items, sums = np.empty(most, np.int64), np.empty((pairs, most))
+    block, said = np.zeros((_OF_ITEMS + pairs, _LANES), np.float32), np.empty(_LANES, np.float32)
+    linear, hidden = np.empty(_OF_ITEMS + pairs, np.float32), np.empty((units, _OF_ITEMS + pairs), np.float32)
+    dots = np.empty(most, np.float32)
+    for n in range(users):
+        _fold(head.linear, active[n], pairs, linear)
+        linear[0] += head.trust
+        linear[1] += head.trust
+        for u in range(units):
+            _fold(head.hidden[u], active[n], pairs, hidden[u])
+        met = meet(neighbours, lasts[n], weights[n], slots, met_items, sums, 0, 0)
+        if pairs > _OF_PAIRS:
+            met = meet(followers, lasts[n, :1], weights[n, :1], slots, met_items, sums, _OF_PAIRS, met)
+        for c in range(met):
+            dots[c] = scores[n, met_items[c]]
+            slots[met_items[c]] = _FREE
+        for start in range(0, many, _LANES):
+            some = scores[n, start : start + _LANES]
+            _through(some, columns, start, linear, hidden, head, said[: some.size])
+            some[:] = said[: some.size]
+        for start in range(0, met, _LANES):
+            width = min(_LANES, met - start)
+            for lane in range(width):
+                item = met_items[start + lane]
+                block[0, lane] = dots[start + lane]
+                for f in range(columns.shape[0]):
+                    block[1 + f, lane] = columns[f, item]
+                for kind in range(pairs):
+                    divisor = divisors[1 if kind in (2, 4) else 0, item]
+                    block[_OF_ITEMS + kind, lane] = math.log1p(sums[kind, start + lane] / divisor)
+            _through_all(block, linear, hidden, head, said)
+            for lane in range(width):
+                scores[n, met_items[start + lane]] = said[lane]
+
+
+def _fold(weights: Singles, active: np.float32, pairs: int, out: Singles) -> None:
+    """The weights of one user: an input times the user's activity is the input with another weight."""
+    for f in range(_OF_ITEMS + _OF_PAIRS):
+        out[f] = weights[f]
+    for kind in range(_OF_PAIRS, pairs):
+        out[_OF_ITEMS + kind] = weights[_FOLLOWERS + kind - _OF_PAIRS]
+    out[0] += active * weights[_ACTIVE_DOT]
+    out[_COUNT_300] += active * weights[_ACTIVE_300]
+    out[_COUNT_5K] += active * weights[_ACTIVE_5K]
+    out[_OF_ITEMS] += active * weights[_ACTIVE_NEIGHBOURS]
+
+
+def _holds(slots: Ints, bits: int, key: np.int64) -> bool:
+    """Whether a set of pairs (melon.stream.pairs) holds a key; an empty array holds none."""
+    if not slots.size:
+        return False
+    slot = np.int64((np.uint64(key) * _FIBONACCI) >> np.uint64(64 - bits))
+    while slots[slot] != key and slots[slot] != _EMPTY:
+        slot = (slot + 1) & (slots.size - 1)
+    return bool(slots[slot] == key)
+
+
+def _worse(score: float, item: int, than: float, than_item: int) -> bool:
+    return score < than or (score == than and item > than_item)
+
+
+def _sink(values: Scores, items: Ints, place: int, size: int) -> None:
+    """Let an entry of a heap sink to where it belongs; the worst entry is on top."""
+    score, item = values[place], items[place]
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and _worse(values[child + 1], items[child + 1], values[child], items[child]):
+            child += 1
+        if not _worse(values[child], items[child], score, item):
+            break
+        values[place], items[place] = values[child], items[child]
+        place = child
+    values[place], items[place] = score, item
+
+
+def _heap(values: Scores, items: Ints, size: int) -> None:
+    for place in range(size // 2 - 1, -1, -1):
+        _sink(values, items, place, size)
+
+
+def _put(values: Scores, items: Ints, size: int, score: float, item: int) -> int:
+    """Put an entry in, for the worst one where all places are taken; returns how many there are now."""
+    if size == items.size:
+        values[0], items[0] = score, item
+        _sink(values, items, 0, size)
+        return size
+    values[size], items[size] = score, item
+    if size + 1 == items.size:
+        _heap(values, items, size + 1)
+    return size + 1
+
+
+def _ordered(values: Scores, items: Ints, size: int) -> None:
+    """A heap's entries, best first: the worst goes to the end, again and again."""
+    for last in range(size - 1, 0, -1):
+        score, item = values[last], items[last]
+        values[last], items[last] = values[0], items[0]
+        values[0], items[0] = score, item
+        _sink(values, items, 0, last)
+
+
+def _better(line: Scores, start: int, stop: int, least: float) -> bool:
+    """Whether any of these scores could be listed; a vector's work."""
+    hits = 0
+    for column in range(start, stop):
+        hits += not (line[column] <= least)  # a NaN is a hit, too
+    return hits > 0
+
+
+def top(
+    scores: Scores,
+    users: Ints,
+    allowed: Flags,
+    seen: Ints,
+    bits: int,
+    older: Ints,
+    older_bits: int,
+    rows: Ints,
+    values: Scores,
+    counts: Ints,
+) -> int:
+    """The best columns of each line, best first, of equal scores the lower column first; -1, or a line that is broken.
+
+    Left out are columns that are not `allowed` (empty: all are) and those whose pair with the line's user is in one of
+    two sets of pairs (empty: in none). A line with a NaN or an infinity among what could be listed is broken.
+    """
+    k = rows.shape[1]
+    for n in range(scores.shape[0]):
+        line, best, items, held = scores[n], values[n], rows[n], 0
+        for start in range(0, line.size, _TOGETHER):
+            stop = min(start + _TOGETHER, line.size)
+            if held == k and not _better(line, start, stop, best[0]):
+                continue
+            for column in range(start, stop):
+                score, key = line[column], (users[n] << 32) | column
+                if (held == k and score <= best[0]) or (allowed.size and not allowed[column]):
+                    continue
+                if score - score != 0:
+                    return n
+                if _holds(seen, bits, key) or _holds(older, older_bits, key):
+                    continue
+                held = _put(best, items, held, score, column)
+        if held < k:
+            _heap(best, items, held)
+        _ordered(best, items, held)
+        counts[n] = held
+    return -1

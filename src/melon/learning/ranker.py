@@ -1,0 +1,127 @@
+"""The best items of users, by a scorer of all items that is kept while the model stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from melon.errors import DataError
+from melon.learning.lists import Best, best
+from melon.learning.updater import Updater
+from melon.recommenders.base import Catalogue
+from melon.recommenders.streaming.counts import ItemCounts
+from melon.stream.pairs import distinct, pair_keys
+from melon.types import Flags, Ints, Scores
+
+#: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
+SCORES_AT_ONCE = 1 << 23
+#: Two stages: a scorer serves for so many interactions, and so many best products are scored again.
+STALE, CANDIDATES = 256, 200
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be listed: nothing that the user has had, only `allowed` rows of items, none of those to `exclude`.
+
+    `boost` is added to scores, item by item. Items beyond the end of `allowed` are not allowed; those beyond the end of
+    `boost` have none.
+    """
+
+    filter_seen: bool
+    allowed: Flags | None = None
+    exclude: Ints | None = None
+    boost: npt.NDArray[np.floating] | None = None
+
+    def __post_init__(self) -> None:
+        if self.allowed is not None and (self.allowed.dtype != np.bool_ or self.allowed.ndim != 1):
+            raise DataError(
+                f"allowed must be one row of truth values, got {self.allowed.dtype} of {self.allowed.shape}."
+            )
+        if self.boost is not None and (self.boost.ndim != 1 or not bool(np.isfinite(self.boost).all())):
+            raise DataError(f"boost must be one row of finite numbers, got shape {self.boost.shape}.")
+
+    def mask(self, n_items: int) -> Flags | None:
+        """Which items may be listed; None where that is all."""
+        if self.allowed is None and self.exclude is None:
+            return None
+        mask = np.full(n_items, self.allowed is None)
+        if self.allowed is not None:
+            mask[: len(self.allowed)] = self.allowed[:n_items]
+        if self.exclude is not None:
+            mask[self.exclude[(self.exclude >= 0) & (self.exclude < n_items)]] = False
+        return mask
+
+    def boosted(self, scores: Scores) -> Scores:
+        """Scores of all items with what is added to them."""
+        if self.boost is None:
+            return scores
+        out = scores.copy()
+        out[:, : len(self.boost)] += self.boost[: scores.shape[1]].astype(scores.dtype)
+        return out
+
+
+class Ranker:
+    """Makes lists for an updater. It writes nothing that is learned; whoever calls it holds the model's lock."""
+
+    def __init__(self, updater: Updater, counts: ItemCounts) -> None:
+        self._updater, self._counts = updater, counts
+        self._kept: tuple[tuple[object, ...], int, Catalogue] | None = None
+
+    def best(self, users: Ints, k: int, n_items: int, time: int, limits: Limits) -> list[Best]:
+        """The k best of items 0 … n_items-1 for rows of users; each list depends on its user alone."""
+        mask = limits.mask(n_items)
+        if self._updater.recommender.two_stage and limits.boost is None:
+            return [self._in_two_stages(user, k, n_items, time, limits, mask) for user in users[:, None]]
+        with torch.no_grad():
+            scores = self._catalogue(n_items, time).scores(self._rows(users)).cpu().numpy()
+        return self._listed(limits.boosted(scores), users, k, limits, mask)
+
+    def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
+        """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
+        since, catalogue = self._aging_catalogue(n_items, time)
+        with torch.no_grad():
+            quick, more = catalogue.first_stage(self._rows(user))
+        known = quick.shape[1]
+        ((rows, _),) = self._listed(
+            quick.cpu().numpy(), user, k + CANDIDATES, limits, None if mask is None else mask[:known]
+        )
+        more = np.concatenate([more, self._counts.taken_since(since)])
+        more = more[more < n_items]
+        if mask is not None:
+            more = more[mask[more]]
+        if limits.filter_seen:
+            more = more[~self._updater.history.seen.contains(pair_keys(np.repeat(user, len(more)), more))]
+        rows = distinct(np.concatenate([rows, more]))
+        ((places, values),) = best(self._updater.score(user, rows[None, :], time), k)
+        return rows[places], values
+
+    def _listed(self, scores: Scores, users: Ints, k: int, limits: Limits, mask: Flags | None) -> list[Best]:
+        seen = self._updater.history.seen if limits.filter_seen else None
+        return best(scores, k, users=users, seen=seen, allowed=mask)
+
+    def _catalogue(self, n_items: int, time: int) -> Catalogue:
+        """The scorer of this version of the model."""
+        version = (n_items, *self._updater.version(time))
+        if self._kept is None or self._kept[0] != version:
+            self._kept = version, self._counts.events, self._updater.catalogue(n_items, time)
+        return self._kept[2]
+
+    def _aging_catalogue(self, n_items: int, time: int) -> tuple[int, Catalogue]:
+        """A scorer that is at most STALE interactions old, and since when it is."""
+        if self._kept is None or not 0 <= self._counts.events - self._kept[1] <= STALE:
+            self._catalogue(n_items, time)
+        assert self._kept is not None
+        return self._kept[1:]
+
+    def _rows(self, rows: Ints) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self._updater.recommender.device)
+
+
+def in_pieces(rows: Ints, n_items: int) -> Iterator[Ints]:
+    """Rows of users or items, as many at a time as may be scored at once."""
+    at_once = max(SCORES_AT_ONCE // max(n_items, 1), 1)
+    return (rows[start : start + at_once] for start in range(0, len(rows), at_once))

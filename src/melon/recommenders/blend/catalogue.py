@@ -1,0 +1,92 @@
+"""The blend over all items by compiled loops: features of items are computed once for each version of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from melon.kernels import policy
+from melon.kernels.lists import Remembered, Weights
+from melon.recommenders.base import Catalogue
+from melon.recommenders.blend.features import StreamFeatures, activity
+from melon.recommenders.blend.head import BlendHead
+from melon.recommenders.evidence import Values
+from melon.recommenders.factorisation import FactorCatalogue
+from melon.recommenders.streaming.neighbours import scratch
+from melon.recommenders.streaming.slots import EMPTY
+from melon.stream.history import History
+from melon.types import Ints
+
+_NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
+
+
+#: How many items each source of a two-stage list offers.
+OFFERED = 200
+
+
+class BlendCatalogue(Catalogue):
+    """Products of rows, then the head over features of items, and of pairs where there are any."""
+
+    def __init__(
+        self,
+        loops: policy.Loops,
+        rows: FactorCatalogue,
+        stream: StreamFeatures,
+        past: History,
+        head: BlendHead,
+        values: Values,
+    ) -> None:
+        self._loops, self._rows, self._stream, self._past = loops, rows, stream, past
+        self._n_items = len(rows.bias)
+        columns, divisors = stream.of_items(np.arange(self._n_items))
+        of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
+        of_items[0], of_items[1:] = rows.bias.numpy(), columns.T
+        self._items = of_items, np.ascontiguousarray(divisors.T)
+        linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
+        parts = (part.numpy() for part in (linear, hidden, shift, output))
+        self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
+        self._liked: Ints | None = None
+        self._no_bias = torch.zeros_like(rows.bias)
+
+    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
+        """Products of rows; and what is popular or new, and what the user's last items met most."""
+        if self._liked is None:
+            self._liked = self._without_users()
+        lasts, weights = self._stream.last_items(user.numpy(), self._past)
+        most = lasts.shape[1] * self._stream.neighbours.slots
+        slots, rows, sums = scratch(self._n_items)[: self._n_items], np.empty(most, np.int64), np.empty((3, most))
+        kept = self._stream.neighbours.remembered()
+        met = self._loops.meet(kept, lasts[0], weights[0], slots, rows, sums, 0, 0)
+        rows, sums = rows[:met], sums[:, :met] / self._items[1][[0, 0, 1]][:, rows[:met]]
+        slots[rows] = EMPTY
+        nearest = [rows[highest(line)] for line in sums]
+        return self._rows.products(user, self._rows.bias), np.concatenate([*nearest, self._liked])
+
+    def _without_users(self) -> Ints:
+        """The items with the highest scores for somebody of whom rows and neighbours say nothing, new or active."""
+        active = np.array([-1.0, 0.0], dtype=np.float32)
+        scores, nobody = np.zeros((2, self._n_items), dtype=np.float32), np.full((2, 1), EMPTY, dtype=np.int64)
+        kept = self._stream.neighbours.remembered()
+        slots = scratch(self._n_items)[: self._n_items]
+        self._loops.head(self._head, *self._items, active, nobody, np.zeros((2, 1)), kept, _NO_FOLLOWERS, slots, scores)
+        return np.concatenate([highest(line) for line in scores])
+
+    def scores(self, users: Tensor) -> Tensor:
+        out, rows = self._rows.products(users, self._no_bias), users.numpy()
+        lasts, weights = self._stream.last_items(rows, self._past)
+        active = activity(rows, self._past).astype(np.float32)
+        followers = self._stream.followers
+        slots, met = scratch(self._n_items)[: self._n_items], self._stream.neighbours.remembered()
+        followed = _NO_FOLLOWERS if followers is None else followers.remembered()
+        self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, out.numpy())
+        return out
+
+
+def highest(values: npt.NDArray[np.floating]) -> Ints:
+    """Where the OFFERED highest values are, in no order."""
+    if len(values) <= OFFERED:
+        return np.arange(len(values))
+    places: Ints = np.argpartition(values, -OFFERED)[-OFFERED:]
+    return places

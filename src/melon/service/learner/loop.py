@@ -1,0 +1,325 @@
+"""The learner's loop: cut, write the boundary, predict, learn, record, publish; and a checkpoint now and then."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import apsw
+
+from melon.errors import CheckpointError, DiskFullError, LearningError
+from melon.service.learner.course import Course, Outcome
+from melon.service.learner.guard import REMEMBERED, Guard
+from melon.service.learner.quality import Quality, added
+from melon.service.learner.settings import LearnerSettings
+from melon.service.learner.start import COLD, begin, differences, surroundings
+from melon.service.log.base import Position, Published, Step, StepKind
+from melon.service.log.checkpoints import Checkpoints, Saved, Saver
+from melon.service.log.files import Held, is_full
+from melon.service.log.reader import LogReader
+from melon.service.log.steps import DeltaFeed, StepBook
+
+logger = logging.getLogger("melon.service")
+_POLL = 0.004
+_ROOM = 1.0
+
+
+class Learner:
+    """The one learner of a log. `step` takes one step if anything waits; `run` goes on until it is stopped."""
+
+    def __init__(self, settings: LearnerSettings) -> None:
+        self.settings = settings
+        self._held = Held(settings.folder, "learner")
+        try:
+            self.log = LogReader(settings.folder)
+            self.book = StepBook(settings.folder)
+            self.feed = DeltaFeed(
+                settings.folder, seconds=settings.keep_deltas_seconds, most_bytes=settings.keep_deltas_bytes
+            )
+            self.checkpoints = Checkpoints(settings.folder)
+            self._saver = Saver(self.checkpoints)
+            self._alarms: dict[str, str] = {}
+            self._stopping: Callable[[], bool] = lambda: False
+            saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
+            self._around = surroundings(settings.threads)
+            epochs = self.book.epochs()
+            self._epoch = self.book.begin_epoch(self._around)
+            self._before = epochs[-1] if epochs else self._around
+            self.recover(saved)
+        except BaseException:
+            self._held.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._saver.close()
+        for file in (self.log, self.book, self.feed):
+            file.close()
+        self._held.release()
+
+    @property
+    def position(self) -> Position:
+        """Where the model stands."""
+        return self.course.position
+
+    # Beginning, and beginning again.
+
+    def recover(self, saved: Saved) -> None:
+        """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
+        self.extra, self._version = saved.extra, saved.position.version
+        self.course = Course(saved.model, saved.position, self.log)
+        saved.model.updater.warm_up()
+        last = self.book.last()
+        self.feed.drop(above=last.number if last else 0)
+        self._totals: Mapping[str, Any] = last.totals if last else {}
+        learned = [step for step in self.book.newest(2 * REMEMBERED) if step.status == "learned"]
+        moved = [step.about["moved"] for step in reversed(learned) if step.about.get("moved") is not None]
+        #: The last offsets of the newest batches, as long as all of them were set aside.
+        self._in_a_row = _in_a_row(self.book.newest(2 * self.settings.stop_after))
+        self._guard = Guard(self.settings.guard, moved[-REMEMBERED:])
+        self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
+        self._must_save = False
+        self.quality = Quality(self.settings.negatives, self.settings.seed, self._frozen())
+        for step in self.book.after(saved.position.batch):
+            if step.done is None:
+                self._finish(step, self._take(step))
+            else:
+                self._again(step)
+
+    def _again(self, step: Step) -> None:
+        """Take a recorded step again; its delta is published where it is missing."""
+        if step.kind == "switch":
+            where = self.checkpoints.path(step.number)
+            raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
+        outcome = self.course.perform(step, self.book.aside_of(step))
+        if outcome.digest != step.digest:
+            self._alarm(
+                "replay",
+                f"step {step.number} has other bytes than when it was first taken; the surroundings differ in "
+                f"{differences(self._before, self._around)}. Replicas load the next checkpoint.",
+            )
+            self.book.finish(step, step.status, outcome.digest, {}, step.totals, step.reason)
+            self._must_save = True
+        if step.number not in self.feed or outcome.digest != step.digest:
+            self._publish(step, outcome)
+
+    def _frozen(self) -> Any:
+        base = int(self.book.meta().get("base", 0))
+        if not self.settings.frozen or not self.settings.negatives or base not in self.checkpoints.numbers():
+            return None
+        saved = self.checkpoints.load(base)
+        return None if saved.position.version == COLD else saved.model.updater
+
+    # One step.
+
+    def step(self) -> bool:
+        """Take the next step, if anything waits."""
+        if self.halted():
+            return False
+        done = self.position.offset
+        events = self.log.tail(done, self.settings.batch_most)
+        if events:
+            self._live("events", events[0].offset, events[-1].offset, {})
+            return True
+        control = self.log.control_after(done)
+        if control is None:
+            return False
+        about = {"batch": control.body.get("batch")} if control.kind == "retry" else {}
+        self._live(control.kind, control.offset, control.offset, about)
+        return True
+
+    def _live(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> None:
+        step = Step(
+            self.position.batch + 1, kind, first, last, self._epoch, "planned", planned=time.time(), about=about
+        )
+        self._insist(lambda: self.book.plan(step))
+        self._finish(step, self._take(step))
+
+    def _take(self, step: Step) -> tuple[Step, Outcome, Mapping[str, Any]]:
+        """Do a step for the first time: rank its events, learn them, and set it aside where that goes wrong."""
+        started = time.perf_counter()
+        counts: Mapping[str, Any] = {}
+        aside, reason, broken = self.book.aside_of(step), step.reason, False
+        if step.status == "planned":
+            try:
+                if step.kind == "events":
+                    counts = self.quality.measure(self.course.model, self.course.events(step.first, step.last))
+                ranked = time.perf_counter()
+                outcome = self.course.perform(step, aside)
+                reason = self._guard.judge(outcome.about.get("moved"))
+                broken = reason is not None
+            except LearningError as error:
+                reason = str(error)
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                reason, broken = f"learning failed with {error!r}", True
+                logger.exception("step %d", step.number)
+        else:
+            reason = reason or "set aside"
+        if reason is not None:
+            step = replace(step, status="set_aside", reason=reason)
+            self._insist(lambda: self.book.mark_aside(step, str(reason)))
+            self._alarm("set_aside", f"batch {step.number} was set aside: {reason}")
+            if broken:
+                self._rebuild(step.number - 1)
+            ranked, outcome = time.perf_counter(), self.course.perform(step, aside)
+        ended = time.perf_counter()
+        ms = {"predict_ms": 1e3 * (ranked - started), "learn_ms": 1e3 * (ended - ranked)}
+        return step, replace(outcome, about={**outcome.about, **ms}), counts
+
+    def _finish(self, step: Step, taken: tuple[Step, Outcome, Mapping[str, Any]]) -> None:
+        """Record what became of a step, and only then publish it."""
+        step, outcome, counts = taken
+        self._totals = added(self._totals, counts)
+        status = "set_aside" if step.status == "set_aside" else "learned"
+        self._insist(
+            lambda: self.book.finish(step, status, outcome.digest, outcome.about, self._totals, step.reason)  # type: ignore[arg-type]
+        )
+        self._insist(lambda: self._publish(step, outcome))
+        if step.kind == "forget":
+            self._must_save = True
+        if step.kind == "events":
+            self._in_a_row = [*self._in_a_row, step.last] if status == "set_aside" else []
+
+    def _publish(self, step: Step, outcome: Outcome) -> None:
+        offset = self.position.offset
+        self.feed.publish(Published(step.number, offset, step.kind, outcome.digest, outcome.content, outcome.arrived))
+
+    def _rebuild(self, number: int) -> None:
+        """Be where the model was after a step: load a checkpoint and take the steps behind it again."""
+        if self._saver.busy:
+            self._saved(wait=True)
+        saved = self.checkpoints.newest(number)
+        if saved is None:
+            raise CheckpointError(f"there is no checkpoint of step {number} or before in {self.checkpoints.folder}.")
+        self.course = Course(saved.model, saved.position, self.log)
+        for step in self.book.after(saved.position.batch):
+            if step.number > number:
+                break
+            self._again(step)
+
+    def halted(self) -> bool:
+        """Whether so many batches in a row were set aside that learning waits for a person: a control `resume`."""
+        most = self.settings.stop_after
+        if not most or len(self._in_a_row) < most:
+            return False
+        if self.log.control_after(self._in_a_row[-1], "resume") is not None:
+            self._in_a_row.clear()
+            self._alarm("halted", None)
+            return False
+        self._alarm("halted", f"{most} batches in a row were set aside, so learning waits; look at them, then resume.")
+        return True
+
+    # Checkpoints.
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint of where the model stands, beside learning or before going on."""
+        if self._saver.busy:
+            self._saved(wait=True)
+        self._insist(self.book.sync)  # a checkpoint never knows of a step that a power cut can take
+        self._saver.begin(self.course.model, self.position, self.log.log_id, self.extra)
+        self._saved_at, self._saved_offset, self._must_save = time.monotonic(), self.position.offset, False
+        if wait:
+            self._saved(wait=True)
+
+    def _saved(self, *, wait: bool = False) -> None:
+        try:
+            written = self._saver.result(wait=wait)
+        except CheckpointError as error:
+            self._alarm("checkpoint", str(error))
+            self._must_save = True
+            return
+        if written is None:
+            return
+        self._alarm("checkpoint", None)
+        twin, position = written
+        forgotten = [step for step in self._forgets() if step.last <= position.offset]
+        if forgotten:
+            # Whoever is forgotten is in everything older: from here on, this is where replays begin.
+            self.checkpoints.prune({position.batch}, before=position.batch)
+            self.feed.drop(up_to=position.batch)
+            self.book.state(base=position.batch, forgotten=forgotten[-1].last)
+            self.book.sync()
+            if self.quality.frozen is not None:
+                self.quality.frozen = twin.updater
+        else:
+            self.checkpoints.prune({int(self.book.meta().get("base", 0))})
+
+    def _forgets(self) -> list[Step]:
+        """Steps that forgot somebody who may still be in older checkpoints."""
+        return self.book.of_kind("forget", self.book.forgotten())
+
+    def _due(self) -> bool:
+        new = self.position.offset - self._saved_offset
+        late = time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
+        return self._must_save or new >= self.settings.checkpoint_events or (new > 0 and late)
+
+    # Running.
+
+    def run(self, stop: threading.Event, *, last_seconds: float = 10.0) -> None:
+        """Go on until stopped; then take what waits, for a while, and save."""
+        self._stopping = stop.is_set
+        cut = 0.0
+        while not stop.is_set():
+            wait = cut + self.settings.batch_every - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+            cut = time.monotonic()
+            if not self.step():
+                while not stop.is_set() and not self.log.changed() and not self._due():
+                    time.sleep(_POLL)
+            if self._saver.busy:
+                self._saved()
+            elif self._due():
+                self.save()
+        end = time.monotonic() + last_seconds
+        while time.monotonic() < end and self.step():
+            pass
+        if self.position.offset > self._saved_offset or self._must_save:
+            self.save(wait=True)
+        elif self._saver.busy:
+            self._saved(wait=True)
+
+    def _insist(self, write: Callable[[], Any]) -> None:
+        """Write, and where the disk is full, again and again until there is room or the process is asked to end."""
+        while True:
+            try:
+                write()
+            except (apsw.Error, DiskFullError) as error:
+                if not isinstance(error, DiskFullError) and not is_full(self.settings.folder, error):
+                    raise
+                if self._stopping():
+                    raise DiskFullError(
+                        f"the disk of {self.settings.folder} is full; make room, then start."
+                    ) from error
+                logger.warning("the disk of %s is full; waiting for room", self.settings.folder)
+                time.sleep(_ROOM)
+            else:
+                return
+
+    def _alarm(self, name: str, text: str | None) -> None:
+        """Have operators know of something, or no longer."""
+        if self._alarms.get(name) == text:
+            return
+        if text is None:
+            del self._alarms[name]
+        else:
+            self._alarms[name] = text
+            logger.warning("%s", text)
+        self._insist(lambda: self.book.state(alarms=json.dumps(list(self._alarms.values()))))
+
+
+def _in_a_row(newest: list[Step]) -> list[int]:
+    """Where the batches end that were set aside since the last one that was learned, from the newest steps."""
+    batches = [step for step in newest if step.kind == "events"]
+    return [step.last for step in itertools.takewhile(lambda step: step.status == "set_aside", batches)][::-1]

@@ -1,0 +1,112 @@
+"""Where a learner begins: a deployed model, a cold one, or the newest checkpoint of a log that is its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from melon import __version__
+from melon.errors import CheckpointError, LogError
+from melon.learning.deltas import NOTHING
+from melon.learning.manifest import MANIFEST, read_manifest
+from melon.learning.model import LiveModel
+from melon.service.learner.settings import LearnerSettings
+from melon.service.log.base import Position
+from melon.service.log.checkpoints import Checkpoints, Saved
+from melon.service.log.steps import StepBook
+
+COLD = "cold"
+
+
+def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, log_id: str) -> Saved:
+    """The model to go on with: of the newest checkpoint that the recorded steps lead to, or the first of all.
+
+    A folder that holds the log of another model, or a checkpoint of another log, is refused with both named.
+    """
+    meta = book.meta()
+    name, mark = (COLD, COLD) if settings.model is None else (str(settings.model), fingerprint(settings.model))
+    if "log_id" in meta and meta["log_id"] != log_id:
+        raise LogError(
+            f"{settings.folder} has the log {log_id}, and its batches were cut from the log {meta['log_id']}; "
+            "bring the files of one service together, or give an empty folder."
+        )
+    if settings.model is not None and meta.get("start", mark) != mark:
+        raise LogError(
+            f"the log in {settings.folder} belongs to the model {meta['start_name']} ({meta['start'][:12]}), not to "
+            f"{name} ({mark[:12]}); give that model, or another folder for this one."
+        )
+    if "start" not in meta:
+        position = Position(COLD if settings.model is None else mark[:12], 0, 0, NOTHING)
+        model, extra = cold_model(settings) if settings.model is None else deployed(settings.model)
+        checkpoints.write(model, position, log_id, extra)
+        book.state(log_id=log_id, start=mark, start_name=name, base=0)
+        book.sync()
+        return Saved(model, position, log_id, extra)
+    return _newest(settings.folder, book, checkpoints, log_id)
+
+
+def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints, log_id: str) -> Saved:
+    """The newest checkpoint that can be read and that the recorded steps lead to."""
+    problem: CheckpointError | None = None
+    for number in reversed(checkpoints.numbers()):
+        try:
+            position, owner = checkpoints.position(number)
+            if owner != log_id:
+                raise LogError(
+                    f"the checkpoint {checkpoints.path(number)} belongs to the log {owner}, and {folder} has the log "
+                    f"{log_id}; bring the files of one service together."
+                )
+            step = book.step(number)
+            if number and (step is None or step.digest != position.digest):
+                continue  # written after a step that a power cut took away
+            return checkpoints.load(number)
+        except CheckpointError as error:
+            problem = problem or error
+    raise problem or CheckpointError(f"{checkpoints.folder} holds no checkpoint that the steps in {folder} lead to.")
+
+
+def deployed(folder: Path) -> tuple[LiveModel, dict[str, Any]]:
+    """A saved model, and what came with it."""
+    model, extra = LiveModel.load(folder)
+    return model, {name: value for name, value in extra.items() if name not in ("model", "service")}
+
+
+def cold_model(settings: LearnerSettings) -> tuple[LiveModel, dict[str, Any]]:
+    """A model that has learned nothing, as `auto` makes it."""
+    from melon.estimator import Melon, cold_start
+
+    return cold_start(Melon(seed=settings.seed, threads=settings.threads, progress=False))
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells one saved model from another: the digest of its manifest, which names its files by content."""
+    read_manifest(folder)
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def surroundings(threads: int) -> dict[str, Any]:
+    """What the bits of a replay depend on beside the log."""
+    cpu, known = platform.processor(), Path("/proc/cpuinfo")
+    lines = known.read_text(errors="replace").splitlines() if known.exists() else []
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+    return {
+        "host": platform.node(),
+        "cpu": cpu,
+        "melon": __version__,
+        "torch": version("torch"),
+        "numba": version("numba"),
+        "threads": threads,
+        "kernel": os.environ.get("MELON_KERNEL", "auto"),
+    }
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What two surroundings do not share, in words."""
+    names = ("cpu", "melon", "torch", "numba", "threads", "kernel")
+    words = [f"{name} {one.get(name)!r} and {other.get(name)!r}" for name in names if one.get(name) != other.get(name)]
+    return ", ".join(words) or "nothing that is recorded"

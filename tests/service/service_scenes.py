@@ -1,0 +1,83 @@
+"""What tests of the service share: small models on disk, streams of events, a learner without pauses, clean replays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from melon.learning.model import LiveModel
+from melon.learning.updater import Updater
+from melon.recommenders.blend.recommender import Blend
+from melon.recommenders.bpr import BPR
+from melon.service.learner.course import Course
+from melon.service.learner.loop import Learner
+from melon.service.learner.settings import LearnerSettings
+from melon.service.log.base import Event
+from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.events import LogSettings
+from melon.service.log.reader import LogReader
+from melon.service.log.steps import StepReader
+from melon.strategies.registry import STRATEGIES
+
+PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
+    "bpr default": (BPR, {"dim": 6}, "default", {"fading": 200.0}),
+    "bpr melon": (BPR, {"dim": 6}, "melon", {"fading": 200.0}),
+    "blend default": (Blend, {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60}, "default", {"fading": 300.0}),
+}
+LOG = LogSettings(reserve=0)
+
+
+def stream(count: int, seed: int = 3, start: int = 0) -> list[Event]:
+    """Events of a growing crowd on growing shelves."""
+    rng = np.random.default_rng(seed)
+    reach = np.linspace(8, 60, count)
+    users, items = rng.random(count) * reach, rng.random(count) ** 2 * reach * 2
+    times = 1_000 + start + np.cumsum(rng.integers(0, 9, count))
+    return [
+        Event(f"u{int(users[n])}", f"i{int(items[n])}", int(times[n]), event_id=f"{seed}/{start + n}")
+        for n in range(count)
+    ]
+
+
+def saved_model(folder: Path, pairing: str = "bpr default", events: int = 150) -> Path:
+    """A model that has learned a little, on disk."""
+    recommender, options, strategy, settings = PAIRINGS[pairing]
+    model = LiveModel(Updater(recommender(options), STRATEGIES[strategy].load()(settings)))
+    past = stream(events, seed=11)
+    model.learn_events([e.user for e in past], [e.item for e in past], [int(e.time or 0) for e in past], batch_size=32)
+    model.save(folder, {})
+    return folder
+
+
+def settings(folder: Path, model: Path | None, **more: Any) -> LearnerSettings:
+    given: dict[str, Any] = {"batch_most": 40, "batch_every": 0.0, "negatives": 15, "fit_after": 0}
+    return LearnerSettings(folder, model, **{**given, **more})
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def learn_all(learner: Learner) -> None:
+    while learner.step():
+        pass
+
+
+def clean_replay(folder: Path) -> tuple[LiveModel, bytes]:
+    """The model that the base checkpoint, the log and the recorded steps give, and the digest chain."""
+    checkpoints = Checkpoints(folder)
+    with LogReader(folder) as log, StepReader(folder) as steps:
+        saved = checkpoints.load(int(steps.meta()["base"]))
+        course = Course(saved.model, saved.position, log)
+        for step in steps.after(saved.position.batch):
+            if step.done is not None:
+                outcome = course.perform(step, steps.aside_of(step))
+                assert outcome.digest == step.digest, f"step {step.number}"
+    return course.model, course.position.digest

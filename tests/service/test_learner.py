@@ -1,0 +1,316 @@
+"""The learner and its replicas: exact restarts, exact copies, batches set aside, people forgotten, refusals."""
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, settings, stream, wait_until
+
+from melon.errors import CheckpointError, LearningError, LogError
+from melon.learning.deltas import state_digest
+from melon.learning.model import LiveModel
+from melon.service.learner.loop import Learner
+from melon.service.learner.quality import between, shares
+from melon.service.learner.run import run_learner
+from melon.service.log.base import Event
+from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.events import EventLog
+from melon.service.log.reader import LogReader
+from melon.service.log.steps import StepReader
+from melon.service.replica import Replica
+
+USERS = [f"u{n}" for n in range(60)]
+
+
+def answers(model: LiveModel) -> list[Any]:
+    return [(one.source, one.items) for one in model.recommend(USERS, 7)]
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_replica_learner_and_replay_are_the_same_bytes(pairing: str, tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model", pairing), tmp_path / "live"
+    events = stream(600)
+    with EventLog(folder, LOG) as log, Replica(folder) as replica:
+        log.append(events[:200])
+        with Learner(settings(folder, model)) as learner:
+            learn_all(learner)
+            replica.load()
+            assert replica.follow()
+            log.append(events[200:330])
+            log.forget("u2").result()
+            log.append(events[330:400])
+            learn_all(learner)
+            replica.follow()  # before the deltas that know u2 are dropped
+            learner.save(wait=True)
+            log.append(events[400:450])
+            learn_all(learner)  # behind the checkpoint: a restart has to take these steps again
+        replica.follow()
+        with Learner(settings(folder, model, batch_most=25)) as learner:
+            assert learner.position == replica.position
+            log.append(events[450:])
+            learn_all(learner)
+            replica.follow()
+            copy, digest = clean_replay(folder)
+            assert digest == learner.position.digest == replica.position.digest
+            assert state_digest(copy) == state_digest(learner.course.model)
+            with replica.reading() as (held, position):
+                assert position.offset == log.offset
+                assert state_digest(held, answering=True) == state_digest(copy, answering=True)
+                assert answers(held) == answers(learner.course.model)
+            assert replica.wait_for(log.offset, 0.0)
+            assert not replica.wait_for(log.offset + 1, 0.01)
+            assert replica.reloads == {"start": 1}
+
+
+def test_every_step_is_recorded_and_no_batch_passes_a_control(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log:
+        log.append(stream(50))
+        log.control("resume", {}).result()
+        log.append(stream(30, seed=4))
+        log.append([Event("u1", "i1", type="impression", use="store"), Event(7, "i1")])
+        with Learner(settings(folder, model)) as learner:
+            learn_all(learner)
+        with StepReader(folder) as steps:
+            taken = [(step.kind, step.first, step.last, step.about.get("events")) for step in steps.after(0)]
+            last = steps.last()
+    assert taken == [("events", 1, 40, 40), ("events", 41, 50, 10), ("resume", 51, 51, None), ("events", 52, 83, 30)]
+    assert last is not None
+    assert last.about["odd"] == 1  # an integer among texts stays in the log, and nobody can learn it
+    assert last.totals["events"] == 80
+    ranked = last.totals["served"]["organic"]["ranked"] + last.totals["served"]["repeats"]["ranked"]
+    assert ranked + last.totals["cold"] + last.totals["unranked"] == 80
+    assert 0 < shares(last.totals["served"]["organic"])["HR@10"] <= 1
+    assert last.totals["frozen"]["organic"]["ranked"] == last.totals["popular"]["organic"]["ranked"] > 0
+    assert between(last.totals, last.totals)["events"] == 0
+
+
+def test_time_never_runs_back(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log:
+        log.append([Event("u1", "i1", 90_000), Event("u2", "i2", 10), Event("u1", "i3", 90_001)])
+        with Learner(settings(folder, model)) as learner:
+            learn_all(learner)
+            assert learner.course.model.last_time == 90_001
+            assert learner.course.model.late == 1
+
+
+class TestGuard:
+    def test_a_batch_that_cannot_be_learned_is_set_aside_and_can_be_retried(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG) as log, Replica(folder) as replica:
+            log.append(stream(120))
+            with Learner(settings(folder, model)) as learner:
+                learner.step()
+                with monkeypatch.context() as broken:
+                    broken.setattr(
+                        "melon.learning.updater.Updater.learn_undoable",
+                        lambda *_: (_ for _ in ()).throw(LearningError("the loss is not finite")),
+                    )
+                    learner.step()
+                learn_all(learner)
+                (aside,) = learner.book.set_aside()
+                assert (aside.number, aside.first, aside.last) == (2, 41, 80)
+                assert "not finite" in str(aside.reason)
+                assert "set aside" in learner.book.alarms()[0]
+                events = learner.course.model.updater.history.events
+                assert events == 150 + 120  # its past is known, its rows are not taught
+                log.control("retry", {"batch": 2}).result()
+                log.control("retry", {"batch": 1}).result()  # nothing to retry: a step that does nothing
+                learn_all(learner)
+                assert learner.course.model.updater.history.events == events
+                assert not learner.book.set_aside()
+                replica.load()
+                replica.follow()
+                copy, digest = clean_replay(folder)
+                assert digest == learner.position.digest == replica.position.digest
+                assert state_digest(copy) == state_digest(learner.course.model)
+
+    def test_a_batch_that_moves_rows_too_far_is_undone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG) as log:
+            log.append(stream(500))
+            with Learner(settings(folder, model, batch_most=20)) as learner:
+                for _ in range(22):
+                    learner.step()
+                with monkeypatch.context() as broken:
+                    broken.setattr("melon.learning.updater.Updater.moved", property(lambda self: 1e6))
+                    learner.step()
+                learn_all(learner)
+                (aside,) = learner.book.set_aside()
+                assert aside.number == 23
+                assert "20 times the usual" in str(aside.reason)
+                copy, digest = clean_replay(folder)
+                assert digest == learner.position.digest
+                assert state_digest(copy) == state_digest(learner.course.model)
+
+    def test_too_many_in_a_row_stop_learning_until_somebody_resumes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG) as log:
+            log.append(stream(100))
+            some = settings(folder, model, batch_most=10, stop_after=3)
+            with Learner(some) as learner:
+                monkeypatch.setattr(
+                    "melon.learning.updater.Updater.learn_undoable",
+                    lambda *_: (_ for _ in ()).throw(ValueError("a fault of ours")),
+                )
+                learn_all(learner)
+                assert learner.position.offset == 30
+                assert any("learning waits" in alarm for alarm in learner.book.alarms())
+            monkeypatch.undo()
+            with Learner(some) as learner:
+                assert not learner.step()
+                log.control("resume", {}).result()
+                learn_all(learner)
+                assert learner.position.offset == 101
+
+
+def content(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    person, events = "visitor-4711-secret", stream(120)
+    mine = [dataclasses.replace(one, user=person, event_id=f"{person}/{n}") for n, one in enumerate(events[:9])]
+    with EventLog(folder, LOG) as log:
+        log.append([*events, *mine])
+        log.put_facts([("i1", {"owner": person, "price": 3})]).result()
+        with Learner(settings(folder, model)) as learner:
+            learn_all(learner)
+            learner.save(wait=True)
+            assert person.encode() in content(folder)
+            offset = log.forget(person).result()
+            log.append(events[:1])
+            learn_all(learner)
+            learner.save(wait=True)
+            wait_until(lambda: person.encode() not in content(folder))
+            assert learner.course.model.users.rows([person])[0] == -1
+            log.append([Event(person, "i2", event_id="new life")])
+            learn_all(learner)
+            copy, digest = clean_replay(folder)
+            assert digest == learner.position.digest
+            assert state_digest(copy) == state_digest(learner.course.model)
+        with LogReader(folder) as reader:
+            assert [one.offset for one in reader.of_user(person, 99)] == [log.offset]
+            assert {item: body for item, _, body in reader.facts()}["i1"] == {"owner": None, "price": 3}
+            assert reader.last()[1] == 120 + 9 + 0 + 1
+            control = reader.control_after(offset - 1)
+            assert control is not None
+            assert str(control.body["user"]).startswith("forgotten-")
+            assert len(reader.of_user(str(control.body["user"]), 99)) == 9
+
+
+class TestRefusals:
+    def test_two_learners_on_one_log(self, tmp_path: Path) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with (
+            EventLog(folder, LOG),
+            Learner(settings(folder, model)),
+            pytest.raises(LogError, match=r"has a learner already: process \d+"),
+        ):
+            Learner(settings(folder, model))
+
+    def test_a_log_of_another_model_names_both(self, tmp_path: Path) -> None:
+        first, second = saved_model(tmp_path / "first"), saved_model(tmp_path / "second", events=140)
+        folder = tmp_path / "live"
+        with EventLog(folder, LOG):
+            Learner(settings(folder, first)).__exit__(None, None, None)
+            with pytest.raises(LogError, match=r"belongs to the model .*first.*not to .*second"):
+                Learner(settings(folder, second))
+
+    def test_files_of_another_log_name_both(self, tmp_path: Path) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG) as log, Learner(settings(folder, model)):
+            first = log.log_id
+        for path in folder.glob("events.db*"):
+            path.unlink()
+        with EventLog(folder, LOG) as log, pytest.raises(LogError, match=f"{log.log_id}.*{first}"):
+            Learner(settings(folder, model))
+
+    @pytest.mark.parametrize(
+        ("break_it", "message"),
+        [
+            (lambda folder: (folder / "manifest.json").unlink(), "holds no checkpoint"),
+            (lambda folder: (folder / "manifest.json").write_text("{}"), "not written by melon"),
+            (
+                lambda folder: (folder / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 99}'),
+                "upgrade melon",
+            ),
+            (lambda folder: folder.rename(folder.with_name("gone")), "does not exist"),
+        ],
+    )
+    def test_a_model_that_is_missing_foreign_or_newer(self, tmp_path: Path, break_it: Any, message: str) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        break_it(model)
+        with EventLog(folder, LOG), pytest.raises(CheckpointError, match=message):
+            Learner(settings(folder, model))
+        with EventLog(folder, LOG), pytest.raises(CheckpointError):  # the lock was let go
+            Learner(settings(folder, model))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log:
+        for part in range(5):
+            log.append(stream(40, seed=part))
+            with Learner(settings(folder, model)) as learner:
+                learn_all(learner)
+                learner.save(wait=True)
+                position, digest = learner.position, state_digest(learner.course.model)
+        checkpoints = Checkpoints(folder)
+        assert checkpoints.numbers() == [0, 3, 4, 5]  # the newest three, and the one where replays begin
+        next(checkpoints.path(5).glob("*.safetensors")).write_bytes(b"damaged")
+        with Learner(settings(folder, model)) as learner:
+            assert learner.position == position
+            assert state_digest(learner.course.model) == digest
+
+
+def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    some = settings(folder, model, keep_deltas_bytes=1)
+    with EventLog(folder, LOG) as log, Learner(some) as learner, Replica(folder) as replica:
+        replica.load()
+        log.append(stream(200))
+        learn_all(learner)  # no delta but the last is kept
+        assert not replica.follow()
+        learner.save(wait=True)
+        assert replica.follow()
+        assert replica.position == learner.position
+        assert replica.reloads["gap"] == 1
+        log.append(stream(30, seed=5))
+        learn_all(learner)
+        learner.feed._connection.execute("UPDATE deltas SET content = zeroblob(40)")
+        replica.follow()
+        assert replica.position.offset == 200
+        learner.save(wait=True)
+        replica.follow()
+        assert replica.position == learner.position
+
+
+def test_a_cold_start_and_the_process(tmp_path: Path) -> None:
+    folder, stop = tmp_path / "live", threading.Event()
+    process = threading.Thread(target=run_learner, args=(settings(folder, None, batch_every=0.01), stop))
+    process.start()
+    with EventLog(folder, LOG) as log, Replica(folder) as replica:
+        replica.load()
+        replica.start()
+        assert log.append(stream(100)).accepted == 100
+        assert replica.wait_for(100, 60.0)
+        with replica.reading() as (held, position):
+            assert held.recommend(["u1"], 3)[0].source == "model"
+            assert position.version == "cold"
+        stop.set()
+        process.join(60)
+        assert not process.is_alive()
+    assert Checkpoints(folder).position(Checkpoints(folder).numbers()[-1])[0].offset == 100
+    with EventLog(folder, LOG), Learner(settings(folder, None)) as learner:
+        assert learner.position.offset == 100
+        assert np.isfinite(learner.course.model.score(["u1"], ["i1"])[0])
