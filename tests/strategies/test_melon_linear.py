@@ -133,6 +133,25 @@ class TestForms:
         assert MeLON({"inputs": "age, loss,age"}).settings.inputs == ("age", "loss")
 
 
+@pytest.mark.parametrize("make", [MeLON, MeLONI, MeLONP])
+@pytest.mark.parametrize("settings", [{}, {"fading": 30.0}])
+def test_compiled_steps_are_those_that_are_proposed(
+    make: type[LinearStrategy], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {}
+    for kernel in ("torch", "numba"):
+        monkeypatch.setenv("MELON_KERNEL", kernel)
+        strategy = make({"lr": 0.1, **settings})
+        updater = Updater(BPR({"dim": 4, "negatives": 3}, seed=3), strategy, seed=4)
+        shaken(strategy).rates.phi["rates"][:, 4] = 3.0 * strategy.trainable()["rates"][:, 4]  # some reach the cap
+        losses = [updater.learn(batch) for batch in toy_batches()[:6]]
+        states = {key: state["recent"] for key, state in updater.row_state.items() if state}
+        rows[kernel] = losses, {name: t.everything() for name, t in {**updater.recommender.tables, **states}.items()}
+    np.testing.assert_allclose(rows["torch"][0], rows["numba"][0], rtol=1e-5)
+    for name, values in rows["torch"][1].items():
+        torch.testing.assert_close(rows["numba"][1][name], values, rtol=1e-4, atol=1e-5)
+
+
 class TestMatrix:
     def test_it_is_two_dimensional_after_practice(self) -> None:
         updater = learned(shaken(learned(MeLON({"lr": 0.1})).strategy))  # type: ignore[arg-type]
