@@ -7,7 +7,7 @@ NEEDS := pyproject.toml constraints.txt
 QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
 	tests/recommenders tests/explain/test_matrix.py tests/fitting/test_search.py tests/strategies/test_default.py \
 	tests/strategies/test_sequential.py tests/strategies/test_reductions.py tests/strategies/test_golden.py
-SPEED := startup prepare prequential recommend blend cores grid limits bench
+SPEED := startup prepare prequential recommend lists blend cores grid limits bench peers
 
 .PHONY: help demo quick test test-slow check lint bench format clean
 
@@ -58,6 +58,7 @@ check: lint
 	@$(MAKE) --no-print-directory test
 
 bench: $(VENV)/.dev-stamp
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,bench]'
 	@set -e; for name in $(SPEED); do echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py"; done
 
 format: $(VENV)/.dev-stamp

@@ -67,6 +67,7 @@ class _PlainCatalogue(Catalogue):
     def __init__(self, recommender: Recommender, n_items: int, context: Context | None) -> None:
         self._recommender, self._n_items, self._context = recommender, n_items, context
 
+    @torch.no_grad()
     def scores(self, users: Tensor) -> Tensor:
         lines = [
             self._recommender.score_catalogue(user, self._n_items, self._context) for user in torch.split(users, 1)
