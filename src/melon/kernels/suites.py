@@ -8,6 +8,7 @@ from types import ModuleType
 
 from melon.kernels import (
     arithmetic,
+    besides,
     blend,
     factor,
     generator,
@@ -64,7 +65,9 @@ SUITES = {
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
     "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
-    "lists": Suite("the loops of lists", (lists,), lists.SIGNATURES, lists.DOUBLES_TOO),
+    "lists": Suite(
+        "the loops of lists", (lists, besides), {**lists.SIGNATURES, **besides.SIGNATURES}, lists.DOUBLES_TOO
+    ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
     "lessons": Suite("the loops of the blend's head", (factor, neighbours, lessons), lessons.SIGNATURES),
     "profiles": Suite("the loops of profiles", (profiles,), profiles.SIGNATURES),
