@@ -51,6 +51,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "log import": ("melon log import model.live events.ndjson",),
     "log forget": ("melon log forget model.live ann",),
     "demo": ("melon demo --out demo",),
+    "serve": (
+        "melon serve model/",
+        "melon serve model/ --config melon.toml --host 0.0.0.0 --port 80",
+        "melon serve --demo",
+    ),
+    "keys add": ("melon keys add --data model.live --scope read --scope write --days 90 --note shop",),
+    "keys list": ("melon keys list --data model.live",),
+    "keys revoke": ("melon keys revoke 3f2a91bc --data model.live",),
+    "doctor": ("melon doctor model/", "melon doctor --data model.live --forgotten ann@example.org"),
+    "load": ("melon load http://127.0.0.1:8000 --lists 300 --events 1000 --seconds 30",),
 }
 
 

@@ -7,6 +7,8 @@ import math
 import numpy as np
 
 from melon.kernels.types import (
+    DOUBLE_TABLE,
+    DOUBLES,
     INT,
     INT_TABLE,
     INTS,
@@ -18,14 +20,14 @@ from melon.kernels.types import (
     SMALL_INTS,
     Signature,
 )
-from melon.types import Ints, Singles, SmallInts
+from melon.types import Floats, Ints, Singles, SmallInts
 
 # fmt: off
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
     "scores": (INTS, INT_TABLE, RANGE, *[SINGLE_TABLE] * 5),
     "plain_step": (
-        INTS, INT_TABLE, SINGLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
+        INTS, INT_TABLE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
         INTS, INTS, *[SINGLE_TABLE] * 3,
     ),
     "exchange": (INTS, SINGLE_TABLE, INTS, SINGLE_TABLE, INTS),
@@ -115,8 +117,22 @@ def _moved(old: Singles, new: Singles) -> float:
     return total
 
 
+def _rated(weights: Singles, knots: Floats, hats: Floats, loss: float, out: Singles) -> None:
+    """Weights of a line's columns with what its loss adds."""
+    if not knots.size:
+        out[:] = weights
+        return
+    at, right = min(max(math.log(loss + 1e-8), knots[0]), knots[-1]), 1
+    while knots[right] < at:
+        right += 1
+    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
+    for column in range(out.size):
+        hat = hats[column, right - 1] * (1 - part) + hats[column, right] * part
+        out[column] = min(weights[column] * math.exp(hat), math.exp(3.0))
+
+
 def plain_step(
-    users: Ints, lines: Ints, weights: Singles, decay: Singles, now: int,
+    users: Ints, lines: Ints, weights: Singles, knots: Floats, hats: Floats, decay: Singles, now: int,
     user_factors: Singles, users_touched: Ints, users_half_life: float,
     item_factors: Singles, items_touched: Ints, items_half_life: float,
     item_bias: Singles, bias_touched: Ints, bias_half_life: float,
@@ -126,8 +142,10 @@ def plain_step(
     """One step on the pairwise loss of a batch (docs/methods.md 2.1, 3.1), written beside the tables.
 
     Line x takes item lines[x, 0] and leaves the others. Its gradient on the user counts weights[x, 0] times, that on
-    its item c weights[x, 1 + c] times. Each touched row loses the share decay[table] of itself. Returns how many users
-    and items are touched, the mean loss, and how far the rows of each table have moved in all.
+    the vector of its item c weights[x, 1 + c] times, and that on its bias weights[x, 1 + items + c] times. With knots,
+    these grow by e^hat, at most to e³: the hats (columns × knots) are linear in the logarithm of the line's loss
+    (4.12). Each touched row loses the share decay[table] of itself. Returns how many users and items are touched, the
+    mean loss, and how far the rows of each table have moved in all.
     """
     (lines_count, width), dim = lines.shape, user_factors.shape[1]
     of_user, of_item = np.empty(lines_count, np.int64), np.empty((lines_count, width), np.int64)
@@ -144,7 +162,7 @@ def plain_step(
     _shrunk(old_users, decay[0], new_users)
     _shrunk(old_items, decay[1], new_items)
     _shrunk(old_bias, decay[2], new_bias)
-    total, slopes = 0.0, np.empty(width, np.float32)
+    total, slopes, rates = 0.0, np.empty(width, np.float32), np.empty(weights.shape[1], np.float32)
     for n in range(lines_count):
         own = old_users[of_user[n]]
         first = _dot(own, old_items[of_item[n, 0]]) + old_bias[of_item[n, 0], 0]
@@ -158,16 +176,17 @@ def plain_step(
             down += slope
         slopes[0] = -down
         total += loss / (width - 1)
+        _rated(weights[n], knots, hats, loss / (width - 1), rates)
         user = new_users[of_user[n]]
         for c in range(width):
             at = of_item[n, c]
-            on_user, on_item = slopes[c] * weights[n, 0], slopes[c] * weights[n, 1 + c]
+            on_user, on_item = slopes[c] * rates[0], slopes[c] * rates[1 + c]
             vector, item = old_items[at], new_items[at]
             for d in range(dim):
                 user[d] -= on_user * vector[d]
             for d in range(dim):
                 item[d] -= on_item * own[d]
-            new_bias[at, 0] -= on_item
+            new_bias[at, 0] -= slopes[c] * rates[1 + width + c]
     moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
     return n_users, n_items, total / lines_count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
 

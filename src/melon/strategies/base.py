@@ -19,6 +19,7 @@ from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import TableSpec
+from melon.types import Floats, Ints, Singles
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
@@ -147,6 +148,28 @@ class PlainRates:
 
 
 @dataclass(frozen=True)
+class LineRates:
+    """A step with a rate for each gradient of a line, which compiled loops make.
+
+    `weights` (n × columns) are those on the user, on the items' vectors, and on their biases; `hats` (knots, and
+    columns × knots) are what the loss adds to their logarithms. A touched row loses the share `decay`, by table.
+    `row_state` holds new values of some stored rows.
+    """
+
+    weights: Singles
+    hats: tuple[Floats, Floats]
+    decay: Mapping[str, float]
+    row_state: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
+
+
+class StoredState(Protocol):
+    """State of rows as a strategy may see it: read, never written."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """A copy of rows as they are now."""
+
+
+@dataclass(frozen=True)
 class LearningRates:
     """The learning-rate matrix of a batch (docs/methods.md 1.3, 1.4).
 
@@ -263,6 +286,19 @@ class Strategy(ABC):
         """Optional: what `propose` does to a batch of so many interactions, where that is a plain step; else None.
 
         Compiled loops then make the step. A subclass that changes `propose` does not have it.
+        """
+        return None
+
+    def line_rates(
+        self,
+        users: Ints,
+        items: Ints,
+        history: History,
+        tables: Mapping[str, Readable],
+        row_state: Mapping[str, Mapping[str, StoredState]],
+    ) -> LineRates | None:
+        """Optional: what `propose` does to interactions of a factorised score, users n and items n × (1 + negatives) as
+        stored rows, where that is a step with a rate for each gradient; else None.
         """
         return None
 

@@ -6,7 +6,7 @@ Before practice it is exactly the plain step. Online it is a plain step with a w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,14 +14,30 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.kernels.practice.forms import MOST_LOG_RATE
 from melon.recommenders.evidence import RowGradient
-from melon.strategies.base import LearningRates, Proposal, RowStateSpec, Situation, Strategy, StrategySettings
+from melon.recommenders.plain import NO_HATS, TAUGHT
+from melon.strategies.base import (
+    LearningRates,
+    LineRates,
+    Proposal,
+    Readable,
+    RowStateSpec,
+    Situation,
+    StoredState,
+    Strategy,
+    StrategySettings,
+)
+from melon.strategies.melon import strategy as network
 from melon.strategies.melon.inputs import RECENT_WIDTH, RecentCounts
-from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.rates import INPUTS, KNOTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.settings import RateSettings
+from melon.stream.history import History
 from melon.tables import TableSpec
-from melon.types import Floats
+from melon.types import Floats, Ints
 
 _RECENT = "recent"
+_UNCAPPED = 50.0
 
 
 class LinearSettings(StrategySettings):
@@ -34,6 +50,23 @@ class LinearSettings(StrategySettings):
     passes: int = Field(60, ge=0)
     practice_lr: float = Field(0.1, gt=0)
     practice_l2: float = Field(1e-3, ge=0)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values; one of the other form is refused with the way to it."""
+        for name in values:
+            if name not in cls.model_fields and name in RateSettings.model_fields:
+                raise SettingsError(
+                    f"{owner}: {name} is a setting of its network form; choose preset = network (or set form=network)."
+                )
+        return super().parse(values, owner)
+
+    @classmethod
+    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their present names; before there were two forms, there was the network."""
+        if "form" in saved and saved["form"] != "network":
+            return super().renamed(saved)
+        return {**RateSettings.renamed(saved), "form": "network"}
 
     @field_validator("inputs", mode="before")
     @classmethod
@@ -48,8 +81,15 @@ class LinearStrategy(Strategy):
 
     settings_type = LinearSettings
     settings: LinearSettings
+    #: The same strategy in its published form: settings with `form = network` make one of these.
+    network_form: ClassVar[type[network.RateStrategy]]
     #: What the ablations leave out: inputs that are never seen.
     unseen: ClassVar[tuple[Input, ...]] = ()
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
+        if (settings or {}).get("form") == "network":
+            return cls.network_form(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+        return super().__new__(cls)
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Start at the plain step; a strategy that has practised on another recommender of the kind keeps that."""
@@ -57,6 +97,7 @@ class LinearStrategy(Strategy):
             return
         if not any(spec.role == "item" for spec in specs.values()):
             raise SettingsError(f"strategy {self.name!r} needs rows of items, and this recommender has none.")
+        self._specs = dict(specs)
         inputs = tuple(name for name in self.settings.inputs if name not in self.unseen)
         self.rates = LinearRates(specs, self.roles(specs), inputs, self.settings.lr)
         if self.settings.fading is not None:
@@ -86,6 +127,34 @@ class LinearStrategy(Strategy):
                 values[gradient.table] = old - gradient.summed(len(old), weights[:, 0]) / len(weights)
         counted = self._recent(situation).after(situation.examples.items[:, 0])
         return Proposal(values, {self.rates.item_tables[0]: {_RECENT: counted}})
+
+    def line_rates(
+        self,
+        users: Ints,
+        items: Ints,
+        history: History,
+        tables: Mapping[str, Readable],
+        row_state: Mapping[str, Mapping[str, StoredState]],
+    ) -> LineRates | None:
+        if self.settings.most_step is not None:
+            return None
+        rates, slots, rows = self.rates, items.shape[1], torch.from_numpy(items.reshape(-1))
+        counted = rates.item_tables[0]
+        state = row_state[counted][_RECENT]
+        of_users, of_items = (tables[name].idle for name in TAUGHT[:2])
+        idle = of_users(torch.from_numpy(users)).numpy(), of_items(rows).numpy().reshape(items.shape)
+        met = history.of_users.met(users), history.of_items.met(items)
+        recent = RecentCounts(state.gather(rows), history.events).now().reshape(*items.shape, -1)
+        touches = batch_inputs(users, items, met, idle, recent)
+        roles = [role for name in TAUGHT for role in rates.roles.of(name, 1 if name == TAUGHT[0] else slots)]
+        base = rates.base(np.concatenate([self.columns(self._specs[name], touches) for name in TAUGHT], axis=1), roles)
+        hats = (KNOTS, rates.phi["hats"].numpy()[roles]) if rates.sees_loss else NO_HATS
+        # With hats the cap comes after them.
+        weights = np.exp(np.minimum(base, _UNCAPPED if rates.sees_loss else MOST_LOG_RATE)).astype(np.float32)
+        decay = {name: 1 - float(rates.kept(name)) for name in TAUGHT}
+        taken, times = torch.unique(torch.from_numpy(items[:, 0]), return_counts=True)
+        after = RecentCounts(state.gather(taken), history.events).after(torch.repeat_interleave(times))
+        return LineRates(weights, hats, decay, {counted: {_RECENT: (taken, after)}})
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
@@ -158,27 +227,36 @@ class LinearStrategy(Strategy):
         return RecentCounts(stored, situation.around.history.events)
 
 
-def batch_inputs(users: Any, items: Any, met: Any, idle: Any, recent: Floats) -> Floats:
+def batch_inputs(users: Ints, items: Ints, met: tuple[Ints, Ints], idle: tuple[Ints, Ints], recent: Floats) -> Floats:
     """Inputs of a batch's touches: n × (user, item taken, items drawn) × columns.
 
     `met` and `idle` are of users (n) and of items (n × slots), `recent` (n × slots × 2) counts of items.
     """
-    touches = np.bincount(users)[users], np.bincount(items.reshape(-1))[items]
+    touches = _times(users), _times(items)
     of_user = row_inputs(met[0], idle[0], touches[0], recent[:, 0], met[1][:, 0])
     of_items = row_inputs(met[1], idle[1], touches[1], recent, np.broadcast_to(met[0][:, None], items.shape))
     return np.concatenate([of_user[:, None], of_items], axis=1)
+
+
+def _times(rows: Ints) -> Ints:
+    """How often each row stands among them."""
+    _, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    times: Ints = counts[place].reshape(rows.shape)
+    return times
 
 
 class MeLON(LinearStrategy):
     """Rates by interaction and row: two-dimensional."""
 
     name = "melon"
+    network_form = network.MeLON
 
 
 class MeLONI(LinearStrategy):
     """The ablation that sees the interaction only: one rate for all that it touches."""
 
     name = "melon_i"
+    network_form = network.MeLONI
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
         return Roles.one(specs)
@@ -192,6 +270,7 @@ class MeLONP(LinearStrategy):
     """The ablation that sees the row only, whatever part it plays in an interaction: one rate for each row."""
 
     name = "melon_p"
+    network_form = network.MeLONP
     unseen = ("partner", "loss")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:

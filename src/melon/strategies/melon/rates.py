@@ -95,13 +95,14 @@ class LinearRates:
         self._seen = np.array([name in inputs for name in COLUMNS], dtype=np.float64)
         self.sees_loss = "loss" in inputs
         self._start = float(np.log(lr))
-        self.phi: Phi = {
-            "rates": torch.zeros((roles.count, 1 + len(COLUMNS)), dtype=torch.float64),
-            "hats": torch.zeros((roles.count, len(KNOTS)), dtype=torch.float64),
-            "decay": torch.zeros(len(self.row_tables), dtype=torch.float64),
-            "half_lives": torch.zeros(len(self.item_tables), dtype=torch.float64),
-            "temperature": torch.zeros(1, dtype=torch.float64),
+        shapes: dict[str, tuple[int, ...]] = {
+            "rates": (roles.count, 1 + len(COLUMNS)),
+            "hats": (roles.count, len(KNOTS)),
+            "decay": (len(self.row_tables),),
+            "half_lives": (len(self.item_tables),),
+            "temperature": (1,),
         }
+        self.phi: Phi = {name: torch.from_numpy(np.zeros(shape)) for name, shape in shapes.items()}
         self.phi["rates"][:, 0] = self._start
 
     def seen(self, columns: Floats) -> Floats:
