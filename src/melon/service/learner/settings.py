@@ -28,6 +28,7 @@ class LearnerSettings:
         fit_after: a service that started cold fits a model on its own log after so many events; 0 never does.
         fit_minutes: how long that fit may choose settings.
         fit_budget: how many settings that fit tries for each choice.
+        max_pairs: pairs of user and item that a new service remembers as seen, at most; 0: as the model has it.
         threads: threads of the arithmetic; part of what makes a replay exact.
         seed: the root of everything random.
     """
@@ -47,5 +48,6 @@ class LearnerSettings:
     fit_after: int = 20_000
     fit_minutes: float = 10.0
     fit_budget: int = BUDGET
+    max_pairs: int = 0
     threads: int = 1
     seed: int = 0
