@@ -210,17 +210,17 @@ class Melon:
         A model that has learned nothing yet starts cold. Columns are those named for `fit` unless named again. Stopping
         it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
         """
-        events, plan = plain_events(interactions), plan_of(self)
-        model = self._model or cold_start(self)[0]
+        events, model = plain_events(interactions), self._model or cold_start(self)[0]
+        batch_size = values.whole_number("batch_size", self.batch_size, 1)
         model.updater.history.bound(self.max_pairs)
-        with threads(plan.threads):
+        with threads(values.whole_number("threads", self.threads, 1)):
             try:
                 if events is not None:
-                    model.learn_events(*events, batch_size=plan.protocol.batch_size)
+                    model.learn_events(*events, batch_size=batch_size)
                 else:
                     names = {"user": user, "item": item, "time": time}
                     columns = {role: name or self._columns.get(role) for role, name in names.items()}
-                    for _ in model.learn(interactions_from(interactions, **columns), plan.protocol.batch_size):
+                    for _ in model.learn(interactions_from(interactions, **columns), batch_size):
                         pass
             finally:
                 if model.updater.history.events:
