@@ -174,11 +174,12 @@ class BlendHead(Head):
         twin.scale = scale * self._kept
         current = {name: values[name] for name in TABLES}
         memory: dict[str, Tensor] = {}
+        ready = [twin._ready(lesson) for lesson in lessons]
         for number in range(settings.passes):
             # Falling to a tenth, so that the last passes settle.
             lr = settings.practice_lr * (1 - 0.9 * number / settings.passes)
-            for lesson in lessons:
-                step = twin._stepped(current, twin._slopes(current, lesson), memory, lr)
+            for scaled, apart in ready:
+                step = twin._stepped(current, _slopes_of(current, scaled, apart), memory, lr)
                 current, memory = step.values, step.memory
         return {"centre": twin.centre, "scale": twin.scale, **current}
 
@@ -211,6 +212,11 @@ class BlendHead(Head):
         centre = (sums[_SUM] / sums[_PAIRS].item()).to(self.centre)
         return {"centre": centre, "scale": (1 / spread).to(self.scale) * self._kept}
 
+    def _ready(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """What does not change from pass to pass: scaled inputs, and what is added to the head's scores."""
+        apart = torch.zeros_like(lesson.inputs[..., 0]).masked_fill_(~lesson.allowed, -torch.inf)
+        return self.scaled(lesson.inputs), self.personal(lesson.inputs) + apart
+
     def _slopes(self, values: Values, lesson: Lesson) -> dict[str, Tensor]:
         """The mean gradient of a lesson; a negative that does not count is out of the softmax."""
         apart = torch.zeros_like(lesson.inputs[..., 0]).masked_fill_(~lesson.allowed, -torch.inf)
@@ -230,6 +236,20 @@ class BlendHead(Head):
             memory_after[f"1/{name}"], memory_after[f"2/{name}"] = moments.first, moments.second
             moved[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
         return HeadStep(moved, memory_after)
+
+
+def _slopes_of(values: Values, scaled: Tensor, apart: Tensor) -> dict[str, Tensor]:
+    """The mean gradient of a lesson, as `BlendHead.gradients` gives it, in few operations and without losses."""
+    n, inputs = len(scaled), scaled.flatten(0, 1)
+    hidden = torch.mm(inputs, values[HIDDEN].T).add_(values[SHIFT][:, 0]).relu_()
+    scores = torch.mv(inputs, values[LINEAR][0]).add_(torch.mv(hidden, values[OUTPUT][0])).view(apart.shape).add_(apart)
+    slopes = torch.softmax(scores, -1)
+    slopes[:, 0] -= 1
+    left = slopes.view(-1, 1)
+    reaching = torch.ops.aten.threshold_backward(left * values[OUTPUT][0], hidden, 0)
+    ones = torch.ones_like(left)
+    sums = {LINEAR: left.T @ inputs, HIDDEN: reaching.T @ inputs, SHIFT: reaching.T @ ones, OUTPUT: left.T @ hidden}
+    return {name: total.div_(n) for name, total in sums.items()}
 
 
 def head_scores(values: Values, scaled: Tensor) -> Tensor:
