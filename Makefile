@@ -7,12 +7,13 @@ NEEDS := pyproject.toml constraints.txt
 QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
 	tests/recommenders tests/explain/test_matrix.py tests/fitting/test_search.py tests/strategies/test_default.py \
 	tests/strategies/test_sequential.py tests/strategies/test_reductions.py tests/strategies/test_golden.py
-SPEED := startup prepare prequential recommend blend cores grid limits bench
+SPEED := startup prepare prequential recommend lists blend cores grid limits bench peers
 
-.PHONY: help demo quick test test-slow check lint bench format clean
+.PHONY: help demo serve quick test test-slow check lint bench format clean
 
 help:
 	@echo "make demo       an embedded stream, predicted and learned batch by batch; ends with a table and a page to open"
+	@echo "make serve      the live service on a made-up news site; watch it learn (Ctrl-C stops it)"
 	@echo "make quick      the core's tests, in a minute"
 	@echo "make test       the tests (make test-slow: the long ones)"
 	@echo "make check      lint, format, types, layers and tests: what continuous integration runs"
@@ -37,6 +38,10 @@ $(VENV)/.dev-stamp: $(NEEDS) | $(BIN)/python
 demo: $(VENV)/.run-stamp
 	$(BIN)/melon demo
 
+serve: $(VENV)/.run-stamp
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve,client]'
+	$(BIN)/melon serve --demo
+
 # Rows, streams, evaluation, learning and strategies' formulas; no command is started and nothing is compiled anew.
 quick: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -n auto -m "not slow" $(QUICK)
@@ -58,6 +63,7 @@ check: lint
 	@$(MAKE) --no-print-directory test
 
 bench: $(VENV)/.dev-stamp
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,bench]'
 	@set -e; for name in $(SPEED); do echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py"; done
 
 format: $(VENV)/.dev-stamp

@@ -9,7 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from melon.progress import Progress
@@ -69,30 +69,28 @@ def shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-class BarProgress(Progress):
+def live_bar(*more: ProgressColumn) -> RichProgress:
+    """A bar with a description, a count and a text of its own (`extra`), on standard error."""
+    return RichProgress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[extra]}", markup=False),
+        *more,
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+class BarProgress(LiveProgress):
     """A live bar for the stage under way."""
 
     def __init__(self) -> None:
-        self._progress = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[extra]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        self._progress = live_bar(TimeRemainingColumn(compact=True))
+        super().__init__(self._progress)
+        self.terminal = True  # `model_progress` makes it for terminals only
         self._task = self._progress.add_task("starting", total=None, extra="")
         self._began = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def stage(self, name: str) -> None:
         self._began = time.perf_counter()
@@ -102,7 +100,7 @@ class BarProgress(Progress):
         self._progress.update(self._task, extra=text)
 
     def notice(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self.line(text)
 
     def tick(self, text: str) -> None:
         self.note(text)

@@ -119,3 +119,11 @@ def require_plots(purpose: str) -> None:
         import matplotlib as mpl  # noqa: F401
     except ImportError:
         raise MissingExtraError(purpose, "plots") from None
+
+
+def require_serving(purpose: str) -> None:
+    """Raise now if no service can be run here."""
+    from importlib.util import find_spec
+
+    if not all(find_spec(name) for name in ("apsw", "fastapi", "httptools", "prometheus_client", "uvicorn")):
+        raise MissingExtraError(purpose, "serve")

@@ -36,7 +36,17 @@ if TYPE_CHECKING:
 #: The arguments of `Melon`, in order; the second group is saved with a model.
 _NAMES = ("recommender", "strategy")
 _SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "fading", "settings", "pretrain_settings")
-_PARAMETERS = (*_NAMES, *_SAVED, "recommender_settings", "threads", "dtype", "device", "progress", "report")
+_PARAMETERS = (
+    *_NAMES,
+    *_SAVED,
+    "recommender_settings",
+    "threads",
+    "max_pairs",
+    "dtype",
+    "device",
+    "progress",
+    "report",
+)
 
 
 class Melon:
@@ -56,6 +66,7 @@ class Melon:
         budget: how many settings `fit` tries for each choice; 0 takes the defaults without a trial.
         minutes: how long `fit` tries settings before it takes the best so far; 30 where the strategy is "auto".
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
+        max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
         dtype: "float32" or "float64".
         device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
         progress: whether `fit` shows on standard error how it comes along.
@@ -79,6 +90,7 @@ class Melon:
         budget: int = values.BUDGET,
         minutes: float | None = None,
         threads: int = 1,
+        max_pairs: int | None = None,
         dtype: str = "float32",
         device: str = "cpu",
         progress: bool = True,
@@ -88,7 +100,7 @@ class Melon:
         self.seed, self.epochs, self.batch_size = seed, epochs, batch_size
         self.budget, self.minutes, self.fading = budget, minutes, fading
         self.settings, self.pretrain_settings = settings, pretrain_settings
-        self.recommender_settings = recommender_settings
+        self.recommender_settings, self.max_pairs = recommender_settings, max_pairs
         self.threads, self.dtype, self.device, self.progress, self.report = threads, dtype, device, progress, report
         self.choices: dict[str, Plain] = {}
         self.notes_: tuple[str, ...] = ()
@@ -187,6 +199,7 @@ class Melon:
                     progress.notice("stopped: nothing of this fit was kept")
                 raise
         self._model, self.choices, self.notes_ = fitted.model, fitted.choices, fitted.notes
+        fitted.model.updater.history.bound(self.max_pairs)
         self._columns = {"user": user, "item": item, "time": time}
         return self
 
@@ -200,6 +213,7 @@ class Melon:
         """
         events, plan = plain_events(interactions), plan_of(self)
         model = self._model or cold_start(self)[0]
+        model.updater.history.bound(self.max_pairs)
         with threads(plan.threads):
             try:
                 if events is not None:
@@ -327,6 +341,7 @@ def load(
         recommender_settings=used.settings.plain(),
         dtype=str(used.dtype).removeprefix("torch."),
         threads=threads,
+        max_pairs=model.updater.history.max_pairs,
         device=device,
         **{name: about[name] for name in _SAVED if name in about},
     )._take(model, about)

@@ -148,10 +148,10 @@ def _file(out: Path | None, seed: int, *, several: bool) -> Path | None:
 class _ClassEntry(Entry):
     """A class that the caller wrote, known by its name for as long as the process lives."""
 
-    made: Any = None
+    factory: Any = None
 
     def load(self) -> Any:
-        return self.made
+        return self.factory
 
 
 def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> str:
@@ -168,5 +168,5 @@ def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> st
             )
         return name
     space = search_space(choice) if registry is STRATEGIES else Space()  # type: ignore[arg-type]
-    registry.add(_ClassEntry(name, (getattr(choice, "__doc__", None) or name).strip(), "", space, made=choice))
+    registry.add(_ClassEntry(name, (getattr(choice, "__doc__", None) or name).strip(), "", space, factory=choice))
     return name

@@ -19,13 +19,13 @@ from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
 from melon.learning.pretrain import Pretraining, PretrainSettings
+from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
-from melon.recommenders.streaming.ials import ImplicitALS
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
-from melon.stream.history import History, PartnerRings
+from melon.stream.history import PartnerRings
 
 _ORDERS = 6
 
@@ -111,6 +111,10 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         (SMALL_RECOMMENDERS["ncf"], partial(MeLON, {})),
         (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {})),
+        (
+            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "tastes")}),
+            partial(Default, {}),
+        ),
     ):
         updater = Pairing(make, strategy).updater()
         for batch in toy_batches(log)[:12]:
@@ -118,10 +122,6 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
             with ExitStack() as undo:
                 updater.learn_undoable(batch, undo)
             updater.learn(batch)
-    solved, past = ImplicitALS(33), History()
-    for batch in toy_batches(log)[:12]:
-        solved.observe(batch.users, batch.items, past)
-        past.append(batch.users, batch.items)
     PartnerRings().append(log.users, log.items)
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()

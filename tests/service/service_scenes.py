@@ -74,7 +74,7 @@ def clean_replay(folder: Path) -> tuple[LiveModel, bytes]:
     """The model that the base checkpoint, the log and the recorded steps give, and the digest chain."""
     checkpoints = Checkpoints(folder)
     with LogReader(folder) as log, StepReader(folder) as steps:
-        saved = checkpoints.load(int(steps.meta()["base"]))
+        saved = checkpoints.load(steps.bases()[-1])
         course = Course(saved.model, saved.position, log)
         for step in steps.after(saved.position.batch):
             if step.done is not None:

@@ -295,6 +295,37 @@ def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp
         assert replica.position == learner.position
 
 
+def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
+    folder = tmp_path / "live"
+    some = settings(folder, None, fit_after=250, fit_budget=0)
+    with EventLog(folder, LOG) as log, Replica(folder) as replica:
+        log.append(stream(300))
+        with Learner(some) as learner:
+            replica.load()
+            learn_all(learner)
+            learner.consider_fitting()
+            log.append(stream(50, seed=8))
+            learn_all(learner)  # while the fit runs
+
+            def switched() -> bool:
+                learner.consider_fitting()
+                return learner.position.version != "cold"
+
+            wait_until(switched, 120)
+            assert learner.position.version == "fit-300"
+            assert learner.course.model.updater.history.events == 350
+            log.append(stream(30, seed=9))
+            learn_all(learner)
+            replica.follow()
+            assert replica.position == learner.position
+            assert replica.reloads["switch"] == 1
+        with Learner(some) as learner:
+            assert learner.position == replica.position
+            copy, digest = clean_replay(folder)
+            assert digest == learner.position.digest
+            assert state_digest(copy) == state_digest(learner.course.model)
+
+
 def test_a_cold_start_and_the_process(tmp_path: Path) -> None:
     folder, stop = tmp_path / "live", threading.Event()
     process = threading.Thread(target=run_learner, args=(settings(folder, None, batch_every=0.01), stop))

@@ -202,3 +202,40 @@ class TestReplay:
         assert 0 < len(users) < 300
         assert set(users.tolist()) == {9}
         assert set(items.tolist()) == {4}
+
+
+class TestBoundedPairs:
+    def _filled(self, bound: int | None, events: int = 600) -> tuple[History, list[tuple[int, int]]]:
+        rng, history = np.random.default_rng(0), History()
+        history.bound(bound)
+        users, items = rng.integers(0, 12, events), rng.integers(0, 40, events)
+        for start in range(0, events, 7):
+            history.append(users[start : start + 7], items[start : start + 7])
+        return history, list(zip(users.tolist(), items.tolist(), strict=True))
+
+    def test_the_newest_pairs_stay_and_memory_is_bounded(self) -> None:
+        history, log = self._filled(120)
+        everything, _ = self._filled(None)
+        assert len(history.seen) <= 120 < len(everything.seen)
+        assert set(history.seen.keys().tolist()) <= set(everything.seen.keys().tolist())
+        newest = {user: [item for who, item in log if who == user][-2:] for user in range(12)}
+        pairs = np.array([(user << 32) | item for user, items in newest.items() for item in items])
+        assert history.seen.contains(pairs).all()
+
+    def test_a_history_that_is_loaded_forgets_the_same(self) -> None:
+        history, _ = self._filled(120)
+        loaded = History.from_state(history.state())
+        assert loaded.max_pairs == 120
+        more = np.random.default_rng(1).integers(0, (12, 40), (200, 2))
+        for each in (history, loaded):
+            each.append(more[:, 0].copy(), more[:, 1].copy())
+        assert history.seen.keys().tolist() == loaded.seen.keys().tolist()
+
+    def test_forgetting_is_taken_back_with_its_batch(self) -> None:
+        history, _ = self._filled(120)
+        before, users = history.seen.keys().tolist(), np.repeat(np.arange(12), 40)
+        undo = history.undo_point(users, np.tile(np.arange(40), 12))
+        history.append(users, np.tile(np.arange(40), 12))
+        assert len(history.seen) <= 120
+        undo()
+        assert history.seen.keys().tolist() == before

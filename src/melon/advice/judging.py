@@ -64,24 +64,24 @@ def judge(strategies: Sequence[Method], simple: Sequence[Method], users: Ints, i
         return compare([hits(ours.rank)], [hits(theirs.rank)], users, items)
 
     reference = strategies[0]
-    challengers = {each.name: against(each, reference) for each in strategies[1:]}
+    challengers = {one.name: against(one, reference) for one in strategies[1:]}
     better = holm(challengers)
-    winners = [each for each in strategies[1:] if better[each.name]]
+    winners = [one for one in strategies[1:] if better[one.name]]
     strategy = _cheapest_equal(winners, against) if winners else reference
-    rivals = {each.name: against(strategy, each) for each in simple}
+    rivals = {one.name: against(strategy, one) for one in simple}
     beats = holm(rivals)
-    unbeaten = [each for each in simple if not beats[each.name]]  # each of them costs less than any strategy
-    taken = max(unbeaten, key=lambda each: each.hit_rate, default=strategy)
+    unbeaten = [one for one in simple if not beats[one.name]]  # each of them costs less than any strategy
+    taken = max(unbeaten, key=lambda one: one.hit_rate, default=strategy)
     return Verdict(taken, reference, challengers, better, rivals, beats, strategy)
 
 
 def _cheapest_equal(winners: Sequence[Method], against: Callable[[Method, Method], Comparison]) -> Method:
     """The cheapest of those that are not shown to be worse than the best of them."""
-    best = max(winners, key=lambda each: each.hit_rate)
-    others = {each.name: against(best, each) for each in winners if each is not best}
+    best = max(winners, key=lambda one: one.hit_rate)
+    others = {one.name: against(best, one) for one in winners if one is not best}
     worse = holm(others)
-    equal = [each for each in winners if each is best or not worse[each.name]]
-    return min(equal, key=lambda each: each.update_ms)
+    equal = [one for one in winners if one is best or not worse[one.name]]
+    return min(equal, key=lambda one: one.update_ms)
 
 
 def judged(repeats: Flags) -> Flags:

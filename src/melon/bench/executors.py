@@ -1,4 +1,4 @@
-"""Where jobs run: in processes of this machine, or on a Ray cluster. Both run the same code on the same inputs."""
+"""Jobs on streams, and where they run: processes of this machine, or a Ray cluster; same code, same inputs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,120 @@ import socket
 import tempfile
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from melon.atomic import replacing
-from melon.bench.jobs import Ended, Executor, Job, work_of
+from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import MissingExtraError, SettingsError
 
+Ended = TypeVar("Ended")
+Ended_co = TypeVar("Ended_co", covariant=True)
+_PATIENCE = 1.0  # seconds between two calls of `waiting`
 _GONE = 0.5  # seconds that a process may take to end by itself
 _RETRIES = 3
 _ANSWERS = 10.0  # seconds in which a cluster must answer
+
+
+class Job(Protocol[Ended_co]):
+    """Something to run on a stream that the executor knows by its name.
+
+    Jobs of one group share the work of the one that lays their foundation, and start after it.
+    """
+
+    @property
+    def key(self) -> str:
+        """A name that no other job has."""
+
+    @property
+    def group(self) -> str:
+        """The name of the work that it shares."""
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+
+    @property
+    def lays_foundation(self) -> bool:
+        """Whether it makes what others of its group start from."""
+
+    @property
+    def keeps_work(self) -> bool:
+        """Whether what it has done so far is kept, so that it can go on after its worker died."""
+
+    def run(self, log: Interactions, work: Work) -> Ended_co:
+        """Run in this process; an expected problem becomes an outcome."""
+
+    def lost(self, problem: str) -> Ended_co:
+        """The outcome where its worker died."""
+
+
+class Executor(ABC, Generic[Ended]):
+    """Runs jobs somewhere. What a foundation made stays with the executor and is given to the jobs that follow.
+
+    Leaving its block ends what is running.
+    """
+
+    workers: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def submit(self, job: Job[Ended]) -> None:
+        """Start a job, or queue it."""
+
+    @abstractmethod
+    def outcome(self, patience: float) -> Ended | None:
+        """The outcome of the next job that has ended, or None after `patience` seconds."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what is running."""
+
+
+def drive(
+    executor: Executor[Ended],
+    supply: Callable[[], Job[Ended] | None],
+    waiting: Callable[[], None],
+    enough: Callable[[], bool] = lambda: False,
+) -> Iterator[Ended]:
+    """A job for every worker as long as `supply` has one; outcomes come as jobs end.
+
+    `waiting` is called about once a second. Where there is `enough`, what is still running is given up.
+    """
+    running = 0
+    while not enough():
+        while running < executor.workers and (job := supply()) is not None:
+            executor.submit(job)
+            running += 1
+        if not running:
+            return
+        ended = executor.outcome(_PATIENCE)
+        if ended is None:
+            waiting()
+            continue
+        running -= 1
+        yield ended
+
+
+def work_of(folder: Path, job: Job[Ended]) -> Work:
+    """Where a job finds the work of its foundation, and keeps its own if that is worth keeping."""
+    shared = folder / job.group
+    if job.lays_foundation:
+        return Work(shared)
+    return Work(folder / job.key if job.keeps_work else None, base=shared)
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from melon.bench.cell import Cell, CellResult
 from melon.bench.config import CellConfig
-from melon.bench.jobs import Executor, drive
+from melon.bench.executors import Executor, drive
 from melon.bench.work import Work
 from melon.data.interactions import Interactions
 from melon.errors import MelonError, SettingsError

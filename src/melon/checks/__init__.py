@@ -130,8 +130,8 @@ def _run(
         try:
             reason = excused[check.__name__] if check.__name__ in excused else check(given)
         except Exception as error:
-            told = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
-            raise ConformanceError(f"{subject} fails the check {check.__name__!r}: {told}") from error
+            reason = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+            raise ConformanceError(f"{subject} fails the check {check.__name__!r}: {reason}") from error
         if reason is None:
             passed.append(check.__name__)
         else:

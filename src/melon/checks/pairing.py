@@ -95,8 +95,8 @@ def tables_of(updater: Updater) -> list[tuple[str, Table | SparseTable]]:
     rows: list[tuple[str, Table | SparseTable]] = [
         (f"table {name}", table) for name, table in updater.recommender.tables.items()
     ]
-    kept = updater.row_state.items()
-    return rows + [(f"row state {name}.{key}", table) for name, state in kept for key, table in state.items()]
+    states = updater.row_state.items()
+    return rows + [(f"row state {name}.{key}", table) for name, state in states for key, table in state.items()]
 
 
 def row_by_row(table: Table | SparseTable) -> dict[str, Tensor]:

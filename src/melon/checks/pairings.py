@@ -175,14 +175,16 @@ def learning_rates_explain_the_update(pairing: Pairing) -> str | None:
     updater, batch = pairing.after(5, dtype=torch.float64), toy_batches()[5]
     if not updater.strategy.explains_rates:
         return UNEXPLAINED
-    kept = sorted(
+    tables = sorted(
         table.name
         for table in updater.recommender.specs
         if table.name in updater.row_state
         and not all(state.learned for state in updater.strategy.row_state(table).values())
     )
-    if kept:
-        return f"the strategy keeps state for the rows of {', '.join(kept)}, so a step is more than this batch's rates"
+    if tables:
+        return (
+            f"the strategy keeps state for the rows of {', '.join(tables)}, so a step is more than this batch's rates"
+        )
     rates = updater.learning_rates(batch)
     situation = situation_of(updater, batch)[1]
     proposal = updater.strategy.propose(situation)

@@ -10,8 +10,10 @@ import typer
 from melon.cli.compare import advise, bench, tune
 from melon.cli.data import data
 from melon.cli.help import Commands, epilog
+from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
 from melon.cli.report import demo, report, reproduce
+from melon.cli.serve import doctor, keys, load, serve
 from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
@@ -22,11 +24,13 @@ app = Commands(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(data, name="data")
-for _command in (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo):
+_COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo)
+for _command in (*_COMMANDS, serve, doctor, load):
     app.command(epilog=epilog(_command.__name__))(_command)
-for _registered in data.registered_commands:
-    _registered.epilog = epilog(f"data {_registered.name}")
+for _name, _group in (("data", data), ("keys", keys), ("log", log)):
+    app.add_typer(_group, name=_name)
+    for _registered in _group.registered_commands:
+        _registered.epilog = epilog(f"{_name} {_registered.name}")
 
 _STOPPED = 130  # what a shell says of a command that Ctrl-C ended
 

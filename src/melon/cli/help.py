@@ -41,7 +41,26 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "melon learn model/ monday.csv tuesday.csv --user visitor --item page --time at --out newer/",
     ),
     "explain": ("melon explain model/ stream.parquet --out rates.png",),
+    "log info": ("melon log info model.live",),
+    "log verify": ("melon log verify model.live",),
+    "log replay": (
+        "melon log replay model.live --to 2026-11-16T18:00:00Z --out yesterday/",
+        "melon log replay model.live --strategy melon --out other/",
+    ),
+    "log export": ("melon log export model.live --out events.ndjson",),
+    "log import": ("melon log import model.live events.ndjson",),
+    "log forget": ("melon log forget model.live ann",),
     "demo": ("melon demo --out demo",),
+    "serve": (
+        "melon serve model/",
+        "melon serve model/ --config melon.toml --host 0.0.0.0 --port 80",
+        "melon serve --demo",
+    ),
+    "keys add": ("melon keys add --data model.live --scope read --scope write --days 90 --note shop",),
+    "keys list": ("melon keys list --data model.live",),
+    "keys revoke": ("melon keys revoke 3f2a91bc --data model.live",),
+    "doctor": ("melon doctor model/", "melon doctor --data model.live --forgotten ann@example.org"),
+    "load": ("melon load http://127.0.0.1:8000 --lists 300 --events 1000 --seconds 30",),
 }
 
 

@@ -112,16 +112,16 @@ def verdicts(comparisons: Mapping[str, Comparison], margin: float) -> dict[str, 
     """
     better = holm(comparisons)
     worse = holm({name: each.turned() for name, each in comparisons.items()})
-    found: dict[str, Verdict] = {}
+    judged: dict[str, Verdict] = {}
     for name, each in comparisons.items():
         low, high = each.by_user
         if better[name]:
-            found[name] = "better"
+            judged[name] = "better"
         elif low > -margin:
-            found[name] = "level or better" if high >= 0 else "within the margin, but behind"
+            judged[name] = "level or better" if high >= 0 else "within the margin, but behind"
         else:
-            found[name] = "worse" if worse[name] else "not decided"
-    return found
+            judged[name] = "worse" if worse[name] else "not decided"
+    return judged
 
 
 def _resampled(values: Floats, groups: Ints, rng: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -36,6 +36,7 @@ class Arguments(Protocol):
     budget: int
     minutes: float | None
     threads: int
+    max_pairs: int | None
     dtype: str
     device: str
 
@@ -44,8 +45,9 @@ def plan_of(given: Arguments) -> Plan:
     """The plan that the arguments describe. Wrong values are refused; the others are stored back as plain ones."""
     values.name_or_class("recommender", given.recommender)
     values.name_or_class("strategy", given.strategy)
-    for name, least in (("seed", 0), ("batch_size", 1), ("budget", 0), ("threads", 1), ("epochs", 0)):
-        if name != "epochs" or given.epochs is not None:
+    least_of = {"seed": 0, "batch_size": 1, "budget": 0, "threads": 1, "epochs": 0, "max_pairs": 2}
+    for name, least in least_of.items():
+        if name not in ("epochs", "max_pairs") or getattr(given, name) is not None:
             _store(given, name, partial(values.whole_number, least=least))
     if given.minutes is not None:
         _store(given, "minutes", values.number)

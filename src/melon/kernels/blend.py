@@ -13,6 +13,7 @@ from melon.kernels.types import (
     DOUBLE_CUBE,
     INT_TABLE,
     INTS,
+    SINGLE_CUBE,
     SINGLE_TABLE,
     SINGLES,
     Fields,
@@ -30,8 +31,8 @@ class KnownPairs(NamedTuple):
     """What is known of candidates n × c before it is put together as inputs.
 
     `places` are theirs among distinct items, to which `bias`, `columns` and `divisors` belong; `dots` and `sums` are of
-    pairs, `active` of users. `by_activity` are the columns that are repeated times the user's activity, and
-    `divided_by` says which of its divisors each kind of sum belongs to.
+    pairs, `active` of users. `by_activity` are the columns that are repeated times the user's activity,
+    `besides` are inputs as they stand, and `divided_by` says which of its divisors each kind of sum belongs to.
     """
 
     places: Ints
@@ -42,16 +43,17 @@ class KnownPairs(NamedTuple):
     sums: Floats
     active: Singles
     by_activity: Ints
+    besides: Singles
     divided_by: tuple[int, ...]
 
     @property
     def width(self) -> int:
         """How many inputs each pair has."""
-        return INPUTS + len(self.divided_by) - PAIR_SUMS
+        return INPUTS + len(self.divided_by) - PAIR_SUMS + int(self.besides.shape[2])
 
 
 _OF_ITEMS: tuple[str, ...] = (SINGLES, SINGLE_TABLE, SINGLE_TABLE)
-_FIELDS: tuple[str, ...] = (INT_TABLE, SINGLE_TABLE, *_OF_ITEMS, DOUBLE_CUBE, SINGLES, INTS)
+_FIELDS: tuple[str, ...] = (INT_TABLE, SINGLE_TABLE, *_OF_ITEMS, DOUBLE_CUBE, SINGLES, INTS, SINGLE_CUBE)
 _HEAD: Signature = (DOUBLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES, SINGLE_TABLE)
 _KNOWN: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS})"))
 _KNOWN_MORE: Fields = Fields(KnownPairs, (*_FIELDS, f"UniTuple(int64, {PAIR_SUMS + 2})"))
@@ -64,7 +66,7 @@ WITH_TRANSITIONS: dict[str, Signature] = {"inputs": (_KNOWN_MORE, SINGLE_TABLE),
 def _write(known: KnownPairs, n: int, c: int, out: Singles, row: int) -> None:
     """The inputs of one pair, in the order of INPUTS."""
     at, wide, active = known.places[n, c], known.columns.shape[1], known.active[n]
-    repeated = 2 + wide + PAIR_SUMS
+    repeated, more = 2 + wide + PAIR_SUMS, INPUTS + len(known.divided_by) - PAIR_SUMS
     out[row, 0], out[row, 1] = known.dots[n, c], known.bias[at]
     for f in range(wide):
         out[row, 2 + f] = known.columns[at, f]
@@ -75,6 +77,8 @@ def _write(known: KnownPairs, n: int, c: int, out: Singles, row: int) -> None:
     out[row, repeated] = out[row, 0] * active
     for f in range(known.by_activity.size):
         out[row, repeated + 1 + f] = out[row, 2 + known.by_activity[f]] * active
+    for f in range(known.besides.shape[2]):
+        out[row, more + f] = known.besides[n, c, f]
 
 
 def inputs(known: KnownPairs, out: Singles) -> None:
@@ -99,8 +103,8 @@ def scores(
     The head's weights are those of unscaled inputs in the order of INPUTS, the hidden ones inputs × units.
     """
     (lines, width), units = known.places.shape, output.size
-    inputs = INPUTS + len(known.divided_by) - PAIR_SUMS
-    said, deep = np.empty((1, inputs), dtype=out.dtype), np.empty(units, dtype=out.dtype)
+    inputs, more = INPUTS + len(known.divided_by) - PAIR_SUMS, known.besides.shape[2]
+    said, deep = np.empty((1, inputs + more), dtype=out.dtype), np.empty(units, dtype=out.dtype)
     for n in range(lines):
         for c in range(width):
             _write(known, n, c, said, 0)
@@ -112,6 +116,11 @@ def scores(
                 for f in range(inputs):
                     reached += said[0, f] * hidden[f, unit]
                 deep[unit] = reached
+            for f in range(inputs, inputs + more):
+                score += said[0, f] * linear[f]
+            for f in range(inputs, inputs + more):
+                for unit in range(units):
+                    deep[unit] += said[0, f] * hidden[f, unit]
             for unit in range(units):
                 score += (_NOTHING if deep[unit] < 0 else deep[unit]) * output[unit]  # a NaN stays one
             out[n, c] = score

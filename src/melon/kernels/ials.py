@@ -6,12 +6,59 @@ import math
 
 import numpy as np
 
-from melon.kernels.types import DOUBLE, DOUBLE_TABLE, INTS, SINGLE_TABLE, Signature
-from melon.types import Floats, Ints, Singles
+from melon.kernels.types import (
+    DOUBLE,
+    DOUBLE_TABLE,
+    INT,
+    INTS,
+    SINGLE_TABLE,
+    SMALL_INT_TABLE,
+    SMALL_INTS,
+    Signature,
+)
+from melon.types import Floats, Ints, Singles, SmallInts
 
 SIGNATURES: dict[str, Signature] = {
+    "last_partners": (SMALL_INT_TABLE, INTS, INT, *[INTS] * 3, SMALL_INTS, INTS, INTS),
     "solve": (INTS, INTS, INTS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
 }
+
+
+def last_partners(
+    rings: SmallInts,
+    met: Ints,
+    known: int,
+    touched: Ints,
+    rows: Ints,
+    partners: Ints,
+    places: SmallInts,
+    starts: Ints,
+    out: Ints,
+) -> None:
+    """The last partners of distinct rows after a batch that the rings do not know yet, newest first.
+
+    Row touched[g] has out[starts[g]] … out[starts[g + 1] - 1]. `places` is scratch: −1 for each row, before and after.
+    """
+    most, total = rings.shape[1], 0
+    for g in range(touched.size):
+        places[touched[g]] = g
+        starts[g + 1] = min(met[touched[g]], most) if touched[g] < known else 0
+    for n in range(rows.size):
+        starts[places[rows[n]] + 1] += 1
+    for g in range(touched.size):
+        total += min(starts[g + 1], most)
+        starts[g + 1] = total
+    filled = np.zeros(touched.size, dtype=np.int64)
+    for n in range(rows.size - 1, -1, -1):
+        g = places[rows[n]]
+        if filled[g] < most:
+            out[starts[g] + filled[g]] = partners[n]
+            filled[g] += 1
+    for g in range(touched.size):
+        row = touched[g]
+        for k in range(starts[g + 1] - starts[g] - filled[g]):
+            out[starts[g] + filled[g] + k] = rings[row, (met[row] - 1 - k) % most]
+        places[row] = -1
 
 
 def solve(

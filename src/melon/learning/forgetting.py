@@ -52,6 +52,7 @@ def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
 def forget_past(model: LiveModel, row: int, pseudonym: Id) -> None:
     """Take a user's interactions out of the past, and the id out of the book."""
     model.updater.history.forget(row)
+    model.updater.recommender.forget_user(row)
     model.users.rename(row, pseudonym)
 
 

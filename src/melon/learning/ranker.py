@@ -20,7 +20,7 @@ from melon.types import Flags, Ints, Scores
 #: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
 #: Two stages: a scorer serves for so many interactions, and so many best products are scored again.
-STALE, CANDIDATES = 256, 200
+STALE, CANDIDATES = 256, 100
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,13 @@ class Ranker:
         mask = limits.mask(n_items)
         if self._updater.recommender.two_stage and limits.boost is None:
             return [self._in_two_stages(user, k, n_items, time, limits, mask) for user in users[:, None]]
-        with torch.no_grad():
-            scores = self._catalogue(n_items, time).scores(self._rows(users)).cpu().numpy()
+        scores = self._catalogue(n_items, time).scores(self._rows(users)).cpu().numpy()
         return self._listed(limits.boosted(scores), users, k, limits, mask)
 
     def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
         """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
         since, catalogue = self._aging_catalogue(n_items, time)
-        with torch.no_grad():
-            quick, more = catalogue.first_stage(self._rows(user))
+        quick, more = catalogue.first_stage(self._rows(user))
         known = quick.shape[1]
         ((rows, _),) = self._listed(
             quick.cpu().numpy(), user, k + CANDIDATES, limits, None if mask is None else mask[:known]

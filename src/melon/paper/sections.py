@@ -22,8 +22,8 @@ from melon.paper.published import (
 )
 from melon.report.behaviour import milliseconds_text
 from melon.report.contests import Bench, Contest
-from melon.report.document import Block, Card, Cards, Cell, Document, Mark, Part, Section, Table, number
-from melon.report.numbers import Comparisons, Estimate, estimates, milliseconds, podium, table_of
+from melon.report.document import Block, Card, Cards, Cell, Document, Part, Section, Table, number
+from melon.report.numbers import Comparisons, Estimate, estimates, marks, milliseconds, table_of
 from melon.report.results import estimate_cell, where
 from melon.strategies.registry import STRATEGIES
 
@@ -57,18 +57,17 @@ def ablation(bench: Bench) -> Section | None:
             continue
         scores = table_of(contest, contest.headline)
         ran = [name for _, names in _DIRECTIONS for name in names if name in contest.methods]
-        first, second = podium({name: scores[name]["HR@5"].mean for name in ran})
+        marked = marks({name: scores[name]["HR@5"].mean for name in ran})
         theirs = ABLATION.get(paper_table(contest.stream) or "", {}) if contest.recommender == "bpr" else {}
         for family, names in _DIRECTIONS:
             for name in (name for name in names if name in contest.methods):
-                mark: Mark = "best" if name in first else "second" if name in second else ""
                 published = theirs.get(name)
                 rows.append(
                     [
                         Cell(where(contest)),
                         Cell(contest.label(name), method=name),
                         Cell(family, "soft"),
-                        estimate_cell(scores[name]["HR@5"], mark),
+                        estimate_cell(scores[name]["HR@5"], marked[name]),
                         estimate_cell(scores[name]["NDCG@10"]),
                         Cell(number(published[0]), "theirs", number(published[1]))
                         if published

@@ -67,6 +67,7 @@ class _PlainCatalogue(Catalogue):
     def __init__(self, recommender: Recommender, n_items: int, context: Context | None) -> None:
         self._recommender, self._n_items, self._context = recommender, n_items, context
 
+    @torch.no_grad()
     def scores(self, users: Tensor) -> Tensor:
         lines = [
             self._recommender.score_catalogue(user, self._n_items, self._context) for user in torch.split(users, 1)
@@ -220,6 +221,9 @@ class Recommender(ABC):
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
+
+    def forget_user(self, user: int) -> None:
+        """Take what the streaming state holds of a user out of it."""
 
     def streaming_state(self) -> dict[str, np.ndarray[Any, Any]]:
         """State beyond the tables, saved with them; copies."""

@@ -73,6 +73,9 @@ class IALS(Recommender):
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         self.solved.observe(users, items, past)
 
+    def forget_user(self, user: int) -> None:
+        self.solved.forget_user(user)
+
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.solved.undo_point(users, items)
 

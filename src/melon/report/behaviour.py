@@ -33,6 +33,7 @@ from melon.report.numbers import (
     batch_sizes,
     curve,
     frontier,
+    marks,
     milliseconds,
     on_top,
     podium,
@@ -123,7 +124,7 @@ def cold_users(bench: Bench) -> Section | None:
         if not counts[0]:
             continue
         sides = {m: (split_by(contest, m, cold), split_by(contest, m, ~cold)) for m in contest.methods}
-        marks = [podium({m: side[at]["HR@5"].mean for m, side in sides.items() if "HR@5" in side[at]}) for at in (0, 1)]
+        marked = [marks({m: side[at]["HR@5"].mean for m, side in sides.items() if "HR@5" in side[at]}) for at in (0, 1)]
         summaries.append(_cold_and_warm(contest, sides, counts))
         for method, both in sides.items():
             cells = [
@@ -134,7 +135,7 @@ def cold_users(bench: Bench) -> Section | None:
                 for at, side in enumerate(both):
                     mark: Mark = "soft" if counts[at] < FEW_EVENTS else ""
                     if metric == "HR@5" and not mark:
-                        mark = "best" if method in marks[at][0] else "second" if method in marks[at][1] else ""
+                        mark = marked[at].get(method, "")
                     cells.append(estimate_cell(side.get(metric), mark))
             rows.append(cells)
     head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]

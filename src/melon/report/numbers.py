@@ -10,6 +10,7 @@ import numpy as np
 from melon.evaluation.compare import Comparison, Verdict, compare, gains, hits, verdicts
 from melon.evaluation.ranking import Metrics, metrics
 from melon.report.contests import REFERENCE, Contest, View
+from melon.report.document import Mark
 from melon.types import Flags, Floats, Ints
 
 METRIC = "HR@5"
@@ -56,6 +57,12 @@ def podium(values: Mapping[str, float]) -> tuple[set[str], set[str]]:
         return {name for name, value in values.items() if place < len(levels) and round(value, 12) == levels[place]}
 
     return at(0), at(1)
+
+
+def marks(values: Mapping[str, float]) -> dict[str, Mark]:
+    """How each value is marked in a table: best, second, or not at all."""
+    first, second = podium(values)
+    return {name: "best" if name in first else "second" if name in second else "" for name in values}
 
 
 @dataclass(frozen=True)

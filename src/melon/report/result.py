@@ -11,10 +11,10 @@ import numpy as np
 from melon import display
 from melon.bench.record import Line, is_auto, method_name, result_lines
 from melon.errors import require_plots
-from melon.report.document import Bullets, Cell, Document, Figure, Figures, Fold, Mark, Section, Table, counted, number
+from melon.report.document import Bullets, Cell, Document, Figure, Figures, Fold, Section, Table, counted, number
 from melon.report.drawing import StoryLine, story
 from melon.report.html import html_page
-from melon.report.numbers import podium, trailing_width
+from melon.report.numbers import marks, trailing_width
 from melon.types import Plain
 
 Records = Sequence[Mapping[str, Any]]
@@ -122,15 +122,14 @@ def _details(records: Records, lines: Sequence[Line]) -> list[Fold]:
 
 def _table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
     """Methods down, the best first."""
-    places = {name: podium({line.method: line.metrics[name] for line in lines if line.metrics}) for name in columns}
-    rows = []
-    for line in sorted(lines, key=lambda line: -line.metrics.get("HR@5", 0.0)):
-        cells = [Cell(line.label, method=line.method)]
-        for name in columns:
-            best, second = places[name]
-            mark: Mark = "best" if line.method in best else "second" if line.method in second else ""
-            cells.append(Cell(number(line.metrics.get(name)), mark))
-        rows.append(cells)
+    marked = {name: marks({line.method: line.metrics[name] for line in lines if line.metrics}) for name in columns}
+    rows = [
+        [
+            Cell(line.label, method=line.method),
+            *(Cell(number(line.metrics.get(name)), marked[name].get(line.method, "")) for name in columns),
+        ]
+        for line in sorted(lines, key=lambda line: -line.metrics.get("HR@5", 0.0))
+    ]
     return Table(["", *columns], rows)
 
 

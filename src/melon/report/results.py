@@ -27,7 +27,7 @@ from melon.report.document import (
     signed,
 )
 from melon.report.drawing import forest
-from melon.report.numbers import METRIC, SECOND_METRIC, Compared, Comparisons, Estimate, podium, table_of
+from melon.report.numbers import METRIC, SECOND_METRIC, Compared, Comparisons, Estimate, marks, table_of
 
 VIEWS: Mapping[View, str] = {
     "first": "without repeats of what the user already had",
@@ -125,12 +125,11 @@ def overview(bench: Bench) -> Table:
 
 def _overview_cells(contest: Contest, methods: Sequence[str]) -> list[Cell]:
     values = {method: contest.hit_rate(method) for method in contest.methods}
-    first, second = podium(values)
+    marked = marks(values)
     cells = []
     for method in methods:
-        mark: Mark = "best" if method in first else "second" if method in second else ""
         absent = Cell("N/A" if method in _absences(contest) else "–", "soft")
-        cells.append(Cell(number(values[method]), mark) if method in values else absent)
+        cells.append(Cell(number(values[method]), marked[method]) if method in values else absent)
     return cells
 
 
@@ -165,18 +164,14 @@ def contest_part(contest: Contest, comparisons: Comparisons) -> Part:
 def score_table(contest: Contest, view: View) -> Table:
     """Methods down, metrics across, the best of each column marked."""
     scores = table_of(contest, view)
-    places = {
-        column: podium({method: line[column].mean for method, line in scores.items() if column in line})
-        for column in COLUMNS
-    }
-    rows = []
-    for method, line in scores.items():
-        cells = [Cell(contest.label(method), method=method)]
-        for column in COLUMNS:
-            first, second = places[column]
-            mark: Mark = "best" if method in first else "second" if method in second else ""
-            cells.append(estimate_cell(line.get(column), mark))
-        rows.append(cells)
+    marked = {c: marks({m: line[c].mean for m, line in scores.items() if c in line}) for c in COLUMNS}
+    rows = [
+        [
+            Cell(contest.label(method), method=method),
+            *(estimate_cell(line.get(column), marked[column].get(method, "")) for column in COLUMNS),
+        ]
+        for method, line in scores.items()
+    ]
     for gap in _absences(contest):
         rows.append([Cell(label(gap), "soft", method=gap), *[Cell("N/A", "soft")] * len(COLUMNS)])
     return Table(["", *COLUMNS], rows, VIEWS[view])

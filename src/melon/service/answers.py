@@ -79,8 +79,9 @@ class _Work:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Lists of one group are made by one product."""
-        return (self.pool, self.query.filter_seen, id(self.mask.allowed), id(self.boost))
+        """Lists of one group are made by one product; a list that leaves out items of its own is alone."""
+        alone = id(self) if len(self.exclude) else 0
+        return (self.pool, self.query.filter_seen, id(self.mask.allowed), id(self.boost), alone)
 
 
 class ListMaker:
@@ -158,7 +159,7 @@ class ListMaker:
                 pools[place] = _top(self._scores(model, work, n_items), work, model)
         for places in groups.values():
             some = [works[place] for place in places]
-            for place, pool in zip(places, _best_for(model, some, n_items), strict=True):
+            for place, pool in zip(places, _best_for(model, some), strict=True):
                 pools[place] = pool
         return pools  # type: ignore[return-value]
 
@@ -291,13 +292,18 @@ def _highest(scores: Floats, k: int) -> Ints:
     return places[np.argsort(-scores[places], kind="stable")][:k]
 
 
-def _best_for(model: LiveModel, works: Sequence[_Work], n_items: int) -> list[Best]:
-    """The model's best items for users whose rules are the same but for what each may not have."""
-    pools = []
-    for work in works:
-        scores = model.updater.score_catalogue(np.array([work.user_row]), n_items, model.last_time)[0]
-        pools.append(_top((np.arange(n_items), scores.astype(np.float64)), work, model))
-    return pools
+def _best_for(model: LiveModel, works: Sequence[_Work]) -> list[Best]:
+    """The model's best items for users whose lists may have the same items."""
+    first = works[0]
+    lists = model.best(
+        np.array([work.user_row for work in works]),
+        first.pool,
+        filter_seen=first.query.filter_seen,
+        allowed=first.mask.allowed,
+        exclude=first.exclude if len(first.exclude) else None,
+        boost=first.boost,
+    )
+    return [(rows, scores.astype(np.float64)) for rows, scores in lists]
 
 
 def _seen(model: LiveModel, work: _Work, n_items: int) -> int:

@@ -84,6 +84,12 @@ class Backend:
         self.replica.when_applied(self._applied)
         threading.Thread(target=self._load, name="loading", daemon=True).start()
 
+    async def settle(self, seconds: float) -> None:
+        """Wait for the model, but not for long."""
+        end = time.monotonic() + seconds
+        while not self.ready and self.problem is None and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+
     async def stop(self) -> None:
         """Answer what waits, commit what waits, and let go of everything."""
         self.stopping = True
@@ -209,7 +215,7 @@ class Backend:
             sizes = [step.about["events"] for step in newest if step.about.get("events")]
             quality = quality_between(steps.since(now - 3600.0), newest[0] if newest else None)
             return {
-                "quality": {"HR@10": quality["models"].get("champion", {}).get("HR@10")},
+                "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "set_aside": len(steps.set_aside(1000)),
                 "alarms": steps.alarms(),
                 "batch_size": {"median": float(np.median(sizes)) if sizes else None, "most": self.settings.batch_most},
@@ -266,7 +272,8 @@ class Backend:
         try:
             return await asyncio.wait_for(future, seconds)
         except TimeoutError:
-            return False
+            # A checkpoint that was loaded instead of a delta wakes nobody.
+            return self.replica.position.offset >= offset
 
     def freshness(self) -> dict[str, float | None]:
         """Seconds from acknowledged to known by this process, over the last events."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import signal
 import socket
 import subprocess
@@ -15,14 +12,14 @@ from collections.abc import Callable
 from typing import Literal
 
 from melon.errors import CheckpointError, MelonError, SettingsError
-from melon.service.config import ServeSettings
+from melon.service.config import LOOPBACK, ServeSettings
+from melon.service.keys import KeyFile
 from melon.service.learner.settings import LearnerSettings
 
 Role = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
-_PR_SET_PDEATHSIG = 1
-_FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN = 0.1, 5.0, 30.0
+_FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 
 
 def learner_settings(settings: ServeSettings) -> LearnerSettings:
@@ -47,6 +44,15 @@ def check_model(settings: ServeSettings) -> None:
         raise CheckpointError(
             f"{settings.model} is not the folder of a model: it has no {MANIFEST}. Make one with melon pretrain, or "
             "start without a model."
+        )
+
+
+def check_reachable(settings: ServeSettings) -> None:
+    """Refuse to be reachable from outside without keys."""
+    if settings.host not in LOOPBACK and not KeyFile(settings.key_file).keys():
+        raise SettingsError(
+            f"host {settings.host} can be reached from outside and {settings.key_file} has no keys. Make one with "
+            f"melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
         )
 
 
@@ -107,19 +113,22 @@ class Supervisor:
         return None if child is None else child.pid
 
     def _watch(self, role: Role) -> None:
-        pause, first = _FIRST_PAUSE, True
+        pause, failures, first = _FIRST_PAUSE, 0, True
         while not self._stop.is_set():
             began = time.monotonic()
             child = self._children[role] = self._start(role)
             code = child.wait()
             if self._stop.is_set():
                 return
-            if code == CANNOT_START and first:
+            long_run = time.monotonic() - began > _LONG_RUN
+            # A process that was killed is started again for ever; one that fails by itself right away, a few times.
+            failures = failures + 1 if code > 0 and not long_run else 0
+            if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
                 self.problem = f"the {role} could not be started; its message is above."
                 self._stop.set()
                 return
             first = False
-            pause = _FIRST_PAUSE if time.monotonic() - began > _LONG_RUN else min(2 * pause, _MOST_PAUSE)
+            pause = _FIRST_PAUSE if long_run else min(2 * pause, _MOST_PAUSE)
             self._stop.wait(pause)
 
     def _start(self, role: Role) -> subprocess.Popen[bytes]:
@@ -143,13 +152,6 @@ class Supervisor:
             child.wait()
 
 
-def die_with_parent() -> None:
-    """Have this process ended when its parent ends, however that happens (Linux)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def run_role(role: Role, settings: ServeSettings, listening: socket.socket | None = None) -> None:
     """One role in this process."""
     if role == "learner":
@@ -164,10 +166,9 @@ def run_role(role: Role, settings: ServeSettings, listening: socket.socket | Non
 
 
 def _child(role: Role, content: str, handle: str | None = None) -> None:
-    parent = os.getppid()
+    from melon.service.learner.run import die_with_parent
+
     die_with_parent()
-    if os.getppid() != parent:
-        sys.exit(0)
     try:
         settings = ServeSettings.model_validate_json(content)
         run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))

@@ -20,6 +20,7 @@ _PLACE = np.uint64(63)
 RING = 50
 NEIGHBOURS = 10
 NOBODY = -1
+_USERS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ class History:
         self.of_items = PartnerRings()
         self.seen = PairSet()
         self.events = 0
+        #: How many pairs are remembered before the oldest are forgotten; None: all of them, for ever.
+        self.max_pairs: int | None = None
 
     @property
     def items_born(self) -> int:
@@ -212,17 +215,45 @@ class History:
                 self.of_items.most_met = max(self.of_items.most_met, items_most)
                 self.seen.count_new(new)
         self.events += len(users)
+        self._forget_oldest()
+
+    def bound(self, max_pairs: int | None) -> None:
+        """Remember at most so many pairs from now on; None: all of them."""
+        self.max_pairs = max_pairs
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Keep half of `max_pairs` where there are more: each user's newest, equally many for all users.
+
+        Partners that the rings remember decide, so that a history that is saved and loaded forgets the same. The newest
+        pair of each user and item always stays. It takes O(pairs), once in at least max_pairs / 2 new ones.
+        """
+        if self.max_pairs is None or len(self.seen) <= self.max_pairs:
+            return
+        remembered = np.bincount(np.minimum(self.of_users.met(np.arange(self.of_users.rows)), RING), minlength=RING + 1)
+        deeper = np.cumsum(remembered[::-1])[::-1][1:]  # users who remember at least 1, 2, … partners
+        depth = max(int(np.searchsorted(np.cumsum(deeper), self.max_pairs // 2, side="right")), 1)
+        kept = PairSet()
+        for users in np.array_split(np.arange(self.of_users.rows), 1 + self.of_users.rows // _USERS_AT_ONCE):
+            newest = self.of_users.recent(users, depth)
+            kept.add(pair_keys(np.repeat(users, newest.counts), newest.partners[newest.partners != NOBODY]))
+        items = np.arange(self.of_items.rows)
+        users = self.of_items.last(items)
+        known = (users != NOBODY) & (self.of_users.met(np.maximum(users, 0)) > 0)
+        kept.add(pair_keys(users[known], items[known]))
+        self.seen = kept
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` of these interactions."""
         events = self.events
         undo_rings = self.of_users.undo_point(users), self.of_items.undo_point(items)
         pairs = pair_keys(users, items)
-        new = pairs[~self.seen.contains(pairs)]
+        seen, new = self.seen, pairs[~self.seen.contains(pairs)]
 
         def undo() -> None:
             for undo_ring in undo_rings:
                 undo_ring()
+            self.seen = seen  # another one, where the oldest pairs were forgotten
             self.seen.remove(new)
             self.events = events
 
@@ -248,7 +279,8 @@ class History:
         parts = {"users": self.of_users.state(), "items": self.of_items.state()}
         arrays = {f"{side}.{name}": array for side, state in parts.items() for name, array in state.items()}
         counts = np.array([self.events, self.items_born], dtype=np.int64)
-        return {**arrays, "seen": self.seen.keys(), "counts": counts}
+        bound = {} if self.max_pairs is None else {"max_pairs": np.array([self.max_pairs], dtype=np.int64)}
+        return {**arrays, **bound, "seen": self.seen.keys(), "counts": counts}
 
     @classmethod
     def from_state(cls, state: Saved) -> History:
@@ -276,4 +308,6 @@ class History:
             pairs = pair_keys(rows, last)[known]
             require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
         history.events = events
+        if "max_pairs" in state:
+            history.max_pairs = int(saved_array(state, "max_pairs", np.int64, (1,), least=2, most=MOST)[0])
         return history

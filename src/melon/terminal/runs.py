@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 
 from melon.advice.judging import Advice, difference_text, method_text
 from melon.bench.grid import Outcome, Task
 from melon.bench.run import BenchResult
-from melon.console import LiveProgress, last_line, say, say_aside, time_left
+from melon.console import LiveProgress, last_line, live_bar, say, say_aside, time_left
 from melon.evaluation.ranking import metrics
 from melon.progress import Progress
 from melon.tuning.study import Trial, best
@@ -136,14 +134,7 @@ class TuneProgress(LiveProgress):
     def __init__(self, trials: int) -> None:
         self._trials, self._workers, self._stage = trials, 1, ""
         self._began = time.monotonic()
-        self._progress = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[extra]}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        self._progress = live_bar()
         super().__init__(self._progress)
         self._task = self._progress.add_task("", total=None, extra="")
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from melon.atomic import require_writable, write_text
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.config_files import command, config_text
-from melon.bench.executors import executor_for
-from melon.bench.jobs import Executor, drive_all
+from melon.bench.executors import Executor, drive, executor_for
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
@@ -208,13 +208,13 @@ class _Tuning:
         with self._progress as progress:
             progress.stage(f"pre-training {self._config.recommender} for the selection window")
             foundation = Foundation(self.stream, self._group, self._config)
-            (laid,) = drive_all(executor, [foundation], progress.waiting)
+            (laid,) = drive(executor, partial(next, iter([foundation]), None), progress.waiting)
             if laid.problem is not None:
                 raise LearningError(f"pre-training failed: {laid.problem}")
             self._study.keep_pretraining(dict(laid.pretrain or {}))
             progress.jobs(self._study.trials(), {}, executor.workers)
             while jobs := self._jobs():
-                for tried in drive_all(executor, jobs.values(), progress.waiting):
+                for tried in drive(executor, partial(next, iter(jobs.values()), None), progress.waiting):
                     self._keep(tried)
                     progress.ended(TrialEnd(tried, jobs[tried.key].settings, self._study.trials()))
 

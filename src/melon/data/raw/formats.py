@@ -237,39 +237,14 @@ FORMATS: dict[str, Format] = {
             (Variant("delimited"),),
             recognise=_csv,
         ),
-        Format(
-            "tsv",
-            "tab-separated values with a header",
-            _ANY_NAMES,
-            (Variant("delimited", "\t"),),
-            recognise=_tsv,
-        ),
-        Format(
-            "parquet",
-            "Parquet",
-            _ANY_NAMES,
-            (Variant("parquet"),),
-        ),
-        Format(
-            "jsonl",
-            "one JSON object per line",
-            _ANY_NAMES,
-            (Variant("jsonl"),),
-            recognise=_jsonl,
-        ),
+        Format("tsv", "tab-separated values with a header", _ANY_NAMES, (Variant("delimited", "\t"),), recognise=_tsv),
+        Format("parquet", "Parquet", _ANY_NAMES, (Variant("parquet"),)),
+        Format("jsonl", "one JSON object per line", _ANY_NAMES, (Variant("jsonl"),), recognise=_jsonl),
         Format(
             "recbole",
             "RecBole .inter file: tab-separated, with a typed header",
             "user_id:token, item_id:token, timestamp:float",
-            (
-                Variant(
-                    "delimited",
-                    "\t",
-                    names=_names("user_id", "item_id", "timestamp"),
-                    quote=None,
-                    typed_header=True,
-                ),
-            ),
+            (Variant("delimited", "\t", (), _names("user_id", "item_id", "timestamp"), quote=None, typed_header=True),),
             recognise=_recbole,
         ),
         Format(

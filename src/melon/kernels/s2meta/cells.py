@@ -325,15 +325,15 @@ def tanh(x: np.float32) -> np.float32:
 
 def dot(one: Singles, other: Singles) -> np.float32:
     """Σ one · other."""
-    found = F0
+    result = F0
     for t in range(one.size):
-        found += one[t] * other[t]
-    return found
+        result += one[t] * other[t]
+    return result
 
 
 def total(values: Singles) -> np.float32:
     """The sum of some numbers."""
-    found = F0
+    result = F0
     for t in range(values.size):
-        found += values[t]
-    return found
+        result += values[t]
+    return result

@@ -23,7 +23,7 @@ _NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float
 
 
 #: How many items each source of a two-stage list offers.
-OFFERED = 200
+OFFERED = 100
 
 
 class BlendCatalogue(Catalogue):

@@ -5,7 +5,7 @@ Streaming state knows how popular an item is now, and how similar it is to the u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from melon.kernels import policy
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
+from melon.recommenders.streaming.profiles import MATCHES, Profiles
 from melon.recommenders.streaming.slots import EMPTY, Sums
+from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
 from melon.stream.saved import Saved, part_of, require
 from melon.types import Arrays, Floats, Ints
@@ -43,6 +46,13 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
+#: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
+#: implicit ALS; and what the user tends to take, by itself and times the candidate's own, and when the user was there.
+MORE = {
+    "profiles": MATCHES,
+    "tastes": (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS), "days", "events", "known"),
+}
+_LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 Columns = npt.NDArray[np.floating[Any]]
 #: How many of the user's last items look for neighbours.
 LAST = 20
@@ -77,21 +87,46 @@ class Named:
 
 
 class StreamFeatures:
-    """Counts and neighbours that observe the same stream, read as features of pairs; and followers, if asked for."""
+    """Counts and neighbours that observe the same stream, read as features of pairs; what is asked for besides, too."""
 
-    def __init__(self, slots: int, dtype: npt.DTypeLike = np.float64, *, transitions: bool = False) -> None:
+    def __init__(
+        self,
+        slots: int,
+        dtype: npt.DTypeLike = np.float64,
+        *,
+        transitions: bool = False,
+        more: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
         self._dtype = np.dtype(dtype)
         self.counts = ItemCounts([*HALF_LIVES, float("inf")])
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
+        self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
+        self.tastes = Tastes(dtype=dtype) if "tastes" in more else None
 
     @property
     def divided_by(self) -> tuple[int, ...]:
         """Which divisor belongs to each feature of pairs."""
         return tuple((PAIR_FEATURES if self.followers is None else PAIR_FEATURES | TRANSITIONS).values())
 
-    def observe(self, users: Ints, items: Ints, past: History) -> None:
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The names of what `of_both` gives."""
+        parts = {"profiles": self.profiles, "tastes": self.tastes}
+        return tuple(name for group, names in MORE.items() if parts[group] is not None for name in names)
+
+    def fit(self, users: Ints, items: Ints) -> None:
+        """Solve rows for a whole log before it is observed, where rows are asked for."""
+        if self.profiles is not None:
+            self.profiles.fit(users, items)
+
+    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Count a batch; `past` is what came before it."""
+        if self.tastes is not None:
+            self.tastes.observe(users, items, times, self.counts)
+        if self.profiles is not None:
+            self.profiles.observe(users, items, past)
         self.neighbours.observe(users, items, past.of_users)
         if self.followers is not None:
             self.followers.observe(users, items, past.of_users)
@@ -101,6 +136,8 @@ class StreamFeatures:
         """A function that takes back the next `observe` of these interactions."""
         parts = [self.neighbours] if self.followers is None else [self.neighbours, self.followers]
         undo_parts = [part.undo_point(users, items, past.of_users) for part in parts] + [self.counts.undo_point(items)]
+        undo_parts += [] if self.profiles is None else [self.profiles.undo_point(users, items)]
+        undo_parts += [] if self.tastes is None else [self.tastes.undo_point(users)]
 
         def undo() -> None:
             for undo_part in undo_parts:
@@ -143,6 +180,22 @@ class StreamFeatures:
             np.divide(sums[number], divisors[..., divisor], out=columns[..., number], casting="same_kind")
         return _log1p(columns)
 
+    def of_both(self, users: Ints, named: Named, columns: Columns, past: History, time: int) -> Columns:
+        """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
+        out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
+        if self.profiles is not None:
+            self.profiles.match(users, named.items, past, out)
+        if self.tastes is not None:
+            about, first = self.tastes.read(users, time, self.counts.events), len(self.more) - len(MORE["tastes"])
+            _suit(named.places, columns, about, self.tastes.usual, first, out)
+        return out
+
+    def forget_user(self, user: int) -> None:
+        """Take out what is known of a user."""
+        for part in (self.profiles, self.tastes):
+            if part is not None:
+                part.forget_user(user)
+
     def similarities(self, items: Ints) -> Floats:
         """How like each other item is each of the given ones, by shared users; items × all that were counted."""
         ids, counts, _ = self.neighbours.of(items)
@@ -158,6 +211,10 @@ class StreamFeatures:
         parts = {"counts": self.counts.state(), "neighbours": self.neighbours.state()}
         if self.followers is not None:
             parts["followers"] = self.followers.state()
+        if self.profiles is not None:
+            parts["profiles"] = self.profiles.state()
+        if self.tastes is not None:
+            parts["tastes"] = self.tastes.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
     def restore(self, state: Saved) -> None:
@@ -170,7 +227,22 @@ class StreamFeatures:
             if saved is not None and own is not None:
                 require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
+        if self.profiles is not None:
+            self.profiles.restore(part_of(state, "profiles"), counts.events)
+        if self.tastes is not None:
+            self.tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
+
+
+def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: int, out: Columns) -> None:
+    """Write users' tastes from input `first` on (`melon.kernels.profiles.suit`)."""
+    loops = policy.load("profiles", like=torch.from_numpy(columns))
+    if loops is not None:
+        loops.suit(places, columns, _LOOKS, about, usual, first, out)
+        return
+    width, own, of_user = len(LOOKS), out[..., first:], about[:, None, :]
+    own[..., :width], own[..., 2 * width :] = of_user[..., :width], of_user[..., width:]
+    own[..., width : 2 * width] = (columns[:, _LOOKS] - usual)[places] * of_user[..., :width]
 
 
 def _log1p(columns: Columns) -> Columns:
@@ -186,11 +258,11 @@ def activity(users: Ints, past: History) -> Floats:
 
 
 def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """Inputs in the order of INPUTS; the last of the features is the user's activity."""
+    """Inputs in the order of INPUTS, then those asked for besides; the last of the features is the user's activity."""
     streamed, active = features[..., : len(STREAMED)], features[..., -1:]
-    transitions = features[..., len(STREAMED) : -1]
+    besides = features[..., len(STREAMED) : -1]
     personal, by_activity = torch.stack([dot, bias], -1), streamed[..., BY_ACTIVITY] * active
-    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, by_activity, transitions], -1)
+    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, by_activity, besides], -1)
 
 
 def personal_score(inputs: Tensor) -> Tensor:

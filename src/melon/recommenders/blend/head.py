@@ -22,11 +22,11 @@ from melon.tables import TableSpec
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
 #: Scales are those of the first so many practised interactions, then fixed.
 SCALED_BY = 4_000
-_LEAST_SCALE = 1e-3
+_LEAST_SCALE, _SAME = 1e-3, 1e-6
 _ADAM = Adam(squares="lerp")
 _STEPS = "steps"
-#: What a head that rests has seen: interactions, pairs, and sums over pairs of inputs and of their squared spread.
-_RESTING = _SEEN, _PAIRS, _SUM, _SPREAD = ("seen", "pairs", "sum", "spread")
+#: What a head that rests has seen: interactions, pairs, and sums over pairs of inputs, squared spread, and squares.
+_RESTING = _SEEN, _PAIRS, _SUM, _SPREAD, _SQUARES = ("seen", "pairs", "sum", "spread", "squares")
 
 # Where the catalogue's scorer finds its inputs.
 _BIAS, _DOT, _ACTIVE_DOT = (INPUTS.index(name) for name in ("bias", "dot", "active_dot"))
@@ -147,7 +147,7 @@ class BlendHead(Head):
             form[_STEPS] = ((), torch.int64)
         elif _SEEN in memory:
             form |= dict.fromkeys((_SEEN, _PAIRS), ((), torch.int64))
-            form |= dict.fromkeys((_SUM, _SPREAD), ((inputs,), torch.float64))
+            form |= dict.fromkeys((_SUM, _SPREAD, _SQUARES), ((inputs,), torch.float64))
         if memory.keys() != form.keys():
             raise CheckpointError(f"the blend's head has saved {sorted(memory)} instead of {sorted(form)}.")
         for name, (shape, dtype) in form.items():
@@ -202,15 +202,16 @@ class BlendHead(Head):
             torch.tensor(inputs.shape[0] * inputs.shape[1], device="cpu"),
             inputs.sum((0, 1)),
             (inputs - inputs.mean(1, keepdim=True)).square().sum((0, 1)),
+            inputs.square().sum((0, 1)),
         )
         sums = {
             name: self._memory[name] + new if self._memory else new for name, new in zip(_RESTING, added, strict=True)
         }
         if int(sums[_SEEN]) < self.settings.rest:
             return sums
-        spread = (sums[_SPREAD] / sums[_PAIRS].item()).sqrt().clamp(min=_LEAST_SCALE)
-        centre = (sums[_SUM] / sums[_PAIRS].item()).to(self.centre)
-        return {"centre": centre, "scale": (1 / spread).to(self.scale) * self._kept}
+        centre, within, squares = (sums[name] / sums[_PAIRS].item() for name in (_SUM, _SPREAD, _SQUARES))
+        scale = _scale(within, squares - centre.square()).to(self.scale)
+        return {"centre": centre.to(self.centre), "scale": scale * self._kept}
 
     def _ready(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """What does not change from pass to pass: scaled inputs, and what is added to the head's scores."""
@@ -272,9 +273,15 @@ def scales_of(lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor]:
         if seen >= SCALED_BY:
             break
     inputs = torch.cat(first).double()
-    spread = (inputs - inputs.mean(1, keepdim=True)).square().mean((0, 1)).sqrt()
-    like = lessons[0].inputs
-    return inputs.mean((0, 1)).to(like), (1 / spread.clamp(min=_LEAST_SCALE)).to(like)
+    centre, like = inputs.mean((0, 1)), lessons[0].inputs
+    within = (inputs - inputs.mean(1, keepdim=True)).square().mean((0, 1))
+    return centre.to(like), _scale(within, inputs.square().mean((0, 1)) - centre.square()).to(like)
+
+
+def _scale(within: Tensor, overall: Tensor) -> Tensor:
+    """1 / the spread of inputs within events; of those that are the same for all candidates, over all events."""
+    spread = torch.where(within < _SAME**2, overall, within).clamp(min=0).sqrt()
+    return 1 / spread.clamp(min=_LEAST_SCALE)
 
 
 class CatalogueScorer:

@@ -20,6 +20,7 @@ from melon.recommenders.blend.features import (
     BY_ACTIVITY,
     INPUTS,
     INPUTS_WITH_TRANSITIONS,
+    MORE,
     PARTS,
     STREAMED,
     Named,
@@ -69,6 +70,7 @@ class BlendSettings(RecommenderSettings):
     head_practice_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
+    inputs: tuple[Literal["profiles", "tastes"], ...] = ()
     lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
@@ -77,7 +79,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend", "lists")
+    kernels = ("factor", "neighbours", "blend", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -98,7 +100,9 @@ class Blend(HeadedRecommender):
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
-        self.stream = StreamFeatures(chosen.slots, numbers, transitions=chosen.transitions)
+        self.stream = StreamFeatures(
+            chosen.slots, numbers, transitions=chosen.transitions, more=chosen.inputs, seed=self.seed
+        )
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
@@ -119,7 +123,8 @@ class Blend(HeadedRecommender):
     @property
     def inputs(self) -> tuple[str, ...]:
         """What the head sees, by name."""
-        return INPUTS_WITH_TRANSITIONS if self.settings.transitions else INPUTS
+        usual = INPUTS_WITH_TRANSITIONS if self.settings.transitions else INPUTS
+        return (*usual, *(name for group, names in MORE.items() if group in self.settings.inputs for name in names))
 
     @property
     def _own(self) -> bool:
@@ -202,8 +207,7 @@ class Blend(HeadedRecommender):
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        loops = policy.load("lists", like=self.head.centre)
-        if loops is not None:
+        if not self.stream.more and policy.load("lists", like=self.head.centre) is not None:
             return self.catalogue(n_items, context).scores(users)
         head, views = self._head_values(context), self.views(context)
         everything = torch.arange(n_items, device=users.device)
@@ -212,18 +216,21 @@ class Blend(HeadedRecommender):
         if silent(head):
             return dots.add_(bias)
         past, items = context.history if context else History(), np.arange(n_items)[None, :]
+        named = Named(items, items[0], np.arange(n_items)[None, :])
         columns, divisors = self.stream.of_items(items[0])
         scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns))
         rows = users.cpu().numpy()
         # One user at a time: what is held beside the scores does not grow with the number of users.
         for line, active in enumerate(activity(rows, past).tolist()):
-            pairs = self.stream.of_pairs(rows[line : line + 1], items, divisors, past)[0]
-            dots[line] = scorer.of_user(dots[line], self._tensor(pairs), active)
+            user = rows[line : line + 1]
+            pairs = self.stream.of_pairs(user, items, divisors, past)[0]
+            besides = self.stream.of_both(user, named, columns, past, context.time if context else 0)[0]
+            dots[line] = scorer.of_user(dots[line], self._tensor(np.concatenate([pairs, besides], axis=1)), active)
         return dots
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
         loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
-        if loops is None:
+        if loops is None or self.stream.more:
             return super().catalogue(n_items, context)
         rows = FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
         if silent(head):
@@ -237,9 +244,15 @@ class Blend(HeadedRecommender):
         missing = self.rows_of("item") - alike.shape[1]
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
 
+    def fit_past(self, users: Ints, items: Ints) -> None:
+        self.stream.fit(users, items)
+
+    def forget_user(self, user: int) -> None:
+        self.stream.forget_user(user)
+
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         if self.observes:
-            self.stream.observe(users, items, past)
+            self.stream.observe(users, items, times, past)
 
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.stream.undo_point(users, items, past)
@@ -256,10 +269,12 @@ class Blend(HeadedRecommender):
     def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         past = context.history if context else History()
         rows = users.cpu().numpy()
-        columns, divisors = (np.take(column, named.places, axis=0) for column in self.stream.of_items(named.distinct))
+        of_items, time = self.stream.of_items(named.distinct), context.time if context else 0
+        columns, divisors = (np.take(column, named.places, axis=0) for column in of_items)
         pairs = self.stream.of_pairs(rows, named.items, divisors, past)
+        besides = self.stream.of_both(rows, named, of_items[0], past, time)
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
-        return self._tensor(np.concatenate([columns, pairs, active], axis=-1))
+        return self._tensor(np.concatenate([columns, pairs, besides, active], axis=-1))
 
     def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
         past, rows = context.history if context else History(), users.numpy()
@@ -267,7 +282,8 @@ class Blend(HeadedRecommender):
         columns, divisors = self.stream.of_items(named.distinct)
         sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
         by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
-        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, divided_by)
+        besides = self.stream.of_both(rows, named, columns, past, context.time if context else 0)
+        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, besides, divided_by)
 
     def _stored_personal(self, users: Tensor, named: Named, context: Context | None) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""

@@ -72,6 +72,17 @@ class ItemCounts:
         """
         return self._since(self._first, items)
 
+    def before(self, items: Ints, rates: Floats) -> tuple[Floats, Ints, Ints]:
+        """Copies for distinct items: the counts at these rates, when each was last and when first seen (−1: never)."""
+        columns = [int(np.flatnonzero(np.isclose(self._rates, rate))[0]) for rate in rates]
+        at, counted = self._places(items)
+        if not len(self._first):
+            return np.zeros((len(items), len(columns))), np.zeros_like(items), np.full_like(items, _NEVER)
+        counts, last, first = self._count[at][:, columns], self._last[at], self._first[at]
+        if counted is not None:
+            counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
+        return np.ascontiguousarray(counts), last, first
+
     def taken_since(self, event: int) -> Ints:
         """The items that occurred at this event or later, in ascending order."""
         rows = np.flatnonzero(self._last >= event)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from melon.kernels import policy
+from melon.recommenders.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import RING, History, PartnerRings
 from melon.stream.pairs import distinct, pair_keys
@@ -73,6 +74,12 @@ class _Side:
         solve = _solve if loops is None else loops.solve
         solve(touched, starts, partners, other.rows, other.gram, missing, reg, self.rows, self.gram)
 
+    def clear(self, number: int) -> None:
+        """Make a row one of zeros."""
+        row = self._storage[number].astype(np.float64)
+        self.gram -= np.outer(row, row)
+        self._storage[number] = 0
+
     def undo_point(self, touched: Ints) -> Callable[[], None]:
         """A function that takes back what is next done to these rows, growth included."""
         count, held, gram = self.count, distinct(touched[touched < self.count]), self.gram.copy()
@@ -115,7 +122,7 @@ class ImplicitALS:
         seed: int = 0,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self.missing, self.reg = missing, reg
+        self.dim, self.missing, self.reg = dim, missing, reg
         self.users = _Side(dim, dtype)
         self.items = _Side(dim, dtype, Draws(seed, "first rows of implicit ALS"))
         #: Interactions that were fitted as a whole: observing them changes no row.
@@ -156,6 +163,11 @@ class ImplicitALS:
 
         return undo
 
+    def forget_user(self, user: int) -> None:
+        """Make a user's row one of zeros; what items have learned from it stays."""
+        if user < self.users.count:
+            self.users.clear(user)
+
     def scores(self, users: Ints, items: Ints) -> Rows:
         """x_u · y_i for candidates n × c; 0 where either has no row."""
         wanted = torch.from_numpy(self.users.read(users)).unsqueeze(1)
@@ -192,6 +204,15 @@ def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = 
 
     Returns the rows, where each one's partners start, and the partners, one row behind the other.
     """
+    loops = policy.load("ials") if most == RING else None
+    if loops is not None:
+        touched, starts = distinct(rows), np.zeros(len(rows) + 1, dtype=np.int64)
+        everything = np.empty(len(touched) * RING, dtype=np.int64)
+        events = np.ascontiguousarray(rows), np.ascontiguousarray(partners)
+        loops.last_partners(
+            *rings.storage, rings.rows, touched, *events, scratch(int(touched[-1]) + 1), starts, everything
+        )
+        return touched, starts[: len(touched) + 1], everything[: starts[len(touched)]]
     order = np.argsort(rows, kind="stable")
     firsts = np.flatnonzero(np.r_[True, np.diff(rows[order]) != 0])
     sizes = np.diff(np.r_[firsts, len(rows)])

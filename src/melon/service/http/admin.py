@@ -237,7 +237,8 @@ def _exported(log: LogReader, first: int, last: int) -> str:
     lines: list[dict[str, Any]] = []
     for one in log.between(first, last):
         if isinstance(one, Control):
-            lines.append({"offset": one.offset, "control": one.kind, **one.body})
+            # Not whom it forgets: an export must not lead from a pseudonym back to a person.
+            lines.append({"offset": one.offset, "control": one.kind})
         elif isinstance(one, Stored):
             fields = ("offset", "user", "item", "time", "type", "event_id", "recommendation")
             lines.append({name: value for name in fields if (value := getattr(one, name)) is not None})

@@ -16,14 +16,16 @@ import uvicorn
 from fastapi import FastAPI
 
 from melon import __version__
-from melon.errors import SettingsError
 from melon.service.backend import Backend
-from melon.service.config import LOOPBACK, ServeSettings
+from melon.service.config import ServeSettings
 from melon.service.http import admin, errors, interactions, items, recommendations
 from melon.service.http.gate import Gate, JsonLines
 from melon.service.http.protocol import patient_protocol
+from melon.service.http.shapes import EventIn
 from melon.service.keys import Bucket, KeyFile
 
+#: Requests wait this long for the model of a process that starts; after that they are told to come again.
+_SETTLE_S = 5.0
 _ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
 a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as
 `Authorization: Bearer mk_…`; without keys, the service answers on loopback only."""
@@ -36,6 +38,7 @@ def make_app(settings: ServeSettings) -> FastAPI:
     async def life(app: FastAPI) -> AsyncIterator[None]:
         backend: Backend = app.state.backend
         await backend.start()
+        await backend.settle(_SETTLE_S)
         try:
             yield
         finally:
@@ -45,7 +48,6 @@ def make_app(settings: ServeSettings) -> FastAPI:
     app.state.settings = settings
     app.state.keys = KeyFile(settings.key_file)
     app.state.bucket = Bucket(settings.rate, settings.burst)
-    require_keys(settings, app.state.keys)
     backend = app.state.backend = Backend(settings)
     app.add_middleware(
         Gate,
@@ -68,8 +70,10 @@ def bare_app(life: Any = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    for module in (interactions, recommendations, items, admin):
-        app.include_router(module.router)
+    routers = [module.router for module in (interactions, recommendations, items, admin)]
+    for router in routers:
+        app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes]
     errors.install(app)
     plain = app.openapi
 
@@ -77,42 +81,45 @@ def bare_app(life: Any = None) -> FastAPI:
         schema = plain()
         schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer", "description": "A key made by `melon keys add`."}
+        shapes = schema["components"]["schemas"]
+        shapes["EventIn"] = EventIn.model_json_schema()
+        # FastAPI's own error of validation: ours has another status and the one shape.
+        shapes.pop("HTTPValidationError", None)
+        shapes.pop("ValidationError", None)
+        for operation in (operation for path in schema["paths"].values() for operation in path.values()):
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
 
 
-def require_keys(settings: ServeSettings, keys: KeyFile) -> None:
-    """Refuse to be reachable from outside without keys."""
-    if settings.host not in LOOPBACK and not keys.keys():
-        raise SettingsError(
-            f"host {settings.host} can be reached from outside and {keys.path} has no keys. Make one with "
-            f"melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
-        )
-
-
 def run_api(settings: ServeSettings, listening: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT: then refuse new requests, finish those under way, and commit what waits."""
     log_as_json()
+    server = make_server(settings)
+    server.run(sockets=[listening])
+    if not server.started:
+        sys.exit(3)
+
+
+def make_server(settings: ServeSettings) -> uvicorn.Server:
+    """uvicorn with the application and its limits."""
     config = uvicorn.Config(
         make_app(settings),
-        http=patient_protocol(settings.header_s, settings.body_rate),
+        http=patient_protocol(settings.header_s, settings.body_rate, settings.connections),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=settings.connections,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.stop_s) or 1,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listening])
-    if not server.started:
-        sys.exit(3)
+    return uvicorn.Server(config)
 
 
 def log_as_json() -> None:

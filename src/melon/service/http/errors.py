@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from melon.errors import BusyError, DataError, DiskFullError, LearningError, MelonError, ServiceError, SettingsError
 
@@ -43,6 +44,7 @@ _ABOUT = {
     415: "The content type is not supported.",
     422: "The rules have a field that does not exist.",
     429: "Too many requests, or too many events wait for the disk; see Retry-After.",
+    431: "The headers or the address are too long.",
     503: "Not ready, or too many requests wait; see Retry-After.",
     507: "The disk is full; nothing of this request was stored.",
 }
@@ -50,7 +52,7 @@ _ABOUT = {
 
 def answers(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for the OpenAPI."""
-    usual = (400, 401, 403, 429, 503)
+    usual = (400, 401, 403, 429, 431, 503)
     return {code: {"model": ErrorAnswer, "description": _ABOUT[code]} for code in sorted({*usual, *codes})}
 
 
@@ -112,7 +114,17 @@ def install(app: FastAPI) -> None:
     """Have every error answered in the one shape."""
 
     async def handle(request: Request, problem: Exception) -> JSONResponse:
-        return error_response(as_service_error(problem), request.scope.get("request_id"))
+        response = error_response(as_service_error(problem), request.scope.get("request_id"))
+        if response.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods(request))
+        return response
 
     for kind in (HTTPException, RequestValidationError, MelonError, Exception):
         app.add_exception_handler(kind, handle)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that a path knows, over all routes."""
+    path = request.scope["path"]
+    routes: list[Route] = [route for route in request.app.state.routes if route.path_regex.match(path)]
+    return sorted({method for route in routes for method in route.methods or ()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -26,6 +28,8 @@ _LOG = logging.getLogger("melon.access")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 #: Stands for a slash inside an id, which the path has as %2F. Ids have no control characters, so nothing is lost.
 SLASH = "\x1f"
+#: How much of a body that is too large is read (in bodies), and for how long, before the answer is sent.
+_DRAINED, _DRAIN_S = 4, 5.0
 
 
 class Gate:
@@ -69,6 +73,8 @@ class Gate:
             self._check(scope, headers)
             await self._app(scope, limited, answer)
         except ServiceError as problem:
+            if problem.status == 413:
+                await self._drain(receive)
             await error_response(problem, request_id)(scope, receive, answer)
         finally:
             self._note(scope, status, time.perf_counter() - started)
@@ -84,6 +90,16 @@ class Gate:
             except UnicodeDecodeError:
                 raise ServiceError(400, "invalid", "The path is no valid UTF-8.") from None
             scope["path"] = "/".join(segment.replace("/", SLASH) for segment in segments)
+
+    async def _drain(self, receive: Receive) -> None:
+        """Read on for a while: a client that is still sending would not see an answer."""
+        left, more = _DRAINED * self._body_most, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while more and left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    more = message["type"] == "http.request" and message.get("more_body", False)
 
     def _too_large(self) -> ServiceError:
         return ServiceError(

@@ -25,7 +25,7 @@ _MANY: TypeAdapter[list[EventIn]] = TypeAdapter(list[EventIn])
 _ONE = TypeAdapter(EventIn)
 _NDJSON = ("application/x-ndjson", "application/jsonl")
 _EXAMPLE = EventIn.model_config["json_schema_extra"]["examples"][0]  # type: ignore[index]
-_SCHEMA = EventIn.model_json_schema()
+_SCHEMA = {"$ref": "#/components/schemas/EventIn"}
 _BODY = {
     "required": True,
     "content": {

@@ -1,33 +1,39 @@
-"""Connections that end clients who are too slow: for headers, for a body, or in taking an answer."""
+"""Connections: slow clients are ended, and what is no HTTP request is answered in the one shape of errors."""
 
 from __future__ import annotations
 
 import asyncio
+import http
+import json
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Base
-except ImportError:  # httptools is not built for this platform
-    _Base = H11Protocol  # type: ignore[assignment, misc]
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: A client that takes nothing of an answer for so long is gone.
 _STALLED_S = 30.0
+#: Bytes of a request line and headers, at most.
+_HEAD_MOST = 64 << 10
 
 
-def patient_protocol(header_s: float, body_rate: float, head_most: int = 32 << 10) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with a clock: `header_s` for a request's headers, `body_rate` bytes a second for its body."""
+def patient_protocol(header_s: float, body_rate: float, connections: int) -> type[asyncio.Protocol]:
+    """uvicorn's protocol with a clock: `header_s` for a request's headers, `body_rate` bytes a second for its body.
 
-    class Patient(_Base):
-        _received = 0
-        _began = 0.0
+    More than so many connections are refused.
+    """
+
+    class Patient(HttpToolsProtocol):
+        _received, _began = 0, 0.0
+        _in_head, _whole = True, False  # of the request that arrives
+        _ended = False
         _clock: asyncio.TimerHandle | None = None
         _stalled: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._start()
+            if len(self.connections) > connections:
+                self._refuse(503, "busy", "Too many connections are open.")
+            else:
+                self._start()
 
         def connection_lost(self, exc: Exception | None) -> None:
             for timer in (self._clock, self._stalled):
@@ -36,17 +42,44 @@ def patient_protocol(header_s: float, body_rate: float, head_most: int = 32 << 1
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self._clock is None and (self.cycle is None or self.cycle.response_complete):
+            if self.transport.is_closing():
+                return
+            if self._clock is None and not self._busy():
                 self._start()
             self._received += len(data)
             super().data_received(data)
             if self._clock is None:
                 return
-            if self._answering():
+            if self._whole and self._busy():
                 self._clock.cancel()
                 self._clock = None
-            elif not self._in_body() and self._received > head_most:
-                self._end()
+            elif self._in_head and self._received > _HEAD_MOST:
+                self._refuse(431, "headers_too_long", f"A request has at most {_HEAD_MOST} bytes of headers.")
+
+        def on_message_begin(self) -> None:
+            self._whole, self._in_head = False, True
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._whole = True
+            super().on_message_complete()
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """A client that has said everything may still read its answers."""
+            self._ended = self._whole and self._busy()
+            return self._ended
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._ended and not self._busy():
+                self.transport.close()
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400, "invalid_http", msg)
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -62,23 +95,27 @@ def patient_protocol(header_s: float, body_rate: float, head_most: int = 32 << 1
             self._began, self._received = self.loop.time(), 0
             self._clock = self.loop.call_later(header_s, self._look)
 
-        def _in_body(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body
-
-        def _answering(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        def _busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
         def _look(self) -> None:
-            """After the time for headers, and then each second of a body."""
+            """After the time for headers, and then each second of a body that somebody waits for."""
             self._clock = None
             seconds = self.loop.time() - self._began
-            if self._in_body() and self._received >= body_rate * (seconds - header_s):
+            in_time = self._received >= body_rate * (seconds - header_s)
+            if self._busy() and not self._in_head and in_time:
                 self._clock = self.loop.call_later(1.0, self._look)
-            elif not self._answering():
+            elif not self._whole:
                 self._end()
 
+        def _refuse(self, status: int, code: str, message: str) -> None:
+            body = json.dumps({"error": {"code": code, "message": message}})
+            head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
+            self.transport.close()
+
         def _end(self) -> None:
-            if self.transport is not None and not self.transport.is_closing():
+            if not self.transport.is_closing():
                 self.transport.abort()
 
     return Patient

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
+from pydantic import StringConstraints
 
 from melon.data.ids import Id
 from melon.errors import ServiceError
@@ -31,8 +32,9 @@ UserPath = Annotated[str, Path(description="A user's id.", examples=["u17"], min
 ItemPath = Annotated[str, Path(description="An item's id.", examples=["i23"], min_length=1, max_length=256)]
 Count = Annotated[K, Query(description="Items in the list.")]
 FilterSeen = Annotated[bool, Query(description="Leave out what the user has had.")]
-Categories = Annotated[list[str], Query(max_length=100, description="Only items of one of these categories.")]
-Exclude = Annotated[list[str], Query(max_length=1_000, description="Items that must not be listed.")]
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Categories = Annotated[list[_Text], Query(max_length=100, description="Only items of one of these categories.")]
+Exclude = Annotated[list[_Text], Query(max_length=100, description="Items that must not be listed.")]
 After = Annotated[int | None, Query(ge=0, le=1 << 62, description="An offset that the model must know.")]
 WaitMs = Annotated[int, Query(ge=0, le=MOST_WAIT_MS, description="How long to wait for that, in milliseconds.")]
 ForUser = Annotated[str | None, Query(min_length=1, max_length=256, description="Leave out what this user has had.")]

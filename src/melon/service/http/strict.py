@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 from fastapi import Request, Response
@@ -39,6 +39,7 @@ class Route(APIRoute):
         inner = super().get_route_handler()
         scope: Scope | None = (self.openapi_extra or {}).get("x-scope")
         known = {field.alias for field in self.dependant.query_params}
+        lists = {field.alias for field in self.dependant.query_params if _takes_many(field)}
         takes_json = self.body_field is not None
 
         async def handle(request: Request) -> Response:
@@ -47,11 +48,17 @@ class Route(APIRoute):
             for name in request.query_params:
                 if name not in known:
                     raise ServiceError(400, "invalid", f"{ascii(name)[:60]}: there is no such parameter.")
+                if name not in lists and len(request.query_params.getlist(name)) > 1:
+                    raise ServiceError(400, "invalid", f"{name}: is given more than once.")
             if takes_json and content_type(request) != "application/json":
                 raise ServiceError(415, "unsupported_media_type", "The body must be application/json.")
             return await inner(StrictRequest(request.scope, request.receive))
 
         return handle
+
+
+def _takes_many(field: Any) -> bool:
+    return get_origin(field.field_info.annotation) is list
 
 
 def needs(scope: Scope, **more: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +49,14 @@ class Outcome:
 class Course:
     """The model, where it stands, and the steps that it takes. A step that fails leaves the position as it was."""
 
-    def __init__(self, model: LiveModel, position: Position, log: LogReader) -> None:
-        self.model, self.position, self._log = model, position, log
+    def __init__(self, model: LiveModel, position: Position, log: LogReader, without: Collection[LogId] = ()) -> None:
+        self.model, self.position, self._log, self._without = model, position, log, frozenset(without)
         self._recorder = Recorder(model)
 
     def events(self, first: int, last: int) -> Learnable:
         """The events of these offsets that are there to be learned."""
-        stored = [event for event in self._log.events(first, last) if event.use == "learn"]
+        found = self._log.events(first, last)
+        stored = [event for event in found if event.use == "learn" and event.user not in self._without]
         users = _typed(self.model.users, [event.user for event in stored])
         items = _typed(self.model.items, [event.item for event in stored])
         good = [n for n in range(len(stored)) if users[n] is not None and items[n] is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
 import json
 import logging
 import threading
@@ -12,23 +12,22 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-import apsw
-
-from melon.errors import CheckpointError, DiskFullError, LearningError
+from melon.errors import CheckpointError, LearningError
+from melon.learning.deltas import chained, state_digest
 from melon.service.learner.course import Course, Outcome
-from melon.service.learner.guard import REMEMBERED, Guard
+from melon.service.learner.fitting import Fitter, caught_up
+from melon.service.learner.guard import REMEMBERED, Alarms, Guard, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings
 from melon.service.log.base import Position, Published, Step, StepKind
 from melon.service.log.checkpoints import Checkpoints, Saved, Saver
-from melon.service.log.files import Held, is_full
+from melon.service.log.files import Held, until_there_is_room
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import DeltaFeed, StepBook
 
 logger = logging.getLogger("melon.service")
 _POLL = 0.004
-_ROOM = 1.0
 
 
 class Learner:
@@ -44,8 +43,8 @@ class Learner:
                 settings.folder, seconds=settings.keep_deltas_seconds, most_bytes=settings.keep_deltas_bytes
             )
             self.checkpoints = Checkpoints(settings.folder)
-            self._saver = Saver(self.checkpoints)
-            self._alarms: dict[str, str] = {}
+            self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
+            self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
             self._around = surroundings(settings.threads)
@@ -63,6 +62,7 @@ class Learner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._fitter.cancel()
         self._saver.close()
         for file in (self.log, self.book, self.feed):
             file.close()
@@ -86,13 +86,15 @@ class Learner:
         learned = [step for step in self.book.newest(2 * REMEMBERED) if step.status == "learned"]
         moved = [step.about["moved"] for step in reversed(learned) if step.about.get("moved") is not None]
         #: The last offsets of the newest batches, as long as all of them were set aside.
-        self._in_a_row = _in_a_row(self.book.newest(2 * self.settings.stop_after))
+        self._in_a_row = set_aside_in_a_row(self.book.newest(2 * self.settings.stop_after))
         self._guard = Guard(self.settings.guard, moved[-REMEMBERED:])
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
         self._must_save = False
         self.quality = Quality(self.settings.negatives, self.settings.seed, self._frozen())
         for step in self.book.after(saved.position.batch):
-            if step.done is None:
+            if step.done is None and step.kind == "switch":
+                self.book.drop(step)  # it was not made: the checkpoint comes first
+            elif step.done is None:
                 self._finish(step, self._take(step))
             else:
                 self._again(step)
@@ -115,7 +117,7 @@ class Learner:
             self._publish(step, outcome)
 
     def _frozen(self) -> Any:
-        base = int(self.book.meta().get("base", 0))
+        base = self.book.bases()[-1]
         if not self.settings.frozen or not self.settings.negatives or base not in self.checkpoints.numbers():
             return None
         saved = self.checkpoints.load(base)
@@ -140,11 +142,15 @@ class Learner:
         return True
 
     def _live(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> None:
-        step = Step(
-            self.position.batch + 1, kind, first, last, self._epoch, "planned", planned=time.time(), about=about
-        )
-        self._insist(lambda: self.book.plan(step))
+        step = self._planned(kind, first, last, about)
         self._finish(step, self._take(step))
+
+    def _planned(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> Step:
+        """The boundary of the next step, which is written before anything is touched."""
+        number = self.position.batch + 1
+        step = Step(number, kind, first, last, self._epoch, "planned", planned=time.time(), about=about)
+        self._insist(lambda: self.book.plan(step))
+        return step
 
     def _take(self, step: Step) -> tuple[Step, Outcome, Mapping[str, Any]]:
         """Do a step for the first time: rank its events, learn them, and set it aside where that goes wrong."""
@@ -188,6 +194,7 @@ class Learner:
         self._insist(lambda: self._publish(step, outcome))
         if step.kind == "forget":
             self._must_save = True
+            self._fitter.cancel()  # it has read who is forgotten
         if step.kind == "events":
             self._in_a_row = [*self._in_a_row, step.last] if status == "set_aside" else []
 
@@ -220,6 +227,40 @@ class Learner:
         self._alarm("halted", f"{most} batches in a row were set aside, so learning waits; look at them, then resume.")
         return True
 
+    # Another model.
+
+    def consider_fitting(self) -> None:
+        """A service that started cold fits a model on its log once there is enough, and switches to it."""
+        settings = self.settings
+        if self._version != COLD or not settings.fit_after:
+            return
+        if not self._fitter.busy and self.course.model.updater.history.events >= settings.fit_after:
+            self._fitter.begin(self.position.offset)
+        fitted = self._fitter.result()
+        if fitted is not None:
+            self.switch(*caught_up(fitted, self._fitter.offset, self.log, self.book))
+            self._fitter.cancel()
+
+    def switch(self, course: Course, extra: Mapping[str, Any]) -> None:
+        """Go on with another model that knows all that this one does; its checkpoint is what replicas load."""
+        before = self.position
+        step = self._planned("switch", before.offset + 1, before.offset, {})
+        content = state_digest(course.model).encode()
+        digest = chained(before.digest, content)
+        course.position = replace(course.position, batch=step.number, offset=before.offset, digest=digest)
+        if self._saver.busy:
+            self._saved(wait=True)
+        self._insist(self.book.sync)
+        self.course, self.extra, self._version = course, extra, course.position.version
+        self.checkpoints.write(course.model, course.position, self.log.log_id, extra)
+        about = {"version": self._version, "recommender": course.model.updater.recommender.name}
+        outcome = Outcome(content, digest, about)
+        self._finish(step, (step, outcome, {}))
+        self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
+        self._guard = Guard(self.settings.guard)
+        self.quality.frozen = copy.deepcopy(course.model).updater if self.settings.frozen else None
+        self._saved_at, self._saved_offset = time.monotonic(), before.offset
+
     # Checkpoints.
 
     def save(self, *, wait: bool = False) -> None:
@@ -248,12 +289,12 @@ class Learner:
             # Whoever is forgotten is in everything older: from here on, this is where replays begin.
             self.checkpoints.prune({position.batch}, before=position.batch)
             self.feed.drop(up_to=position.batch)
-            self.book.state(base=position.batch, forgotten=forgotten[-1].last)
+            self.book.state(bases=json.dumps([position.batch]), forgotten=forgotten[-1].last)
             self.book.sync()
             if self.quality.frozen is not None:
                 self.quality.frozen = twin.updater
         else:
-            self.checkpoints.prune({int(self.book.meta().get("base", 0))})
+            self.checkpoints.prune(set(self.book.bases()))
 
     def _forgets(self) -> list[Step]:
         """Steps that forgot somebody who may still be in older checkpoints."""
@@ -276,8 +317,10 @@ class Learner:
                 time.sleep(wait)
             cut = time.monotonic()
             if not self.step():
-                while not stop.is_set() and not self.log.changed() and not self._due():
+                time.sleep(_POLL)
+                while not (stop.is_set() or self.log.changed() or self._due() or self._fitter.busy):
                     time.sleep(_POLL)
+            self.consider_fitting()
             if self._saver.busy:
                 self._saved()
             elif self._due():
@@ -291,35 +334,5 @@ class Learner:
             self._saved(wait=True)
 
     def _insist(self, write: Callable[[], Any]) -> None:
-        """Write, and where the disk is full, again and again until there is room or the process is asked to end."""
-        while True:
-            try:
-                write()
-            except (apsw.Error, DiskFullError) as error:
-                if not isinstance(error, DiskFullError) and not is_full(self.settings.folder, error):
-                    raise
-                if self._stopping():
-                    raise DiskFullError(
-                        f"the disk of {self.settings.folder} is full; make room, then start."
-                    ) from error
-                logger.warning("the disk of %s is full; waiting for room", self.settings.folder)
-                time.sleep(_ROOM)
-            else:
-                return
-
-    def _alarm(self, name: str, text: str | None) -> None:
-        """Have operators know of something, or no longer."""
-        if self._alarms.get(name) == text:
-            return
-        if text is None:
-            del self._alarms[name]
-        else:
-            self._alarms[name] = text
-            logger.warning("%s", text)
-        self._insist(lambda: self.book.state(alarms=json.dumps(list(self._alarms.values()))))
-
-
-def _in_a_row(newest: list[Step]) -> list[int]:
-    """Where the batches end that were set aside since the last one that was learned, from the newest steps."""
-    batches = [step for step in newest if step.kind == "events"]
-    return [step.last for step in itertools.takewhile(lambda step: step.status == "set_aside", batches)][::-1]
+        """Write, waiting for room where the disk is full."""
+        until_there_is_room(self.settings.folder, write, self._stopping)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from melon.fitting.values import BUDGET
+
 
 @dataclass(frozen=True)
 class LearnerSettings:
@@ -25,6 +27,7 @@ class LearnerSettings:
         stop_after: so many batches set aside in a row stop the learning.
         fit_after: a service that started cold fits a model on its own log after so many events; 0 never does.
         fit_minutes: how long that fit may choose settings.
+        fit_budget: how many settings that fit tries for each choice.
         threads: threads of the arithmetic; part of what makes a replay exact.
         seed: the root of everything random.
     """
@@ -43,5 +46,6 @@ class LearnerSettings:
     stop_after: int = 10
     fit_after: int = 20_000
     fit_minutes: float = 10.0
+    fit_budget: int = BUDGET
     threads: int = 1
     seed: int = 0

@@ -44,7 +44,7 @@ def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, l
         position = Position(COLD if settings.model is None else mark[:12], 0, 0, NOTHING)
         model, extra = cold_model(settings) if settings.model is None else deployed(settings.model)
         checkpoints.write(model, position, log_id, extra)
-        book.state(log_id=log_id, start=mark, start_name=name, base=0)
+        book.state(log_id=log_id, start=mark, start_name=name, bases="[0]")
         book.sync()
         return Saved(model, position, log_id, extra)
     return _newest(settings.folder, book, checkpoints, log_id)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,6 +22,7 @@ EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
 #: Before this version SQLite could lose a WAL that two connections reset at once.
 LEAST_SQLITE = (3, 51, 3)
 _FULL = 1 << 20
+logger = logging.getLogger("melon.service")
 
 Sync = Literal["FULL", "NORMAL", "OFF"]
 
@@ -82,6 +85,22 @@ def is_full(folder: Path, error: Exception) -> bool:
     if isinstance(error, apsw.FullError):
         return True
     return isinstance(error, apsw.IOError) and shutil.disk_usage(folder).free < _FULL
+
+
+def until_there_is_room(folder: Path, write: Callable[[], Any], stopping: Callable[[], bool]) -> None:
+    """Write, and where the disk is full, again every second until there is room or the process is asked to end."""
+    while True:
+        try:
+            write()
+        except (apsw.Error, DiskFullError) as error:
+            if not isinstance(error, DiskFullError) and not is_full(folder, error):
+                raise
+            if stopping():
+                raise DiskFullError(f"the disk of {folder} is full; make room, then start again.") from error
+            logger.warning("the disk of %s is full; waiting for room", folder)
+            time.sleep(1.0)
+        else:
+            return
 
 
 class Held:

@@ -30,6 +30,13 @@ class LogReader(Reader):
         meta = self.meta()
         return int(meta["offset"]), int(meta["events"])
 
+    def counted(self) -> tuple[int, int, int]:
+        """Events and controls as they are found, and the last offset of both."""
+        (events, last), (controls, later) = (
+            self._rows(f"SELECT count(*), coalesce(max(offset), 0) FROM {table}")[0] for table in ("events", "controls")
+        )
+        return events, controls, max(last, later)
+
     def tail(self, after: int, most: int) -> list[Stored]:
         """Up to `most` events behind an offset, none of them behind the next control."""
         query = (

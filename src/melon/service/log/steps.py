@@ -91,6 +91,10 @@ class StepReader(Reader):
         """The offset up to which forgetting is done and saved: no checkpoint that is kept is older."""
         return int(self.meta().get("forgotten", 0))
 
+    def bases(self) -> list[int]:
+        """The steps whose checkpoints are where exact replays begin: the start, and each model switched to."""
+        return list(json.loads(self.meta().get("bases", "[0]")))
+
     def epochs(self) -> list[dict[str, Any]]:
         """Where and with what the learner ran, each time it was started."""
         rows = self._rows("SELECT number, started, about FROM epochs ORDER BY number")
@@ -155,6 +159,11 @@ class StepBook(StepReader):
                 batch = (step.number, step.about.get("batch"))
                 self._connection.execute("UPDATE steps SET retried = ? WHERE number = ?", batch)
         return done
+
+    def drop(self, step: Step) -> None:
+        """Take back a step that was planned and never taken."""
+        with transaction(self._connection):
+            self._connection.execute("DELETE FROM steps WHERE number = ? AND done IS NULL", (step.number,))
 
     def mark_aside(self, step: Step, reason: str) -> None:
         """Decide, durably, that a batch is passed by."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from melon.service.rules.arrange import CAPPED
 from melon.service.rules.filters import check_filter, compile_filter
@@ -18,16 +18,16 @@ from melon.settings import Settings
 from melon.types import Flags, Floats
 
 _KEPT = 256
-RawId = str | int
+RawId = Annotated[StrictStr, Field(min_length=1, max_length=256)] | StrictInt
 V = TypeVar("V")
 
 
 class Boost(Settings):
     """Add to the score of the items of a category, or of all that pass a filter."""
 
-    category: str | None = None
+    category: StrictStr | None = None
     filter: dict[str, Any] | None = None
-    by: Annotated[float, Field(ge=-1e6, le=1e6)]
+    by: Annotated[float, Field(ge=-1e6, le=1e6, strict=True)]
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -46,7 +46,7 @@ class Pin(Settings):
     """Put an item at a position of the list, from 1 on, whatever its score."""
 
     item: RawId
-    at: Annotated[int, Field(ge=1, le=1_000)]
+    at: Annotated[int, Field(ge=1, le=1_000, strict=True)]
 
 
 class Rules(Settings):
@@ -56,12 +56,14 @@ class Rules(Settings):
         None, examples=[{"all": [{"category": ["news", "sport"]}, {"field": "price", "lt": 20}]}]
     )
     exclude: Annotated[tuple[RawId, ...], Field(max_length=10_000)] = ()
-    exclude_own: bool = False
+    exclude_own: StrictBool = False
     boost: Annotated[tuple[Boost, ...], Field(max_length=50)] = ()
     pin: Annotated[tuple[Pin, ...], Field(max_length=100)] = ()
-    at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, examples=[{"category": 3}])
-    diversity: Annotated[float, Field(ge=0, le=1)] = 0.0
-    rotate_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    at_most: dict[str, Annotated[int, Field(ge=1, strict=True)]] = Field(
+        default_factory=dict, examples=[{"category": 3}]
+    )
+    diversity: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.0
+    rotate_s: Annotated[float, Field(ge=0, le=86_400, strict=True)] = 0.0
 
     @field_validator("filter")
     @classmethod

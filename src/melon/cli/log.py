@@ -1,0 +1,152 @@
+"""`melon log`: look at a service's log, check it, take it again, and bring events out and in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from melon.cli.help import Commands
+from melon.cli.options import AsJson
+
+log = Commands(
+    help="Look at the log of a service, check it, replay it, and bring events out and in.", no_args_is_help=True
+)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the service: its log, batches and checkpoints.")]
+
+
+@log.command("info")
+def log_info(folder: Folder, json: AsJson = False) -> None:
+    """Say what is in a log, how far the learner is, and what it ran on; a running service is not disturbed."""
+    from melon.service.learner.replaying import describe
+
+    about = describe(folder)
+    if json:
+        import json as encoder
+
+        typer.echo(encoder.dumps(about, ensure_ascii=False))
+        return
+    for name, value in about.items():
+        lines = value if isinstance(value, list) else [value]
+        for number, line in enumerate(lines or ["none"]):
+            typer.echo(f"{name if not number else '':<14}{line}")
+
+
+@log.command("verify")
+def log_verify(folder: Folder) -> None:
+    """Check files, order, boundaries and checkpoints, and replay everything: the bytes must be those recorded."""
+    from melon.service.learner.replaying import verify
+
+    for line in verify(folder):
+        typer.echo(line)
+
+
+@log.command("replay")
+def log_replay(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Where to save the model.")],
+    to: Annotated[
+        str | None, typer.Option(metavar="OFFSET|TIME", help="The model as of an offset, or of a time (ISO 8601).")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="USER", help="Leave a user's events out. Repeatable.")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="Learn with another strategy.")] = None,
+) -> None:
+    """Rebuild a model from the log in its recorded batches: any past, one without somebody, or another strategy's."""
+    from melon.atomic import require_writable
+    from melon.service.learner.replaying import replay
+    from melon.service.log.exchange import typed
+    from melon.service.log.reader import LogReader
+    from melon.strategies.registry import STRATEGIES
+
+    require_writable(out / "model")
+    if strategy is not None:
+        STRATEGIES[strategy]  # an unknown name is refused before anything is spent
+    with LogReader(folder) as reader:
+        users = [typed(user, reader) for user in without or ()]
+    offset = int(to) if to is not None and to.isdigit() else None
+    replayed = replay(
+        folder, offset=offset, moment=None if to is None or offset is not None else _moment(to), without=users,
+        strategy=strategy,
+    )  # fmt: skip
+    replayed.model.save(out, replayed.extra)
+    exact = "the bytes are those that were recorded" if replayed.exact else "a past that was not"
+    typer.echo(f"replayed to step {replayed.position.batch}, offset {replayed.position.offset}: {exact}; wrote {out}")
+
+
+@log.command("export")
+def log_export(
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option(help="The file to write. (default: standard output)")] = None,
+    first: Annotated[int, typer.Option("--from", help="The first offset.")] = 1,
+    to: Annotated[int | None, typer.Option(help="The last offset. (default: the last of the log)")] = None,
+) -> None:
+    """Write events as lines of JSON, in order of their offsets."""
+    from melon.atomic import replacing
+    from melon.service.log.exchange import exported
+    from melon.service.log.reader import LogReader
+
+    with LogReader(folder) as reader:
+        lines = exported(reader, first, reader.last()[0] if to is None else to)
+        if out is None:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            return
+        with replacing(out) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    typer.echo(f"wrote {out}")
+
+
+@log.command("import")
+def log_import(
+    folder: Folder, source: Annotated[Path, typer.Argument(help="Lines of JSON, as melon log export writes them.")]
+) -> None:
+    """Append events from lines of JSON; those whose event_id the log knows are not stored again.
+
+    Needs the log for itself: while a service runs, post the events to it instead.
+    """
+    from melon.errors import DataError
+    from melon.service.log.events import EventLog
+    from melon.service.log.exchange import imported
+
+    try:
+        with source.open(encoding="utf-8") as lines, EventLog(folder) as opened:
+            done = imported(opened, lines, str(source))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"{source} cannot be read as lines of JSON: {problem}.") from None
+    typer.echo(
+        f"{done.accepted} events appended up to offset {done.offset}, {done.duplicates} were known already, "
+        f"{done.conflicting} have the id of another event and were left out"
+    )
+
+
+@log.command("forget")
+def log_forget(folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")]) -> None:
+    """Have a person forgotten: rows, past, and ids in the log and in every checkpoint.
+
+    Needs the log for itself: while a service runs, ask it by DELETE /v1/users/USER.
+    """
+    from melon.service.log.events import EventLog
+    from melon.service.log.exchange import typed
+    from melon.service.log.reader import LogReader
+
+    with LogReader(folder) as reader:
+        named = typed(user, reader)
+    with EventLog(folder) as opened:
+        offset = opened.forget(named).result()
+    typer.echo(f"{user} will be forgotten at offset {offset}, when the learner next runs")
+
+
+def _moment(text: str) -> float:
+    from datetime import UTC, datetime
+
+    from melon.errors import SettingsError
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(f"--to {text!r} is neither an offset nor a time such as 2026-11-16T18:05:00Z.") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

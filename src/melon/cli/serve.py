@@ -1,0 +1,213 @@
+"""Commands of the live service: serve, keys, doctor, load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from melon.cli.help import Commands
+from melon.cli.options import AsJson
+
+_WHERE, _WHAT = "Where", "Events"
+keys = Commands(help="Keys of a service: add, list and revoke them while it runs.", no_args_is_help=True)
+
+MaybeModel = Annotated[
+    Path | None, typer.Argument(help="The folder of a saved model; without one the service starts cold.")
+]
+Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; --show-config prints one.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="The folder of the log and of checkpoints. (default: MODEL.live)", rich_help_panel=_WHERE),
+]
+
+
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="The address to listen on; others than loopback need keys. (default: 127.0.0.1)", rich_help_panel=_WHERE
+    ),
+]
+Port = Annotated[int | None, typer.Option(help="The port; 0 takes a free one. (default: 8000)", rich_help_panel=_WHERE)]
+Learn = Annotated[
+    str | None, typer.Option(help="Event types that are learned. (default: view,click,buy)", rich_help_panel=_WHAT)
+]
+Hide = Annotated[
+    str | None,
+    typer.Option(help="Event types that hide an item from the user. (default: dislike,owned)", rich_help_panel=_WHAT),
+]
+Store = Annotated[
+    str | None, typer.Option(help="Event types that are stored only. (default: impression)", rich_help_panel=_WHAT)
+]
+
+
+def serve(
+    model: MaybeModel = None,
+    config: Config = None,
+    data: Data = None,
+    host: Host = None,
+    port: Port = None,
+    learn: Learn = None,
+    hide: Hide = None,
+    store: Store = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="all, or one of the processes alone: learner, api.")] = "all",
+    demo: Annotated[bool, typer.Option("--demo", help="Replay a made-up news site into a new service.")] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the settings as a TOML file and exit.")
+    ] = False,
+) -> None:
+    """Serve recommendations over HTTP, and learn from interactions within a second.
+
+    Starts one learner and one API process and restarts either. Ctrl-C stops both in order: requests under way are
+    finished, what was posted is committed, learned and saved.
+    """
+    from melon.console import say
+    from melon.errors import require_serving, unknown_name
+    from melon.service.config import read_settings
+
+    named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
+    settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
+    if show_config:
+        typer.echo(settings.toml(), nl=False)
+        return
+    if role not in ("all", "learner", "api"):
+        raise unknown_name("role", role, ("all", "learner", "api"))
+    require_serving("melon serve")
+    from melon.service.supervisor import Supervisor, check_model, check_reachable, listen, run_role
+
+    if demo:
+        from melon.service.demo import run_demo_service
+
+        run_demo_service(settings)
+        return
+    check_model(settings)
+    check_reachable(settings)
+    if role != "all":
+        run_role(role, settings)  # type: ignore[arg-type]
+        return
+    supervisor = Supervisor(settings, listen(settings))
+    supervisor.run(lambda url: say(f"serving on {url}; the log is in {settings.folder}; stop with Ctrl-C"))
+
+
+def doctor(
+    model: MaybeModel = None,
+    config: Config = None,
+    data: Data = None,
+    forgotten: Annotated[str | None, typer.Option(help="Look for this user's id in every file of the service.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Check what a service needs: extras, SQLite, disk, log, checkpoints, keys; and that a person is forgotten."""
+    from melon.errors import require_serving
+    from melon.service.config import read_settings
+
+    require_serving("melon doctor")
+    from melon.service.doctor import examine
+
+    findings = examine(read_settings(config, {"model": model, "data": data}), forgotten)
+    if json:
+        import json as text
+
+        typer.echo(text.dumps([one._asdict() for one in findings]))
+    else:
+        for one in findings:
+            typer.echo(f"{'ok   ' if one.ok else 'FAULT'}  {one.what}: {one.found}")
+    if not all(one.ok for one in findings):
+        raise typer.Exit(1)
+
+
+def load(
+    url: Annotated[str, typer.Argument(help="The service, such as http://127.0.0.1:8000.")],
+    lists: Annotated[float, typer.Option(help="Lists a second.")] = 50.0,
+    events: Annotated[float, typer.Option(help="Events a second.")] = 100.0,
+    batch: Annotated[int, typer.Option(help="Events in one post.")] = 10,
+    seconds: Annotated[float, typer.Option(help="How long, at most an hour.")] = 10.0,
+    users: Annotated[int, typer.Option(help="Users are 0 to this.")] = 1_000,
+    items: Annotated[int, typer.Option(help="Items are 0 to this.")] = 1_000,
+    user_form: Annotated[str, typer.Option(help="How a user's number is written.")] = "u{}",
+    item_form: Annotated[str, typer.Option(help="How an item's number is written.")] = "i{}",
+    k: Annotated[int, typer.Option("--k", "-k", help="Items in a list.")] = 10,
+    connections: Annotated[int, typer.Option(help="Connections, at most.")] = 32,
+    key: Annotated[str | None, typer.Option(help="A key with the scopes read and write.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Load a service with requests that start on time whether or not earlier ones are answered (open loop).
+
+    Latency counts from when a request was due, so a service that stands still is seen as such.
+    """
+    from melon.service.load import Load, run_load
+
+    report = run_load(
+        Load(url, lists, events, batch, seconds, users, items, user_form, item_form, k, connections, key, seed)
+    )
+    import json as text
+
+    if json:
+        typer.echo(text.dumps(report))
+        return
+    for kind in ("lists", "posts"):
+        told = report[kind]
+        times = "  ".join(f"{name} {value}" for name, value in told["ms"].items())
+        codes = ", ".join(f"{code}: {count}" for code, count in told["codes"].items())
+        typer.echo(f"{kind:6} {told['per_second']:>8} /s   ms: {times}   {codes}")
+    typer.echo(f"events {report['events_per_second']:>8} /s   freshness: {report.get('freshness_s')}")
+
+
+Where = Annotated[Path, typer.Option(help="The folder of the service's data, which has the file of keys.")]
+
+
+@keys.command("add")
+def keys_add(
+    data: Where,
+    scope: Annotated[list[str], typer.Option(help="read, write or admin. Repeatable.")],
+    days: Annotated[float | None, typer.Option(help="The key ends after so many days. (default: never)")] = None,
+    note: Annotated[str, typer.Option(help="What the key is for.")] = "",
+) -> None:
+    """Make a key and print it; only its digest is stored, so it is shown once."""
+    from melon.service.keys import KeyFile
+
+    text, _ = KeyFile(data / "keys.json").add(scope, days=days, note=note)
+    typer.echo(text)
+
+
+@keys.command("list")
+def keys_list(data: Where) -> None:
+    """List keys: id, scopes, end and note."""
+    import datetime
+
+    from melon.service.keys import KeyFile
+
+    for key in KeyFile(data / "keys.json").keys().values():
+        end = "never" if key.expires is None else f"{datetime.datetime.fromtimestamp(key.expires, datetime.UTC):%F}"
+        typer.echo(f"{key.id}  {','.join(key.scopes):16}  ends {end}  {key.note}".rstrip())
+
+
+@keys.command("revoke")
+def keys_revoke(
+    data: Where, key: Annotated[str, typer.Argument(help="The key's id, the part between the two underscores.")]
+) -> None:
+    """Remove a key; a running service refuses it within a second."""
+    from melon.service.keys import KeyFile
+
+    KeyFile(data / "keys.json").revoke(key)
+
+
+def _assigned(assignments: list[str] | None) -> dict[str, Any]:
+    import tomllib
+
+    from melon.errors import SettingsError
+
+    values: dict[str, Any] = {}
+    for text in assignments or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {text} is not valid; write --set NAME=VALUE.")
+        try:
+            values[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[name.strip()] = value
+    return values

@@ -1,0 +1,232 @@
+"""Profiles as compiled loops: who takes an item, what a user took last, and how the two go together."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from melon.kernels.types import (
+    DOUBLE,
+    DOUBLE_TABLE,
+    DOUBLES,
+    INT,
+    INT_TABLE,
+    INTS,
+    SINGLE_CUBE,
+    SINGLE_TABLE,
+    SMALL_INT_TABLE,
+    Fields,
+    Signature,
+)
+from melon.types import Floats, Ints, Singles, SmallInts
+
+#: Added under a root, so that a row of zeros has the direction of zeros.
+TINY = 1e-9
+
+
+class Pairs(NamedTuple):
+    """Users and candidates n × c, with all that is known of both.
+
+    `directions` are users' rows of length 1, `profiles` the sums over each one's last items `lasts`, newest first.
+    `item_rows` and `takers` (as of each item's last interaction) are stored by item, `weight` and `last` belong to
+    `takers`; `rings` are the last takers of an item by number, of `taken` in all.
+    """
+
+    users: Ints
+    items: Ints
+    directions: Singles
+    profiles: Singles
+    lasts: Ints
+    item_rows: Singles
+    takers: Singles
+    weight: Floats
+    last: Ints
+    rings: SmallInts
+    taken: Ints
+
+
+_VECTORS: Signature = (SINGLE_TABLE, SINGLE_TABLE)
+_PAIRS: Fields = Fields(
+    Pairs, (INTS, INT_TABLE, *[SINGLE_TABLE] * 2, INT_TABLE, *[SINGLE_TABLE] * 2, DOUBLES, INTS, SMALL_INT_TABLE, INTS)
+)
+SIGNATURES: dict[str, Signature] = {
+    "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
+    "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, SINGLE_TABLE, INT_TABLE, SINGLE_TABLE),
+    "match": (_PAIRS, INT, DOUBLE, DOUBLE, SINGLE_CUBE),
+    "suit": (INT_TABLE, SINGLE_TABLE, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
+    "taste": (*[INTS] * 3, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, SINGLE_TABLE, INT_TABLE, DOUBLES),
+}
+
+
+def _product(one: Singles, other: Singles) -> float:
+    total = np.float32(0)
+    for d in range(one.size):
+        total += one[d] * other[d]
+    return np.float64(total)
+
+
+def take(
+    users: Ints,
+    items: Ints,
+    first_event: int,
+    rate: float,
+    user_rows: Singles,
+    takers: Singles,
+    weight: Floats,
+    last: Ints,
+) -> None:
+    """Add each user's direction to the profile of the item taken, one event after another; profiles fade by `rate`."""
+    for n in range(users.size):
+        item, event = items[n], first_event + n
+        left = math.pow(2.0, -rate * (event - last[item]))
+        weight[item] = weight[item] * left + 1.0
+        last[item] = event
+        profile = takers[item]
+        if users[n] < user_rows.shape[0]:
+            row = user_rows[users[n]]
+            share = 1.0 / math.sqrt(_product(row, row) + TINY)
+            for d in range(profile.size):
+                profile[d] = profile[d] * left + row[d] * share
+        else:
+            for d in range(profile.size):
+                profile[d] = profile[d] * left
+
+
+def recent(
+    rings: SmallInts,
+    met: Ints,
+    known: int,
+    users: Ints,
+    fade: float,
+    item_rows: Singles,
+    lasts: Ints,
+    out: Singles,
+) -> None:
+    """The last items of each user, newest first, −1 beyond them, and Σ_k fade^k · the direction of the k-th's row."""
+    most = rings.shape[1]
+    for n in range(users.size):
+        user, profile, weight = users[n], out[n], 1.0
+        count = min(met[user], most) if user < known else 0
+        for d in range(profile.size):
+            profile[d] = 0
+        for k in range(most):
+            lasts[n, k] = -1
+            if k >= count:
+                continue
+            item = np.int64(rings[user, (met[user] - 1 - k) % most])
+            lasts[n, k] = item
+            if item < item_rows.shape[0]:
+                row = item_rows[item]
+                share = weight / math.sqrt(_product(row, row) + TINY)
+                for d in range(profile.size):
+                    profile[d] += row[d] * share
+            weight *= fade
+
+
+def match(pairs: Pairs, now: int, rate: float, fade: float, out: Singles) -> None:
+    """The user against the item's takers, and the user's profile against the item and against its takers.
+
+    The user's own part in the takers' profile and the item's own part in the user's profile are left out.
+    """
+    for n in range(pairs.users.size):
+        direction, profile = pairs.directions[n], pairs.profiles[n]
+        far, along, one = _product(profile, profile), _product(direction, profile), _product(direction, direction)
+        for c in range(pairs.items.shape[1]):
+            item = pairs.items[n, c]
+            if item >= pairs.item_rows.shape[0] or item >= pairs.takers.shape[0]:
+                out[n, c, 0], out[n, c, 1], out[n, c, 2] = 0, 0, 0
+                continue
+            row, takers, weight = pairs.item_rows[item], pairs.takers[item], pairs.weight[item]
+            size, wide, away = _product(row, row), _product(takers, takers), far
+            to_takers, to_item, both = _product(direction, takers), _product(profile, row), _product(profile, takers)
+            own = _times(pairs.rings[item], pairs.taken[item], pairs.users[n]) if item < pairs.taken.size else 0
+            again = _share(pairs.lasts[n], item, fade) / math.sqrt(size + TINY)
+            if own or again > 0:
+                part = weight * own / max(pairs.taken[item], 1)
+                both -= again * _product(row, takers) + part * (along - again * _product(row, direction))
+                away = max(far + again * (again * size - 2 * to_item), 0.0)
+                wide = max(wide + part * (part * one - 2 * to_takers), 0.0)
+                to_item, to_takers, weight = to_item - again * size, to_takers - part * one, weight - part
+                if own == pairs.taken[item]:  # nobody else took it
+                    to_takers, both = 0.0, 0.0
+            left, long = math.pow(2.0, -rate * (now - pairs.last[item])), math.sqrt(away + TINY)
+            out[n, c, 0] = left * to_takers / (left * weight + 1.0)
+            out[n, c, 1] = to_item / (long * math.sqrt(size + TINY))
+            out[n, c, 2] = both / (long * math.sqrt(wide + TINY))
+
+
+def _times(ring: SmallInts, taken: int, user: int) -> int:
+    """How often a user is among an item's last takers."""
+    times, wanted = 0, np.int32(user)
+    for k in range(min(taken, ring.size)):
+        times += ring[k] == wanted
+    return times
+
+
+def _share(lasts: Ints, item: int, fade: float) -> float:
+    """An item's weight in the profile of a user's last items."""
+    times = 0
+    for k in range(lasts.size):
+        times += lasts[k] == item
+    share, weight = 0.0, 1.0
+    if times:
+        for k in range(lasts.size):
+            share += weight if lasts[k] == item else 0.0
+            weight *= fade
+    return share
+
+
+def suit(places: Ints, columns: Singles, which: Ints, about: Floats, usual: Floats, first: int, out: Singles) -> None:
+    """Users' tastes from input `first` on: leanings, those times the candidate's own, and what else is known."""
+    width = which.size
+    for n in range(places.shape[0]):
+        known = about[n]
+        for c in range(places.shape[1]):
+            line, looks = out[n, c], columns[places[n, c]]
+            for f in range(width):
+                line[first + f] = known[f]
+                line[first + width + f] = known[f] * (looks[which[f]] - usual[f])
+            for f in range(width, known.size):
+                line[first + width + f] = known[f]
+
+
+def taste(
+    users: Ints,
+    times: Ints,
+    places: Ints,
+    counts: Floats,
+    last: Ints,
+    first: Ints,
+    rates: Floats,
+    first_event: int,
+    means: Singles,
+    moments: Ints,
+    overall: Floats,
+) -> None:
+    """Let each user's means follow what the item looked like when it was taken, one event after another.
+
+    `counts`, `last` and `first` are those of distinct items before the first event, and are brought along. `moments`
+    holds how much each user took, and the time and number of the last event; `overall` the means of all events, and how
+    many there were.
+    """
+    for n in range(users.size):
+        user, at, event = users[n], places[n], first_event + n
+        own, every = max(0.1, 1.0 / (moments[user, 0] + 1.0)), max(0.0005, 1.0 / (overall[4] + 1.0))
+        for f in range(4):
+            if f < 2:
+                counts[at, f] *= math.pow(2.0, -rates[f] * (event - last[at]))
+                looks = counts[at, f]
+                counts[at, f] += 1.0
+            else:
+                looks = np.float64(event - (last[at] if f == 2 else max(first[at], 0)))
+            looks = math.log1p(looks)
+            means[user, f] += own * (looks - means[user, f])
+            overall[f] += every * (looks - overall[f])
+        overall[4] += 1.0
+        moments[user, 0] += 1
+        moments[user, 1], moments[user, 2] = times[n], event
+        last[at] = event
+        if first[at] < 0:
+            first[at] = event

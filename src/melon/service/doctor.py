@@ -1,0 +1,136 @@
+"""`melon doctor`: what a service needs, looked at one by one; and whether anything still names a forgotten person."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+
+from melon.errors import MelonError
+from melon.service.config import LOOPBACK, ServeSettings
+from melon.service.keys import KeyFile
+from melon.service.log.files import EVENTS, LEAST_SQLITE
+from melon.service.log.reader import LogReader
+from melon.service.metrics import disk_free
+
+_LEAST_DISK = 1 << 30
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    ok: bool
+    what: str
+    found: str
+
+
+def examine(settings: ServeSettings, forgotten: str | None = None) -> list[Finding]:
+    """Look at everything; a look that fails is a finding, never an error."""
+    looks: list[tuple[str, Callable[[], str]]] = [
+        ("Python", lambda: sys.version.split()[0]),
+        ("SQLite", _sqlite),
+        ("model", lambda: _model(settings)),
+        ("folder", lambda: _folder(settings.folder)),
+        ("disk", lambda: _disk(settings.folder)),
+        ("log", lambda: _log(settings.folder)),
+        ("keys", lambda: _keys(settings)),
+    ]
+    if forgotten is not None:
+        looks.append((f"traces of {forgotten!r}", lambda: _traces(settings.folder, forgotten)))
+    return [_finding(what, look) for what, look in looks]
+
+
+def _finding(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(True, what, look())
+    except (MelonError, OSError, ValueError) as problem:
+        return Finding(False, what, str(problem))
+
+
+def _sqlite() -> str:
+    version = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in version.split(".")[:3]) < LEAST_SQLITE:
+        raise ValueError(f"{version} may lose a write-ahead log; pip install 'apsw>=3.51.3'")
+    return version
+
+
+def _model(settings: ServeSettings) -> str:
+    if settings.model is None:
+        return "none: the service starts cold"
+    from melon.learning.model import LiveModel
+
+    model, _ = LiveModel.load(settings.model)
+    return f"{model.updater.strategy.name} on {model.updater.recommender.name}, {len(model.items)} items"
+
+
+def _folder(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} is not there yet; the first start makes it"
+    probe = folder / f"doctor.{os.getpid()}"
+    started = time.perf_counter()
+    try:
+        with probe.open("wb") as file:
+            file.write(b"melon")
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+    return f"{folder} can be written; one sync takes {(time.perf_counter() - started) * 1000:.1f} ms"
+
+
+def _disk(folder: Path) -> str:
+    free = disk_free(folder)
+    if free < _LEAST_DISK:
+        raise ValueError(f"{free / 1e9:.1f} GB free; make room before the log is full")
+    return f"{free / 1e9:.1f} GB free"
+
+
+def _log(folder: Path) -> str:
+    if not (folder / EVENTS).exists():
+        return "none yet"
+    reader = LogReader(folder)
+    offset, events = reader.last()
+    reader.close()
+    return f"{events} events, offset {offset}"
+
+
+def _keys(settings: ServeSettings) -> str:
+    keys = KeyFile(settings.key_file).keys()
+    if not keys and settings.host not in LOOPBACK:
+        raise ValueError(f"none, and {settings.host} can be reached from outside")
+    if keys and settings.key_file.stat().st_mode & 0o077:
+        raise ValueError(f"others may read {settings.key_file}; chmod 600 it")
+    ended = sum(key.expires is not None and key.expires <= time.time() for key in keys.values())
+    return f"{len(keys)} keys, {ended} of them ended" if keys else "none: loopback only"
+
+
+def _traces(folder: Path, user: str) -> str:
+    """Look for an id in every file: as bytes, which finds texts in databases, JSON and tables of ids alike."""
+    needles = {user.encode(), json.dumps(user).strip('"').encode()}
+    if len(user) < 4 or user.isdigit():
+        raise ValueError("an id this short or of digits only cannot be told from other bytes; look with melon log info")
+    places = [str(path) for path in _files(folder) if _contains(path, needles)]
+    if places:
+        raise ValueError(f"still in {', '.join(places)}; old checkpoints go within forget_days")
+    return f"none in {folder}"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _contains(path: Path, needles: set[bytes]) -> bool:
+    overlap, tail = max(map(len, needles)), b""
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            text = tail + block
+            if any(needle in text for needle in needles):
+                return True
+            tail = text[-overlap:]
+    return False

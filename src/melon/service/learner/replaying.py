@@ -1,0 +1,149 @@
+"""A log taken again: any past of the model, byte for byte; the same without somebody, or by another strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+
+from melon.errors import LogError
+from melon.learning.model import LiveModel
+from melon.learning.updater import Updater
+from melon.service.learner.course import Course
+from melon.service.log.base import LogId, Position, Step
+from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.files import BATCHES, DELTAS, EVENTS, open_reader
+from melon.service.log.reader import LogReader
+from melon.service.log.steps import StepReader
+from melon.strategies.registry import STRATEGIES
+from melon.stream.batch import Batch
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A model as it was after a step, and whether its bytes are those that were recorded."""
+
+    model: LiveModel
+    position: Position
+    extra: dict[str, Any]
+    exact: bool
+
+
+def replay(
+    folder: Path,
+    *,
+    offset: int | None = None,
+    moment: float | None = None,
+    without: Collection[LogId] = (),
+    strategy: str | None = None,
+) -> Replayed:
+    """The model after the last step that ends by an offset, or that was done by a moment; by default, the last one.
+
+    `without` users or by another `strategy` it is a past that was not, in the same batches.
+    """
+    with LogReader(folder) as log, StepReader(folder) as steps:
+        last = steps.last() if moment is None else steps.since(moment)
+        if offset is not None:
+            last = steps.at(offset)
+        number = last.number if last else 0
+        checkpoints = Checkpoints(folder)
+        there = [base for base in steps.bases() if base <= number and base in checkpoints.numbers()]
+        if not there:
+            first = min(steps.bases(), default=0)
+            raise LogError(
+                f"{folder} can be replayed from step {first} on (somebody was forgotten there, or a checkpoint is "
+                f"missing), and step {number} was asked for; ask for a later offset or time."
+            )
+        saved = checkpoints.load(there[-1])
+        model = saved.model if strategy is None else with_strategy(saved.model, strategy)
+        model.updater.warm_up()
+        course = Course(model, saved.position, log, without)
+        exact = strategy is None and not without
+        for step in _done(steps, saved.position.batch, number):
+            outcome = course.perform(step, steps.aside_of(step))
+            if exact and outcome.digest != step.digest:
+                raise LogError(
+                    f"step {step.number}, offsets {step.first} to {step.last}, gives other bytes than were recorded: "
+                    "the log was changed, or this machine computes otherwise than the learner's (melon log info)."
+                )
+        extra = {name: value for name, value in saved.extra.items() if name not in ("model", "service")}
+        return Replayed(course.model, course.position, extra, exact)
+
+
+def verify(folder: Path) -> Iterator[str]:
+    """Check files, order, boundaries, checkpoints and digests: a line for each thing that holds, or an error."""
+    for name in (EVENTS, BATCHES, DELTAS):
+        if (folder / name).exists():
+            found = open_reader(folder / name).execute("PRAGMA integrity_check").get
+            if found != "ok":
+                raise LogError(f"{folder / name} is damaged: {found}.")
+            yield f"{name}: whole (SQLite {apsw.sqlite_lib_version()})"
+    with LogReader(folder) as log, StepReader(folder) as steps:
+        offset, events = log.last()
+        stored, controls, last = log.counted()
+        if stored != events or stored + controls != offset or last != offset:
+            raise LogError(f"{folder / EVENTS} has {stored} events and {controls} controls up to offset {offset}.")
+        yield f"log {log.log_id}: {events} events and {controls} controls, offsets 1 to {offset} without a gap"
+        reached = number = 0
+        for step in steps.after(0):
+            if step.number != number + 1 or step.first != reached + 1:
+                raise LogError(
+                    f"step {step.number} begins at offset {step.first}, and the one before ends at {reached}."
+                )
+            number, reached = step.number, max(step.last, reached)
+        yield f"{number} steps cover offsets 1 to {reached}"
+        checkpoints = Checkpoints(folder)
+        for held in checkpoints.numbers():
+            position, owner = checkpoints.position(held)
+            made = steps.step(held)
+            if owner != log.log_id or (held and (made is None or made.digest != position.digest)):
+                raise LogError(f"the checkpoint {checkpoints.path(held)} is of another log or of other steps.")
+        yield f"checkpoints of steps {', '.join(map(str, checkpoints.numbers()))} fit the steps"
+    replayed = replay(folder)
+    yield f"replayed to step {replayed.position.batch}: the bytes are those that were recorded"
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What is in a log, how far the learner is, and what it ran on."""
+    with LogReader(folder) as log:
+        offset, events = log.last()
+        about: dict[str, Any] = {"log": log.log_id, "events": events, "offset": offset}
+    if not (folder / BATCHES).exists():
+        return {**about, "steps": "none: no learner has run yet"}
+    with StepReader(folder) as steps:
+        meta, last, checkpoints = steps.meta(), steps.last(), Checkpoints(folder)
+        reached = last.last if last else 0
+        return {
+            **about,
+            "model": f"{meta.get('start_name')} ({str(meta.get('start'))[:12]})",
+            "steps": f"{last.number if last else 0}, up to offset {reached} ({offset - reached} behind)",
+            "digest": last.digest.hex() if last and last.digest else None,
+            "checkpoints": checkpoints.numbers(),
+            "exact from": [f"step {base}" for base in steps.bases()],
+            "set aside": [f"step {one.number}: {one.reason}" for one in steps.set_aside()],
+            "alarms": steps.alarms(),
+            "ran on": [", ".join(f"{name} {value}" for name, value in epoch.items()) for epoch in steps.epochs()[-3:]],
+        }
+
+
+def with_strategy(model: LiveModel, name: str) -> LiveModel:
+    """The same model in the hands of another strategy, with its default settings."""
+    old = model.updater
+    strategy = STRATEGIES[name].load()({}, seed=old.seed)
+    updater = Updater(old.recommender, strategy, old.history, seed=old.seed)
+    updater.make_rows(Batch(0, *[np.empty(0, dtype=np.int64)] * 5))  # the strategy's own, for rows that exist
+    return LiveModel(
+        updater, users=model.users, items=model.items, popular=model.popular, last_time=model.last_time, late=model.late
+    )
+
+
+def _done(steps: StepReader, after: int, number: int) -> Iterator[Step]:
+    for step in steps.after(after):
+        if step.number > number:
+            return
+        if step.done is not None:
+            yield step

@@ -1,0 +1,89 @@
+"""The log as lines of JSON: out of it, and into another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from melon.data.ids import HIGHEST, LOWEST, is_unicode
+from melon.errors import DataError
+from melon.service.log.base import USES, Appended, Event, LogId
+from melon.service.log.events import EventLog
+from melon.service.log.reader import LogReader
+
+#: What a line may say of an event, and the types it may have.
+FIELDS: dict[str, tuple[type, ...]] = {
+    "user": (int, str),
+    "item": (int, str),
+    "time": (int,),
+    "type": (str,),
+    "event_id": (str,),
+    "use": (str,),
+    "recommended": (bool,),
+    "recommendation": (str,),
+}
+_KNOWN = {*FIELDS, "offset", "arrived"}
+_AT_ONCE = 1_000
+_LONGEST = 256
+
+
+def exported(reader: LogReader, first: int, last: int) -> Iterator[str]:
+    """One line for each event from one offset to another; controls are no part of it."""
+    for event in reader.events(first, last):
+        plain = {name: getattr(event, name) for name in (*FIELDS, "offset", "arrived")}
+        yield json.dumps({name: value for name, value in plain.items() if value is not None}, ensure_ascii=False)
+
+
+def imported(log: EventLog, lines: Iterable[str], place: str) -> Appended:
+    """Append events from lines of JSON, a thousand at a time; what was appended before a bad line stays.
+
+    Events that the log knows by their id are not stored again, so an import that was stopped can be repeated.
+    """
+    total = Appended(0, 0, 0, log.offset)
+    events = (read_event(line, f"{place}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+    while some := list(islice(events, _AT_ONCE)):
+        done = log.append(some)
+        total = Appended(
+            total.accepted + done.accepted,
+            total.duplicates + done.duplicates,
+            total.conflicting + done.conflicting,
+            done.offset,
+        )
+    return total
+
+
+def read_event(line: str, place: str) -> Event:
+    """An event from a line of JSON; anything else is a `DataError` that names the place."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is no JSON: {error}.") from None
+    if not isinstance(values, dict) or not {"user", "item"} <= values.keys():
+        raise DataError(f"{place} is no event: an object with user and item is needed.")
+    for name in values.keys() - _KNOWN:
+        raise DataError(f"{place}: {name!r} is no field of an event; the fields are {', '.join(FIELDS)}.")
+    given = {name: values[name] for name in FIELDS if values.get(name) is not None}
+    for name, value in given.items():
+        if type(value) not in FIELDS[name]:
+            raise DataError(f"{place}: {name} = {value!r} is a {type(value).__name__}.")
+        if not _fits(name, value):
+            raise DataError(f"{place}: {name} = {value!r} is out of range.")
+    return Event(**given)
+
+
+def _fits(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return True
+    if name == "use":
+        return value in USES
+    if isinstance(value, int):
+        return (0 if name == "time" else LOWEST) <= value <= HIGHEST
+    return 0 < len(value) <= _LONGEST and is_unicode(value) and value.isprintable()
+
+
+def typed(text: str, reader: LogReader) -> LogId:
+    """A user's id from the command line, as the log has ids: an integer where its users are integers."""
+    some = next(iter(reader.tail(0, 1)), None)
+    return int(text) if some is not None and isinstance(some.user, int) and text.lstrip("-").isdigit() else text

@@ -1,0 +1,238 @@
+"""The service as processes: started by the command, restarted when they die, stopped in order; and start-up errors."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import Run
+from conftest import Service, Start
+
+MELON = Path(sys.executable).with_name("melon")
+
+
+class Running:
+    """`melon serve` as a process."""
+
+    def __init__(self, *words: object) -> None:
+        command = [MELON, "serve", *map(str, words), "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if address := re.search(r"serving on (http://\S+?);", line):
+                self.url = address[1]
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+
+    def children(self) -> dict[str, int]:
+        """The processes by role."""
+        listed = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        found = re.findall(r"^\s*(\d+) .*melon\.service\.supervisor (\w+) ", listed.stdout, re.MULTILINE)
+        return {role: int(pid) for pid, role in found}
+
+    def status(self) -> Any:
+        with urllib.request.urlopen(f"{self.url}/v1/status", timeout=30) as response:
+            return json.loads(response.read())
+
+    def post(self, events: list[dict[str, Any]]) -> Any:
+        request = urllib.request.Request(
+            f"{self.url}/v1/interactions", json.dumps(events).encode(), {"Content-Type": "application/json"}
+        )
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    return json.loads(response.read())
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or not error.headers["Retry-After"]:
+                    raise
+                time.sleep(0.2)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if done():
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def running(shop: Path, tmp_path: Path) -> Iterator[Running]:
+    service = Running(shop, "--data", tmp_path / "live")
+    yield service
+    if service.process.poll() is None:
+        service.stop()
+
+
+def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: Path) -> None:
+    until(lambda: running.status()["model"] is not None)
+    first = running.children()
+    assert set(first) == {"learner", "api"}
+    running.post([{"user": "u1", "item": "i1", "event_id": f"a{n}"} for n in range(20)])
+    os.kill(first["learner"], signal.SIGKILL)
+    # Nothing is refused while only the learner is away.
+    told = running.post([{"user": "u1", "item": "i1", "event_id": f"b{n}"} for n in range(20)])
+    assert told["accepted"] == 20
+    until(lambda: running.children().get("learner") not in (None, first["learner"]))
+    os.kill(first["api"], signal.SIGKILL)
+    # The supervisor still listens: a request waits for the next process, or is told to come again.
+    told = running.post([{"user": "u1", "item": "i1", "event_id": f"b{n}"} for n in range(30)])
+    assert (told["accepted"], told["duplicates"]) == (10, 20)
+    until(lambda: running.status()["lag"] == 0)
+    assert running.status()["log"]["events"] == 50
+    second = running.children()
+    assert not set(second.values()) & set(first.values())
+    assert running.stop() == 0
+    for pid in second.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    again = subprocess.run(
+        [MELON, "doctor", "--data", tmp_path / "live", "--json"], capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert {"ok": True, "what": "log", "found": "50 events, offset 50"} in json.loads(again.stdout)
+
+
+@pytest.mark.slow
+def test_children_die_with_their_supervisor(running: Running) -> None:
+    until(lambda: set(running.children()) == {"learner", "api"})
+    until(lambda: running.status()["model"] is not None)
+    children = running.children()
+    running.process.kill()
+    running.process.wait()
+
+    def gone() -> bool:
+        alive = [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
+        return not alive
+
+    until(gone)
+
+
+class TestStartUp:
+    def test_a_model_that_is_none(self, run: Run, tmp_path: Path) -> None:
+        for folder in (tmp_path / "missing", tmp_path):
+            ended = run("serve", folder)
+            assert ended.code == 1
+            assert f"{folder} is not the folder of a model" in ended.said
+
+    def test_a_port_in_use(self, run: Run, shop: Path) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            ended = run("serve", shop, "--port", taken.getsockname()[1])
+        assert ended.code == 2
+        assert "cannot be listened on" in ended.said
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--set", "prot=1"], "Did you mean 'port'"),
+            (["--set", "port"], "NAME=VALUE"),
+            (["--host", "0.0.0.0"], "melon keys add"),
+            (["--role", "boss"], "unknown role"),
+            (["--config", "none.toml"], "cannot be read"),
+            (["--learn", "a", "--hide", "a"], "named twice"),
+        ],
+    )
+    def test_settings_that_cannot_be(self, run: Run, shop: Path, words: list[str], message: str) -> None:
+        ended = run("serve", shop, *words)
+        assert ended.code == 2
+        assert message in ended.said
+
+    def test_a_second_writer_is_refused(self, service: Service) -> None:
+        from melon.errors import LogError
+        from melon.service.backend import Backend
+
+        with pytest.raises(LogError, match=str(os.getpid())):
+            Backend(service.settings)
+
+    @pytest.mark.slow
+    def test_a_newer_or_damaged_model_ends_the_service(self, shop: Path, tmp_path: Path) -> None:
+        import shutil
+
+        model = tmp_path / "model"
+        shutil.copytree(shop, model)
+        manifest = json.loads((model / "manifest.json").read_text())
+        (model / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+        done = subprocess.run(
+            [MELON, "serve", model, "--port", "0"], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 2
+        assert "learner" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_show_config_and_keys(self, run: Run, tmp_path: Path) -> None:
+        ended = run("serve", "--port", 9, "--set", "rate=2.5", "--show-config")
+        assert "port = 9\n" in ended.out
+        assert "rate = 2.5\n" in ended.out
+        added = run("keys", "add", "--data", tmp_path, "--scope", "read", "--note", "shop")
+        key = added.out.strip()
+        listed = run("keys", "list", "--data", tmp_path).out
+        assert key.split("_")[1] in listed
+        assert key not in listed
+        assert run("keys", "revoke", key.split("_")[1], "--data", tmp_path).code == 0
+        assert run("keys", "list", "--data", tmp_path).out == ""
+        assert run("keys", "add", "--data", tmp_path, "--scope", "rule").code == 2
+
+
+def test_load_measures_a_running_service(service: Service, run: Run) -> None:
+    ended = run("load", service.url, "--seconds", 1, "--lists", 40, "--events", 100, "--json")
+    told = json.loads(ended.out)
+    assert told["lists"]["codes"] == {"200": 40}
+    assert told["posts"]["codes"] == {"202": 10}
+    assert set(told["lists"]["ms"]) == {"p50", "p90", "p99", "p99.9", "max"}
+    assert "lists" in run("load", service.url, "--seconds", 0.2, "--events", 0).out
+    assert run("load", "http://127.0.0.1:9", "--seconds", 1).code == 1
+    assert run("load", service.url, "--seconds", 0).code == 2
+    assert run("load", "ftp://x", "--seconds", 1).code == 2
+
+
+def test_latency_counts_from_when_a_request_was_due(start: Start) -> None:
+    """A server that stands still for a while delays all requests that were due meanwhile, not just one."""
+    from melon.service.load import Load, run_load
+
+    service, held = start(), threading.Event()
+
+    def hold() -> None:
+        with service.app.state.backend.replica.reading():
+            held.set()
+            time.sleep(0.5)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    told = run_load(Load(service.url, lists=50, events=0, seconds=1.0, connections=2))
+    assert told["lists"]["requests"] == 50
+    assert told["lists"]["ms"]["p50"] > 20
+
+
+def test_a_forgotten_person_leaves_no_trace_that_doctor_finds(start: Start, run: Run) -> None:
+    service = start()
+    service.post([{"user": "ann@example.org", "item": f"i{n}"} for n in range(3)])
+    found = run("doctor", "--data", service.settings.folder, "--forgotten", "ann@example.org")
+    assert found.code == 1
+    assert "events.db" in found.out
