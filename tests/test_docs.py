@@ -21,7 +21,11 @@ from melon.learning.pretrain import PretrainSettings
 from melon.recommenders.losses import LOSSES
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Entry
+from melon.settings import Settings
 from melon.strategies.base import StrategySettings
+from melon.strategies.melon.linear import LinearSettings
+from melon.strategies.melon.rates import INPUTS
+from melon.strategies.melon.settings import RateSettings
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import MODES
 
@@ -142,19 +146,22 @@ def test_settings_of_every_strategy_are_documented_once(name: str) -> None:
 def plain_default(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
-    if value == ():
-        return "none"
+    if value in ((), INPUTS):
+        return "all" if value else "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def test_the_settings_of_melon_have_the_defaults_that_its_page_tells() -> None:
+@pytest.mark.parametrize(
+    ("heading", "settings"), [("Settings", LinearSettings), ("Settings of the network form", RateSettings)]
+)
+def test_the_settings_of_melon_have_the_defaults_that_its_page_tells(heading: str, settings: type[Settings]) -> None:
     told: dict[str, str] = {}
-    for line in section(text_of("melon.md"), "Settings").splitlines():
+    for line in section(text_of("melon.md"), heading).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         names = re.findall(r"`(\w+)`", cells[0])
         if len(cells) > 1 and names:
             told |= dict(zip(names, [each.strip(" `") for each in cells[1].split(",")], strict=True))
-    fields = STRATEGIES["melon"].load().settings_type.model_fields
+    fields = settings.model_fields
     assert told == {name: plain_default(field.default) for name, field in fields.items()}
 
 

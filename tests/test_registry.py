@@ -29,16 +29,18 @@ def test_an_entry_leads_to_a_class_of_its_name(registry: Registry, entry: Entry)
 
 @EACH
 def test_presets_and_every_point_of_the_space_are_valid_settings(registry: Registry, entry: Entry) -> None:
-    settings = entry.load().settings_type
+    make = entry.load()
     assert "default" in entry.presets
     for name in entry.presets:
-        settings.parse(entry.preset(name), entry.name)
-    for start in entry.space.starts:
-        settings.parse(start, entry.name)
-    for axis, values in entry.space.axes.items():
-        assert len(set(values)) == len(values)
-        for value in values:
-            settings.parse({axis: value}, entry.name)
+        make(entry.preset(name))
+    spaces = [(entry.space, {}), *((space, {"form": form}) for form, space in entry.forms.items())]
+    for space, form in spaces:
+        for start in space.starts:
+            make({**form, **start})
+        for axis, values in space.axes.items():
+            assert len(set(values)) == len(values)
+            for value in values:
+                make({**form, axis: value})
 
 
 def test_the_first_two_of_each_are_there() -> None:

@@ -167,6 +167,6 @@ def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> st
                 "of its own."
             )
         return name
-    space = search_space(choice) if registry is STRATEGIES else Space()  # type: ignore[arg-type]
+    space = search_space(choice, {}) if registry is STRATEGIES else Space()  # type: ignore[arg-type]
     registry.add(_ClassEntry(name, (getattr(choice, "__doc__", None) or name).strip(), "", space, factory=choice))
     return name

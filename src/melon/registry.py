@@ -51,6 +51,8 @@ class Entry:
     label: str = ""
     #: Its colour in figures as hexadecimal RGB, on a light and on a dark page; without one it gets a spare colour.
     color: tuple[str, str] | None = None
+    #: Search spaces of its other forms, by the value of the setting `form`.
+    forms: Mapping[str, Space] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         for value in self.color or ():

@@ -19,7 +19,7 @@ from melon.fitting import fit as fit_module
 from melon.fitting.fit import Fitting
 from melon.fitting.selection import Selection
 from melon.progress import Progress
-from melon.stream.sealed import SealedStream
+from melon.stream.split import SealedStream
 
 METRICS = [f"{kind}@{cut}" for kind in ("HR", "NDCG") for cut in CUTS]
 #: docs/design.md, "Result format"; "ranks" is added where the file is written.

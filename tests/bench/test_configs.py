@@ -5,7 +5,7 @@ from pathlib import Path
 
 from melon.bench.config import CellConfig
 from melon.bench.config_files import read_config, trials_behind
-from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
+from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, space_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 STREAMS = {"news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp"}
@@ -21,9 +21,11 @@ def require_settled(path: Path) -> None:
     told = read_config(path)
     config = CellConfig(**told)
     assert path.stem.removesuffix(f"-{config.recommender}-{config.strategy}") in STREAMS
-    assert STRATEGIES[config.strategy].space.axes.keys() <= config.settings.keys()
+    entry = STRATEGIES[config.strategy]
+    settings = {**entry.preset(config.preset), **config.settings}
+    assert space_of(config.strategy, settings).axes.keys() <= config.settings.keys()
     assert config.pretrain_settings.keys() == {"l2", "epochs"}
-    STRATEGIES[config.strategy].load()(config.settings)
+    entry.load()(settings)
     text = path.read_text(encoding="utf-8")
     stream = path.stem.partition("-")[0]
     assert text.startswith(f"# melon tune data/{stream}.parquet --recommender {config.recommender} ")

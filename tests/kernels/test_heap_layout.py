@@ -12,16 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from melon.checks import SMALL_RECOMMENDERS
 from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
+from melon.learning.lists import best
+from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import Pretraining, PretrainSettings
+from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
+from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import MeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
@@ -122,6 +127,12 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
             with ExitStack() as undo:
                 updater.learn_undoable(batch, undo)
             updater.learn(batch)
+        catalogue = updater.recommender.catalogue(20, updater._context(10**6))
+        best(catalogue.scores(torch.arange(3)).numpy(), 4)
+        catalogue.first_stage(torch.arange(1))
+    updater, first, *rest = Updater(BPR({"dim": 7}), LinearMeLON({"passes": 2})), *toy_batches(log)[:4]
+    updater.learn(first)
+    practise_through(updater, rest, practice_candidates(log, 0, 5))
     PartnerRings().append(log.users, log.items)
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()

@@ -159,8 +159,10 @@ def test_a_blend_with_every_input_conforms() -> None:
 )
 def test_a_broken_state_is_refused(name: str, broken: np.ndarray | None) -> None:
     users, items = log_of()
-    blend = Blend({"dim": 4, "inputs": ("profiles", "tastes")})
-    blend.observe(users, items, np.arange(len(users)), History())
+    blend, times = Blend({"dim": 4, "inputs": ("profiles", "tastes")}), np.arange(len(users))
+    for column in (users, items, times):
+        column.setflags(write=False)  # as those of a recorded log may be
+    blend.observe(users, items, times, History())
     state = blend.streaming_state()
     assert name in state
     blend.restore_streaming_state(state)

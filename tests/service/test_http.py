@@ -376,6 +376,13 @@ class TestKeysAndLimits:
         assert refused
         assert int(refused[0].headers["Retry-After"]) >= 1
 
+    def test_pairs_are_bounded(self, start: Start) -> None:
+        service = start(max_pairs=400)
+        with service.app.state.backend.replica.reading() as (model, _):
+            assert model.updater.history.max_pairs == 400
+            assert len(model.updater.history.seen) <= 400
+        assert len(service.get("/v1/recommendations/u1?k=5")["items"]) == 5
+
     def test_without_keys_other_hosts_are_refused(self, service: Service) -> None:
         assert service.call("GET", "/v1/status", Host="evil.example").status == 403
 

@@ -39,7 +39,7 @@ def test_every_strategy_takes_its_values_from_one_list() -> None:
 )
 def test_a_former_name_is_refused_with_the_present_one(name: str, former: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=f"strategy '{name}': {message}"):
-        STRATEGIES[name].load()(former)
+        STRATEGIES[name].load()({**STRATEGIES[name].presets.get("network", {}), **former})
 
 
 def test_a_strategy_of_another_package_may_use_the_former_names_as_its_own() -> None:

@@ -29,8 +29,7 @@ from melon.progress import Progress
 from melon.stream.batch import Batch, batch_of
 from melon.stream.candidates import Candidates, require_enough_items
 from melon.stream.draws import Draws
-from melon.stream.sealed import SealedStream
-from melon.stream.split import batches, split
+from melon.stream.split import SealedStream, batches, split
 from melon.types import Plain
 
 

@@ -28,6 +28,7 @@ from melon.progress import Progress, Stop
 from melon.recommenders.heads import HeadedRecommender
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.melon.linear import LinearStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
 
@@ -131,7 +132,7 @@ class Fitting:
             return {name: without_trials(settings) for name, settings in decided.items()}
         choices: Plain = {"pretrain": pretraining}
         choices |= {name: self._choice(strategy, fixed) for name, (strategy, fixed) in strategies.items()}
-        if not search_space(self.plan.strategy).axes:
+        if not search_space(self.plan.strategy, self.plan.fixed()).axes:
             self._tell(
                 f"strategy {self.plan.strategy_name!r} declares no search space, so its settings were not tried: "
                 "defaults are used"
@@ -195,7 +196,9 @@ class Fitting:
 
         def train() -> Practice:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
-            learns = isinstance(learner, LearnedStrategy) or isinstance(self.plan.build(), HeadedRecommender)
+            learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(
+                self.plan.build(), HeadedRecommender
+            )
             if self.unchosen is not None or not learns:
                 return {}
             self.progress.stage(f"{name} practises on the selection window")

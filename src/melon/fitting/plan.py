@@ -111,9 +111,9 @@ def name_of(choice: RecommenderChoice | StrategyChoice) -> str:
     return choice if isinstance(choice, str) else str(getattr(choice, "name", getattr(choice, "__name__", "unnamed")))
 
 
-def search_space(strategy: StrategyChoice) -> Space:
-    """The search space of a strategy; one that is neither a name nor a class has none."""
-    return space_of(strategy) if isinstance(strategy, str | type) else Space()
+def search_space(strategy: StrategyChoice, fixed: Mapping[str, Any]) -> Space:
+    """The search space of a strategy with some settings fixed; one that is neither a name nor a class has none."""
+    return space_of(strategy, fixed) if isinstance(strategy, str | type) else Space()
 
 
 def _strategy_factory(strategy: StrategyChoice) -> StrategyFactory:

@@ -231,7 +231,7 @@ class Selection:
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
         """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
-        space = search_space(strategy)
+        space = search_space(strategy, fixed)
         if len(space.axes.get("fading", ())) < 2 or "fading" in fixed:
             return space
         seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)

@@ -7,6 +7,8 @@ import math
 import numpy as np
 
 from melon.kernels.types import (
+    DOUBLE_TABLE,
+    DOUBLES,
     INT,
     INT_TABLE,
     INTS,
@@ -18,15 +20,21 @@ from melon.kernels.types import (
     SMALL_INTS,
     Signature,
 )
-from melon.types import Ints, Singles, SmallInts
+from melon.types import Floats, Ints, Singles, SmallInts
+
+#: Counts are dated in two parts, for float32 holds no number of events exactly.
+_PART = float(1 << 20)
 
 # fmt: off
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
     "scores": (INTS, INT_TABLE, RANGE, *[SINGLE_TABLE] * 5),
     "plain_step": (
-        INTS, INT_TABLE, SINGLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
+        INTS, INT_TABLE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
         INTS, INTS, *[SINGLE_TABLE] * 3,
+    ),
+    "line_logs": (
+        INTS, INT_TABLE, INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT, DOUBLE_TABLE, DOUBLE_TABLE,
     ),
     "exchange": (INTS, SINGLE_TABLE, INTS, SINGLE_TABLE, INTS),
     "dots": (INT_TABLE, INTS, SINGLES, *[SINGLE_TABLE] * 3),
@@ -115,8 +123,22 @@ def _moved(old: Singles, new: Singles) -> float:
     return total
 
 
+def _rated(weights: Singles, knots: Floats, hats: Floats, loss: float, out: Singles) -> None:
+    """Weights of a line's columns with what its loss adds."""
+    if not knots.size:
+        out[:] = weights
+        return
+    at, right = min(max(math.log(loss + 1e-8), knots[0]), knots[-1]), 1
+    while knots[right] < at:
+        right += 1
+    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
+    for column in range(out.size):
+        hat = hats[column, right - 1] * (1 - part) + hats[column, right] * part
+        out[column] = min(weights[column] * math.exp(hat), math.exp(3.0))
+
+
 def plain_step(
-    users: Ints, lines: Ints, weights: Singles, decay: Singles, now: int,
+    users: Ints, lines: Ints, weights: Singles, knots: Floats, hats: Floats, decay: Singles, now: int,
     user_factors: Singles, users_touched: Ints, users_half_life: float,
     item_factors: Singles, items_touched: Ints, items_half_life: float,
     item_bias: Singles, bias_touched: Ints, bias_half_life: float,
@@ -126,8 +148,10 @@ def plain_step(
     """One step on the pairwise loss of a batch (docs/methods.md 2.1, 3.1), written beside the tables.
 
     Line x takes item lines[x, 0] and leaves the others. Its gradient on the user counts weights[x, 0] times, that on
-    its item c weights[x, 1 + c] times. Each touched row loses the share decay[table] of itself. Returns how many users
-    and items are touched, the mean loss, and how far the rows of each table have moved in all.
+    the vector of its item c weights[x, 1 + c] times, and that on its bias weights[x, 1 + items + c] times. With knots,
+    these grow by e^hat, at most to e³: the hats (columns × knots) are linear in the logarithm of the line's loss
+    (4.12). Each touched row loses the share decay[table] of itself. Returns how many users and items are touched, the
+    mean loss, and how far the rows of each table have moved in all.
     """
     (lines_count, width), dim = lines.shape, user_factors.shape[1]
     of_user, of_item = np.empty(lines_count, np.int64), np.empty((lines_count, width), np.int64)
@@ -144,7 +168,7 @@ def plain_step(
     _shrunk(old_users, decay[0], new_users)
     _shrunk(old_items, decay[1], new_items)
     _shrunk(old_bias, decay[2], new_bias)
-    total, slopes = 0.0, np.empty(width, np.float32)
+    total, slopes, rates = 0.0, np.empty(width, np.float32), np.empty(weights.shape[1], np.float32)
     for n in range(lines_count):
         own = old_users[of_user[n]]
         first = _dot(own, old_items[of_item[n, 0]]) + old_bias[of_item[n, 0], 0]
@@ -158,18 +182,56 @@ def plain_step(
             down += slope
         slopes[0] = -down
         total += loss / (width - 1)
+        _rated(weights[n], knots, hats, loss / (width - 1), rates)
         user = new_users[of_user[n]]
         for c in range(width):
             at = of_item[n, c]
-            on_user, on_item = slopes[c] * weights[n, 0], slopes[c] * weights[n, 1 + c]
+            on_user, on_item = slopes[c] * rates[0], slopes[c] * rates[1 + c]
             vector, item = old_items[at], new_items[at]
             for d in range(dim):
                 user[d] -= on_user * vector[d]
             for d in range(dim):
                 item[d] -= on_item * own[d]
-            new_bias[at, 0] -= on_item
+            new_bias[at, 0] -= slopes[c] * rates[1 + width + c]
     moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
     return n_users, n_items, total / lines_count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
+
+
+def _times(rows: Ints, row: int) -> int:
+    """How often a row stands in a sorted list."""
+    return int(np.searchsorted(rows, row, side="right") - np.searchsorted(rows, row))
+
+
+def line_logs(
+    users: Ints, lines: Ints, users_met: Ints, items_met: Ints, users_touched: Ints, items_touched: Ints, now: int,
+    counts: Singles, half_lives: Floats, events: int, weights: Floats, out: Floats,
+) -> None:  # fmt: skip
+    """Log rates of lines before hats (docs/methods.md 4.12): n × columns, of users, items' vectors and their biases.
+
+    `counts` (items of lines × 4) are recent counts and, in two parts, the event at which they were counted. `weights`
+    are columns × (constant, age, new, idle, touches, two rates, partner).
+    """
+    (n_lines, width), inputs = lines.shape, np.empty(8)
+    sorted_users, sorted_items = np.sort(users), np.sort(lines.reshape(-1))
+    inputs[0] = 1.0
+    for n in range(n_lines):
+        for slot in range(width + 1):
+            user, c = slot == 0, max(slot - 1, 0)
+            met, partner = (users_met[n], items_met[n, 0]) if user else (items_met[n, c], users_met[n])
+            idle = now - (users_touched[users[n]] if user else items_touched[lines[n, c]])
+            times = _times(sorted_users, users[n]) if user else _times(sorted_items, lines[n, c])
+            counted = counts[n * width + c]
+            age = events - (np.float64(counted[2]) * _PART + np.float64(counted[3]))
+            inputs[1], inputs[2] = math.log1p(met) / 3 - 1, 1.0 if met == 0 else 0.0
+            inputs[3], inputs[4] = math.log1p(max(idle, 0)) / 10, math.log(times) / 3
+            inputs[5] = math.log1p(counted[0] * math.pow(2.0, -age / half_lives[0])) / 3
+            inputs[6] = math.log1p(counted[1] * math.pow(2.0, -age / half_lives[1])) / 3
+            inputs[7] = math.log1p(partner) / 3 - 1
+            for column in range(slot, slot + (1 if user else width + 1), width):
+                total = 0.0
+                for k in range(8):
+                    total += weights[column, k] * inputs[k]
+                out[n, column] = total
 
 
 def exchange(rows: Ints, block: Singles, stamps: Ints, values: Singles, touched: Ints) -> None:

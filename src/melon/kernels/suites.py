@@ -6,7 +6,19 @@ import ast
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from melon.kernels import arithmetic, blend, factor, generator, ials, lists, neighbours, pretrain, profiles, stream
+from melon.kernels import (
+    arithmetic,
+    besides,
+    blend,
+    factor,
+    generator,
+    ials,
+    lists,
+    neighbours,
+    pretrain,
+    profiles,
+    stream,
+)
 from melon.kernels.melon import attention, layout, rows, shared, tiles
 from melon.kernels.practice import backward, forms, forward
 from melon.kernels.s2meta import cells
@@ -52,7 +64,9 @@ SUITES = {
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
     "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
-    "lists": Suite("the loops of lists", (lists,), lists.SIGNATURES, lists.DOUBLES_TOO),
+    "lists": Suite(
+        "the loops of lists", (lists, besides), {**lists.SIGNATURES, **besides.SIGNATURES}, lists.DOUBLES_TOO
+    ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
     "profiles": Suite("the loops of profiles", (profiles,), profiles.SIGNATURES),
     "melon": Suite(

@@ -14,6 +14,7 @@ from torch import Tensor
 from melon.errors import LearningError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
 from melon.recommenders.base import Recommender
+from melon.recommenders.plain import PlainSteps
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.reductions import propose_in_turn
@@ -65,6 +66,24 @@ class ProposedRows:
             table.scatter(rows, values)
 
 
+@dataclass(frozen=True)
+class RowsAndState:
+    """Rows that compiled loops give, and state of the strategy beside them."""
+
+    rows: Rows
+    state: ProposedRows
+
+    @property
+    def moved(self) -> float:
+        """How far a touched row moves, on average."""
+        return self.rows.moved
+
+    def write(self, undo: ExitStack | None = None) -> None:
+        """Put them into the tables; closing `undo` puts back what was there before."""
+        self.rows.write(undo)
+        self.state.write(undo)
+
+
 class StepMaker:
     """Computes the steps of one recommender under one strategy; writes no row."""
 
@@ -72,6 +91,7 @@ class StepMaker:
         self, recommender: Recommender, strategy: Strategy, history: History, row_state: RowStateTables, seed: int
     ) -> None:
         self._recommender, self._strategy, self._row_state = recommender, strategy, row_state
+        self._history = history
         per_branch = isinstance(strategy, LearnedStrategy) and strategy.per_branch
         self._gatherer = Gatherer(recommender, history, row_state, per_branch=per_branch)
         self._offers = Offers(recommender, strategy, history, seed)
@@ -95,9 +115,11 @@ class StepMaker:
     def _plain(self, offered: Offered, batch: Batch) -> Step | None:
         """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
         loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch))
-        if loops is None or rates is None or self._offers.pool(batch) > self._recommender.rows_of("item"):
+        if loops is None or self._offers.pool(batch) > self._recommender.rows_of("item"):
             return None
-        weights = np.full((len(offered.users), 1 + offered.items.shape[1]), rates.rate, dtype=np.float32)
+        if rates is None:
+            return self._rated(loops, offered, batch)
+        weights = np.full((len(offered.users), 1 + 2 * offered.items.shape[1]), rates.rate, dtype=np.float32)
         decay = dict.fromkeys(self._decaying, rates.decay)
         rows = loops.of(offered.users, offered.items, weights, decay, self._recommender.clock.now)
         if rows is None:
@@ -105,6 +127,20 @@ class StepMaker:
         if rows.broken is not None:
             raise self.broken(rows.broken, batch)
         return Step(rows.loss, rows, rates.memory)
+
+    def _rated(self, loops: PlainSteps, offered: Offered, batch: Batch) -> Step | None:
+        """The same with a rate for each gradient."""
+        now, state = self._recommender.clock.now, self._row_state
+        rates = self._strategy.line_rates(loops, offered.users, offered.items, self._history, now, state)
+        if rates is None:
+            return None
+        rows = loops.of(offered.users, offered.items, rates.weights, rates.decay, now, rates.hats)
+        if rows is None:
+            return None
+        if rows.broken is not None:
+            raise self.broken(rows.broken, batch)
+        beside = [(state[name][key], *new) for name, kept in rates.row_state.items() for key, new in kept.items()]
+        return Step(rows.loss, RowsAndState(rows, ProposedRows(beside, [])), {})
 
     def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> Step:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""

@@ -11,10 +11,13 @@ import numpy as np
 from melon.kernels import policy
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Table
-from melon.types import Ints, Singles, SmallInts
+from melon.types import Floats, Ints, Singles, SmallInts
 
 #: The tables of a factorised score that a pairwise loss teaches.
 TAUGHT = ("user_factors", "item_factors", "item_bias")
+#: Knots, logarithms of losses, and what each column's log rate gains there: columns × knots.
+Hats = tuple[Floats, Floats]
+NO_HATS: Hats = np.empty(0), np.empty((0, 0))
 _Block = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
 
 
@@ -57,11 +60,27 @@ class PlainSteps:
         self._tables = [tables[name] for name in TAUGHT]
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
-    def of(self, users: Ints, lines: Ints, weights: Singles, decay: Mapping[str, float], now: int) -> FactorStep | None:
+    def line_logs(
+        self, users: Ints, lines: Ints, met: tuple[Ints, Ints], now: int, counts: Singles, half_lives: Floats,
+        events: int, weights: Floats,
+    ) -> Floats | None:  # fmt: skip
+        """Log rates of lines n × columns, by what is known of their rows (`melon.kernels.factor.line_logs`)."""
+        loops = policy.load("factor", like=self._tables[0].view().storage)
+        if loops is None:
+            return None
+        touched = [table.arrays()[1] for table in self._tables[:2]]
+        out = np.empty((len(users), len(weights)))
+        loops.line_logs(users, lines, *met, *touched, now, counts, half_lives, events, weights, out)
+        return out
+
+    def of(
+        self, users: Ints, lines: Ints, weights: Singles, decay: Mapping[str, float], now: int, hats: Hats = NO_HATS
+    ) -> FactorStep | None:
         """The step for lines of items n × (1 + negatives), the item taken first, on rows that exist.
 
-        A line's gradient on its user counts weights[n, 0] times, that on its item c weights[n, 1 + c] times. A touched
-        row loses the share `decay` of itself, by table.
+        Weights n × columns are those of a line's gradients: on its user, on the vectors of its items, on their biases.
+        Where there are hats, they follow the line's loss too. A touched row loses the share `decay` of itself, by
+        table.
         """
         loops = policy.load("factor", like=self._tables[0].view().storage)
         if loops is None:
@@ -75,7 +94,7 @@ class PlainSteps:
         shares = np.array([decay.get(name, 0.0) for name in TAUGHT], dtype=np.float32)
         rows = (part for each in arrays for part in each)
         n_users, n_items, loss, *moved = loops.plain_step(
-            users, lines, weights, shares, now, *rows, *self._scratch(arrays), user_rows, item_rows, *blocks
+            users, lines, weights, *hats, shares, now, *rows, *self._scratch(arrays), user_rows, item_rows, *blocks
         )
         broken = None if np.isfinite(loss) else "the loss"
         if broken is None and not np.isfinite(sum(moved)):

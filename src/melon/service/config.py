@@ -56,12 +56,11 @@ class ServeSettings(Settings):
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
     checkpoint_events: Count = Field(50_000, description="Events between two checkpoints, at most.")
     dedup_days: Positive = Field(30.0, description="Days for which event ids are remembered.")
-    forget_days: Positive = Field(7.0, description="Days in which old checkpoints of a forgotten person expire.")
     fit_after: Annotated[int, Field(ge=0)] = Field(
         20_000, description="Events after which a cold start fits on its own log; 0 never does."
     )
     threads: Count = Field(1, description="Threads of the learner; recorded with the log.")
-    max_pairs: Annotated[int, Field(ge=0)] = Field(0, description="Pairs remembered as seen, at most; 0 is no bound.")
+    max_pairs: Annotated[int, Field(ge=0)] = Field(0, description="Pairs that a new service remembers as seen; 0: all.")
 
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")
     queue_events: Count = Field(50_000, description="Events that may wait for the disk before posts get 429.")
@@ -71,7 +70,6 @@ class ServeSettings(Settings):
     body_rate: Positive = Field(1024.0, description="Bytes per second of a body, at least.")
     rate: Annotated[float, Field(ge=0)] = Field(0.0, description="Requests per second and key; 0 is no bound.")
     burst: Count = Field(200, description="Requests that a key may make at once.")
-    wait_ms_most: Annotated[int, Field(ge=0)] = Field(10_000, description="Milliseconds that `wait_ms` may ask for.")
     stop_s: Positive = Field(10.0, description="Seconds for requests that are under way when the service stops.")
     served_most: Count = Field(100_000, description="Lists remembered for rotation and for what was taken from them.")
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ _LINE_S = 2.0
 
 def run_demo_service(settings: ServeSettings) -> None:
     """Serve from a temporary folder until Ctrl-C, and let a stream of clicks come in."""
+    os.environ.setdefault("MELON_LOG_LEVEL", "WARNING")  # lines about requests would hide ours
     with tempfile.TemporaryDirectory(prefix="melon-demo-") as folder:
         settings = settings.model_copy(update={"model": None, "data": Path(folder), "fit_after": 0})
         listening = listen(settings)

@@ -117,7 +117,7 @@ def _traces(folder: Path, user: str) -> str:
         raise ValueError("an id this short or of digits only cannot be told from other bytes; look with melon log info")
     places = [str(path) for path in _files(folder) if _contains(path, needles)]
     if places:
-        raise ValueError(f"still in {', '.join(places)}; old checkpoints go within forget_days")
+        raise ValueError(f"still in {', '.join(places)}; files are rewritten when the learner has saved past it")
     return f"none in {folder}"
 
 

@@ -32,6 +32,7 @@ def learner_settings(settings: ServeSettings) -> LearnerSettings:
         checkpoint_seconds=settings.checkpoint_s,
         checkpoint_events=settings.checkpoint_events,
         fit_after=settings.fit_after,
+        max_pairs=settings.max_pairs,
         threads=settings.threads,
     )
 

@@ -18,12 +18,16 @@ from melon.recommenders.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
-from melon.tables import TableSpec
+from melon.tables import SparseTable, Table, TableSpec
+from melon.types import Floats, Ints, Singles
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
+    from melon.recommenders.plain import PlainSteps
 
 RowState = dict[str, dict[str, Tensor]]
+#: State of stored rows by table and name; to be read only.
+StoredState = Mapping[str, Mapping[str, Table | SparseTable]]
 
 #: How the steps of several interactions on one row become one (setting `reduction`; `shared_reduction` for weights
 #: that every interaction touches). A strategy offers those that it can do.
@@ -147,6 +151,21 @@ class PlainRates:
 
 
 @dataclass(frozen=True)
+class LineRates:
+    """A step with a rate for each gradient of a line, which compiled loops make.
+
+    `weights` (n × columns) are those on the user, on the items' vectors, and on their biases; `hats` (knots, and
+    columns × knots) are what the loss adds to their logarithms. A touched row loses the share `decay`, by table.
+    `row_state` holds new values of some stored rows.
+    """
+
+    weights: Singles
+    hats: tuple[Floats, Floats]
+    decay: Mapping[str, float]
+    row_state: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
 class LearningRates:
     """The learning-rate matrix of a batch (docs/methods.md 1.3, 1.4).
 
@@ -263,6 +282,14 @@ class Strategy(ABC):
         """Optional: what `propose` does to a batch of so many interactions, where that is a plain step; else None.
 
         Compiled loops then make the step. A subclass that changes `propose` does not have it.
+        """
+        return None
+
+    def line_rates(
+        self, loops: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
+    ) -> LineRates | None:
+        """Optional: what `propose` does to interactions of a factorised score, users n and items n × (1 + negatives) as
+        stored rows, where that is a step with a rate for each gradient; else None. `state` is the strategy's own.
         """
         return None
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from melon.registry import Entry, Registry, Space
 
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
 
-#: Of MeLON and its ablations: what works best, the paper, and its published code.
+#: Of MeLON and its ablations: linear rates practised through the stream; the networks with what works best for them;
+#: the paper; and its published code. Fading is part of none: where it is asked for, each learns its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
+    "network": {"form": "network"},
     "paper": {
+        "form": "network",
         "norm": "none",
         "forgetting": True,
         "rate_bias": -4.5,
@@ -25,6 +30,7 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
         "role_width": 20,
     },
     "code": {
+        "form": "network",
         "pairwise": True,
         "loss_feature": "batch",
         "theta_feature": False,
@@ -95,6 +101,8 @@ _STEP_AXES = {"lr": _RATES, "fading": FADING, "optimizer": ("sgd", "adam_lazy"),
 _STEP_STARTS = ({"optimizer": "sgd", "lr": 0.3}, {"optimizer": "adam_lazy", "lr": 0.01})
 _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "weight_decay": 0.001}
 
+# The plain step from which practice starts; the rest is learned.
+_LINEAR_SPACE = Space({"lr": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0), "fading": FADING}, ({"lr": 0.3}, {"lr": 0.7}))
 # `most_rate` bounds what a learned rate can become and is to a learned strategy what `lr` is to a plain one: rates
 # start at half of it, so a search begins where plain steps of a usual size would.
 _RATE_SPACE = Space(
@@ -270,9 +278,10 @@ _ENTRIES = (
     Entry(
         "melon",
         "a learned rate for every (interaction, parameter) pair",
-        "melon.strategies.melon.strategy:MeLON",
-        _RATE_SPACE,
+        "melon.strategies.melon.linear:MeLON",
+        _LINEAR_SPACE,
         MELON_PRESETS,
+        forms={"network": _RATE_SPACE},
         in_comparison=True,
         label="MeLON",
         color=("#1f7a4d", "#5ecb97"),
@@ -280,9 +289,10 @@ _ENTRIES = (
     Entry(
         "melon_i",
         "MeLON's ablation with one learned rate per interaction",
-        "melon.strategies.melon.strategy:MeLONI",
-        _RATE_SPACE,
+        "melon.strategies.melon.linear:MeLONI",
+        _LINEAR_SPACE,
         MELON_PRESETS,
+        forms={"network": _RATE_SPACE},
         in_comparison=True,
         label="MeLON_I",
         color=("#8a9a00", "#c8d84e"),
@@ -290,9 +300,10 @@ _ENTRIES = (
     Entry(
         "melon_p",
         "MeLON's ablation with one learned rate per parameter",
-        "melon.strategies.melon.strategy:MeLONP",
-        _RATE_SPACE,
+        "melon.strategies.melon.linear:MeLONP",
+        _LINEAR_SPACE,
         MELON_PRESETS,
+        forms={"network": _RATE_SPACE},
         in_comparison=True,
         label="MeLON_P",
         color=("#0e9384", "#3fd6c4"),
@@ -305,15 +316,17 @@ STRATEGIES = Registry("strategy", "melon.strategies", *_ENTRIES)
 ALL_STRATEGIES = tuple(entry.name for entry in _ENTRIES if entry.in_comparison)
 
 
-def space_of(strategy: str | type[Strategy]) -> Space:
-    """The search space of a strategy: its entry's, or else the one that its class declares.
+def space_of(strategy: str | type[Strategy], fixed: Mapping[str, Any] = MappingProxyType({})) -> Space:
+    """The search space of a strategy with some settings fixed: its entry's, or else the one that its class declares.
 
     A space without axes means that there is nothing to search, and that the strategy is compared as it is.
     """
     if isinstance(strategy, str):
         entry = STRATEGIES[strategy]
-        return entry.space if entry.space.axes else space_of(entry.load())
+        space = entry.forms.get(str(fixed.get("form")), entry.space)
+        return space if space.axes else space_of(entry.load(), fixed)
     if strategy.space.axes:
         return strategy.space
     target = f"{strategy.__module__}:{strategy.__qualname__}"
-    return next((entry.space for entry in _ENTRIES if entry.target == target), Space())
+    name = next((entry.name for entry in _ENTRIES if entry.target == target), None)
+    return Space() if name is None else space_of(name, fixed)

@@ -1,4 +1,4 @@
-"""Chronological parts of a stream and the mini-batches inside them."""
+"""Chronological parts of a stream, the test part shut until all choices are made, and the mini-batches inside them."""
 
 from __future__ import annotations
 
@@ -89,3 +89,18 @@ def batches(start: int, stop: int, size: int = BATCH_SIZE, times: Ints | None = 
             end = min(next_change(times, end), stop)
         yield start, end
         start = end
+
+
+class SealedStream:
+    """Gives out what comes before the test part; the rest only against a record of the choices that were made."""
+
+    def __init__(self, log: Interactions, parts: Parts) -> None:
+        self._log, self.parts = log, parts
+        self.before_test = log.head(parts.validation_stop)
+        self.training = log.head(parts.train_stop)
+
+    def open(self, choices: object) -> Interactions:
+        """The whole log. `choices` is what was settled without it."""
+        if choices is None:
+            raise StreamError("the test part is read only after all choices have been made; none were given.")
+        return self._log

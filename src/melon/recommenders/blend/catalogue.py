@@ -10,14 +10,14 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lists import Remembered, Weights
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import StreamFeatures, activity
+from melon.recommenders.blend.features import Named, StreamFeatures, activity
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
 from melon.recommenders.streaming.neighbours import scratch
 from melon.recommenders.streaming.slots import EMPTY
 from melon.stream.history import History
-from melon.types import Ints
+from melon.types import Floats, Ints, Singles
 
 _NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
 
@@ -35,18 +35,22 @@ class BlendCatalogue(Catalogue):
         rows: FactorCatalogue,
         stream: StreamFeatures,
         past: History,
+        time: int,
         head: BlendHead,
         values: Values,
     ) -> None:
-        self._loops, self._rows, self._stream, self._past = loops, rows, stream, past
+        self._loops, self._rows, self._stream, self._past, self._time = loops, rows, stream, past, time
         self._n_items = len(rows.bias)
-        columns, divisors = stream.of_items(np.arange(self._n_items))
+        everything = np.arange(self._n_items)
+        self._named = Named(everything[None, :], everything, everything[None, :])
+        columns, divisors = stream.of_items(everything)
         of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
         of_items[0], of_items[1:] = rows.bias.numpy(), columns.T
         self._items = of_items, np.ascontiguousarray(divisors.T)
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
+        self._columns = np.ascontiguousarray(columns)
         self._liked: Ints | None = None
         self._no_bias = torch.zeros_like(rows.bias)
 
@@ -68,20 +72,27 @@ class BlendCatalogue(Catalogue):
         """The items with the highest scores for somebody of whom rows and neighbours say nothing, new or active."""
         active = np.array([-1.0, 0.0], dtype=np.float32)
         scores, nobody = np.zeros((2, self._n_items), dtype=np.float32), np.full((2, 1), EMPTY, dtype=np.int64)
-        kept = self._stream.neighbours.remembered()
-        slots = scratch(self._n_items)[: self._n_items]
-        self._loops.head(self._head, *self._items, active, nobody, np.zeros((2, 1)), kept, _NO_FOLLOWERS, slots, scores)
+        self._score(np.full(2, self._past.of_users.rows), active, nobody, np.zeros((2, 1)), scores)
         return np.concatenate([highest(line) for line in scores])
 
     def scores(self, users: Tensor) -> Tensor:
         out, rows = self._rows.products(users, self._no_bias), users.numpy()
         lasts, weights = self._stream.last_items(rows, self._past)
-        active = activity(rows, self._past).astype(np.float32)
+        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out.numpy())
+        return out
+
+    def _score(self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles) -> None:
+        """Turn dot products into scores, in place."""
         followers = self._stream.followers
         slots, met = scratch(self._n_items)[: self._n_items], self._stream.neighbours.remembered()
         followed = _NO_FOLLOWERS if followers is None else followers.remembered()
-        self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, out.numpy())
-        return out
+        if not self._stream.more:
+            self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
+            return
+        for line in range(len(users)):
+            user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
+            besides = self._stream.of_both(user, self._named, self._columns, self._past, self._time)[0]
+            self._loops.head_beside(self._head, *self._items, *own, slots, besides, scores[line])
 
 
 def highest(values: npt.NDArray[np.floating]) -> Ints:

@@ -207,7 +207,7 @@ class Blend(HeadedRecommender):
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        if not self.stream.more and policy.load("lists", like=self.head.centre) is not None:
+        if policy.load("lists", like=self.head.centre) is not None:
             return self.catalogue(n_items, context).scores(users)
         head, views = self._head_values(context), self.views(context)
         everything = torch.arange(n_items, device=users.device)
@@ -230,13 +230,13 @@ class Blend(HeadedRecommender):
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
         loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
-        if loops is None or self.stream.more:
+        if loops is None:
             return super().catalogue(n_items, context)
         rows = FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
         if silent(head):
             return rows
-        past = context.history if context else History()
-        return BlendCatalogue(loops, rows, self.stream, past, self.head, head)
+        past, time = (context.history, context.time) if context else (History(), 0)
+        return BlendCatalogue(loops, rows, self.stream, past, time, self.head, head)
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""

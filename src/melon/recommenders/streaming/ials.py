@@ -208,7 +208,7 @@ def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = 
     if loops is not None:
         touched, starts = distinct(rows), np.zeros(len(rows) + 1, dtype=np.int64)
         everything = np.empty(len(touched) * RING, dtype=np.int64)
-        events = np.ascontiguousarray(rows), np.ascontiguousarray(partners)
+        events = np.array(rows), np.array(partners)
         loops.last_partners(
             *rings.storage, rings.rows, touched, *events, scratch(int(touched[-1]) + 1), starts, everything
         )

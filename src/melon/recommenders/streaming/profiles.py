@@ -48,7 +48,7 @@ class Profiles:
         self._grow(int(items.max()) + 1)
         loops = policy.load("profiles", like=torch.from_numpy(self._takers)) or python_loops
         own = self._takers[: self._count], self._weight[: self._count], self._last[: self._count]
-        events = np.ascontiguousarray(users), np.ascontiguousarray(items), past.events
+        events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
         loops.take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *own)
         self.rows.observe(users, items, past)
 

@@ -50,7 +50,8 @@ class Tastes:
         named, places = np.unique(items, return_inverse=True)
         seen = counts.before(named, self._rates)
         loops = policy.load("profiles", like=torch.from_numpy(self._means)) or python_loops
-        batch = np.ascontiguousarray(users), np.ascontiguousarray(times), places, *seen, self._rates, counts.events
+        # Copies, because those of a log may be read-only.
+        batch = np.array(users), np.array(times), places, *seen, self._rates, counts.events
         loops.taste(*batch, self._means[: self._count], self._moments[: self._count], self._overall)
 
     def read(self, users: Ints, time: int, events: int) -> Floats:

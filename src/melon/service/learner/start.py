@@ -43,6 +43,8 @@ def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, l
     if "start" not in meta:
         position = Position(COLD if settings.model is None else mark[:12], 0, 0, NOTHING)
         model, extra = cold_model(settings) if settings.model is None else deployed(settings.model)
+        if settings.max_pairs:
+            model.updater.history.bound(settings.max_pairs)
         checkpoints.write(model, position, log_id, extra)
         book.state(log_id=log_id, start=mark, start_name=name, bases="[0]")
         book.sync()

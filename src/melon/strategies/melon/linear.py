@@ -6,7 +6,7 @@ Before practice it is exactly the plain step. Online it is a plain step with a w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,14 +14,29 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.kernels.practice.forms import MOST_LOG_RATE
 from melon.recommenders.evidence import RowGradient
-from melon.strategies.base import LearningRates, Proposal, RowStateSpec, Situation, Strategy, StrategySettings
-from melon.strategies.melon.inputs import RECENT_WIDTH, RecentCounts
+from melon.recommenders.plain import TAUGHT, PlainSteps
+from melon.strategies.base import (
+    LearningRates,
+    LineRates,
+    Proposal,
+    RowStateSpec,
+    Situation,
+    StoredState,
+    Strategy,
+    StrategySettings,
+)
+from melon.strategies.melon import strategy as network
+from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
 from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.settings import RateSettings
+from melon.stream.history import History
 from melon.tables import TableSpec
-from melon.types import Floats
+from melon.types import Floats, Ints
 
 _RECENT = "recent"
+_UNCAPPED = 50.0
 
 
 class LinearSettings(StrategySettings):
@@ -34,6 +49,23 @@ class LinearSettings(StrategySettings):
     passes: int = Field(60, ge=0)
     practice_lr: float = Field(0.1, gt=0)
     practice_l2: float = Field(1e-3, ge=0)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        """Settings from plain values; one of the other form is refused with the way to it."""
+        for name in values:
+            if name not in cls.model_fields and name in RateSettings.model_fields:
+                raise SettingsError(
+                    f"{owner}: {name} is a setting of its network form; choose preset = network (or set form=network)."
+                )
+        return super().parse(values, owner)
+
+    @classmethod
+    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their present names; before there were two forms, there was the network."""
+        if "form" in saved and saved["form"] != "network":
+            return super().renamed(saved)
+        return {**RateSettings.renamed(saved), "form": "network"}
 
     @field_validator("inputs", mode="before")
     @classmethod
@@ -48,8 +80,15 @@ class LinearStrategy(Strategy):
 
     settings_type = LinearSettings
     settings: LinearSettings
+    #: The same strategy in its published form: settings with `form = network` make one of these.
+    network_form: ClassVar[type[network.RateStrategy]]
     #: What the ablations leave out: inputs that are never seen.
     unseen: ClassVar[tuple[Input, ...]] = ()
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
+        if (settings or {}).get("form") == "network":
+            return cls.network_form(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+        return super().__new__(cls)
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Start at the plain step; a strategy that has practised on another recommender of the kind keeps that."""
@@ -86,6 +125,26 @@ class LinearStrategy(Strategy):
                 values[gradient.table] = old - gradient.summed(len(old), weights[:, 0]) / len(weights)
         counted = self._recent(situation).after(situation.examples.items[:, 0])
         return Proposal(values, {self.rates.item_tables[0]: {_RECENT: counted}})
+
+    def line_rates(
+        self, loops: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
+    ) -> LineRates | None:
+        if self.settings.most_step is not None or type(self).columns is not LinearStrategy.columns:
+            return None
+        counted = self.rates.item_tables[0]
+        counts = state[counted][_RECENT].gather(torch.from_numpy(items.reshape(-1)))
+        met = history.of_users.met(users), history.of_items.met(items)
+        weights, hats, decay = self.rates.in_columns(TAUGHT, items.shape[1])
+        half_lives = np.array(HALF_LIVES)
+        logs = loops.line_logs(users, items, met, now, counts.numpy(), half_lives, history.events, weights)
+        if logs is None:
+            return None
+        # With hats the cap comes after them.
+        rates = np.exp(np.minimum(logs, _UNCAPPED if self.rates.sees_loss else MOST_LOG_RATE)).astype(np.float32)
+        taken, first, times = np.unique(items[:, 0], return_index=True, return_counts=True)
+        before = RecentCounts(counts[torch.from_numpy(first) * items.shape[1]], history.events)
+        after = before.after(torch.from_numpy(np.repeat(np.arange(len(taken)), times)))
+        return LineRates(rates, hats, decay, {counted: {_RECENT: (torch.from_numpy(taken), after)}})
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
@@ -158,27 +217,36 @@ class LinearStrategy(Strategy):
         return RecentCounts(stored, situation.around.history.events)
 
 
-def batch_inputs(users: Any, items: Any, met: Any, idle: Any, recent: Floats) -> Floats:
+def batch_inputs(users: Ints, items: Ints, met: tuple[Ints, Ints], idle: tuple[Ints, Ints], recent: Floats) -> Floats:
     """Inputs of a batch's touches: n × (user, item taken, items drawn) × columns.
 
     `met` and `idle` are of users (n) and of items (n × slots), `recent` (n × slots × 2) counts of items.
     """
-    touches = np.bincount(users)[users], np.bincount(items.reshape(-1))[items]
+    touches = _times(users), _times(items)
     of_user = row_inputs(met[0], idle[0], touches[0], recent[:, 0], met[1][:, 0])
     of_items = row_inputs(met[1], idle[1], touches[1], recent, np.broadcast_to(met[0][:, None], items.shape))
     return np.concatenate([of_user[:, None], of_items], axis=1)
+
+
+def _times(rows: Ints) -> Ints:
+    """How often each row stands among them."""
+    _, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    times: Ints = counts[place].reshape(rows.shape)
+    return times
 
 
 class MeLON(LinearStrategy):
     """Rates by interaction and row: two-dimensional."""
 
     name = "melon"
+    network_form = network.MeLON
 
 
 class MeLONI(LinearStrategy):
     """The ablation that sees the interaction only: one rate for all that it touches."""
 
     name = "melon_i"
+    network_form = network.MeLONI
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
         return Roles.one(specs)
@@ -192,6 +260,7 @@ class MeLONP(LinearStrategy):
     """The ablation that sees the row only, whatever part it plays in an interaction: one rate for each row."""
 
     name = "melon_p"
+    network_form = network.MeLONP
     unseen = ("partner", "loss")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:

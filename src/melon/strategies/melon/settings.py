@@ -18,6 +18,7 @@ Input = Literal["touches", "idle", "item_rate", "role"]
 class RateSettings(LearnedSettings):
     """Numbers in comments are rows of docs/methods.md 4.9."""
 
+    form: Literal["network"] = "network"
     pairwise: bool = False  # 1: positive and negative pairs are units of their own
     loss_feature: Literal["interaction", "batch"] = "interaction"  # 2
     theta_feature: bool = True  # 3
