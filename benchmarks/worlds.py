@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from accuracy import show_verdicts
 from auto import COMPARED, METRICS
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
@@ -31,7 +32,6 @@ from melon.data.synthetic import synthetic_stream
 from melon.evaluation.compare import Comparison, compare
 from melon.fitting.auto import settle_auto
 from melon.types import Ints
-from verdicts import show_verdicts
 
 EVENTS, SPLIT = 40_000, (0.8, 0.02, 0.18)
 FOLLOWS, TUNED = "auto with transitions", "bpr, default + fading"

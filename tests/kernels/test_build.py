@@ -81,6 +81,32 @@ def test_nowhere_to_keep_it_is_no_failure_and_said_once(
     assert "XDG_CACHE_HOME" in message
 
 
+@pytest.mark.slow
+def test_a_home_that_cannot_be_written_still_learns_and_lists(tmp_path: Path) -> None:
+    """Everything compiles for real, twice over: a service of another user, or one whose home is read-only."""
+    code = """
+import logging
+import numpy as np
+from melon.learning.model import LiveModel
+from melon.learning.updater import Updater
+from melon.recommenders.bpr import BPR
+from melon.strategies.default import Default
+logging.basicConfig(level=logging.WARNING)
+model = LiveModel(Updater(BPR({"dim": 4}), Default()))
+for _ in range(3):
+    model.learn_events([1, 2, 3, 1], [4, 5, 6, 5])
+print([[one.item for one in listed] for listed in model.recommend([1, 2], 2)])
+"""
+    (tmp_path / "home").write_text("")
+    outputs = []
+    for home in (tmp_path / "home", tmp_path / "cache"):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(home), "MELON_KERNEL": "numba"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        outputs.append((done.stdout, done.stderr.count("cannot be kept"), done.stderr.count("cannot compile")))
+    assert outputs == [(outputs[0][0], 1, 0), (outputs[0][0], 0, 0)]
+    assert outputs[0][0] == "[[6], [6, 4]]\n"
+
+
 def test_the_same_text_has_the_same_file(built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.compiled("factor")

@@ -132,6 +132,14 @@ def test_it_tells_two_groups_apart_from_a_cold_start() -> None:
     assert scores[own].min() > 2 * scores[~own].max()
 
 
+def test_rows_stay_finite_where_hardly_anything_pulls_them_to_zero() -> None:
+    model, past = ImplicitALS(16, missing=1e-9, reg=1e-3), History()
+    same = np.zeros(60, dtype=np.int64)
+    streamed(model, past, same, same)  # one user, one item: systems that are all but singular
+    assert np.isfinite(model.users.rows).all()
+    assert np.isfinite(model.items.rows).all()
+
+
 def test_a_batch_is_taken_back_to_the_byte() -> None:
     users, items = log_of()
     model, past = made(), History()

@@ -191,17 +191,22 @@ def write_result(record: Plain, ranks: Mapping[str, np.ndarray[Any, Any]], path:
 
 def read_json(path: Path) -> Plain:
     """A JSON object from a file of a bench; an error names the file and says what to do."""
+    content = read_any_json(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is no file of a melon bench: it holds no JSON object. Remove it from the folder.")
+    return content
+
+
+def read_any_json(path: Path) -> Any:
+    """What a JSON file holds."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}.") from None
     except (ValueError, RecursionError) as problem:
         raise DataError(
             f"{path} is not valid JSON ({problem}): it may have been cut short. Remove it, and run the bench again."
         ) from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is no file of a melon bench: it holds no JSON object. Remove it from the folder.")
-    return content
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ from melon.kernels.types import (
 )
 from melon.types import Floats, Ints, Singles, SmallInts
 
+#: Counts are dated in two parts, for float32 holds no number of events exactly.
+_PART = float(1 << 20)
+
 # fmt: off
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
@@ -29,6 +32,9 @@ SIGNATURES: dict[str, Signature] = {
     "plain_step": (
         INTS, INT_TABLE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
         INTS, INTS, *[SINGLE_TABLE] * 3,
+    ),
+    "line_logs": (
+        INTS, INT_TABLE, INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT, DOUBLE_TABLE, DOUBLE_TABLE,
     ),
     "exchange": (INTS, SINGLE_TABLE, INTS, SINGLE_TABLE, INTS),
     "dots": (INT_TABLE, INTS, SINGLES, *[SINGLE_TABLE] * 3),
@@ -189,6 +195,43 @@ def plain_step(
             new_bias[at, 0] -= slopes[c] * rates[1 + width + c]
     moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
     return n_users, n_items, total / lines_count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
+
+
+def _times(rows: Ints, row: int) -> int:
+    """How often a row stands in a sorted list."""
+    return int(np.searchsorted(rows, row, side="right") - np.searchsorted(rows, row))
+
+
+def line_logs(
+    users: Ints, lines: Ints, users_met: Ints, items_met: Ints, users_touched: Ints, items_touched: Ints, now: int,
+    counts: Singles, half_lives: Floats, events: int, weights: Floats, out: Floats,
+) -> None:  # fmt: skip
+    """Log rates of lines before hats (docs/methods.md 4.12): n × columns, of users, items' vectors and their biases.
+
+    `counts` (items of lines × 4) are recent counts and, in two parts, the event at which they were counted. `weights`
+    are columns × (constant, age, new, idle, touches, two rates, partner).
+    """
+    (n_lines, width), inputs = lines.shape, np.empty(8)
+    sorted_users, sorted_items = np.sort(users), np.sort(lines.reshape(-1))
+    inputs[0] = 1.0
+    for n in range(n_lines):
+        for slot in range(width + 1):
+            user, c = slot == 0, max(slot - 1, 0)
+            met, partner = (users_met[n], items_met[n, 0]) if user else (items_met[n, c], users_met[n])
+            idle = now - (users_touched[users[n]] if user else items_touched[lines[n, c]])
+            times = _times(sorted_users, users[n]) if user else _times(sorted_items, lines[n, c])
+            counted = counts[n * width + c]
+            age = events - (np.float64(counted[2]) * _PART + np.float64(counted[3]))
+            inputs[1], inputs[2] = math.log1p(met) / 3 - 1, 1.0 if met == 0 else 0.0
+            inputs[3], inputs[4] = math.log1p(max(idle, 0)) / 10, math.log(times) / 3
+            inputs[5] = math.log1p(counted[0] * math.pow(2.0, -age / half_lives[0])) / 3
+            inputs[6] = math.log1p(counted[1] * math.pow(2.0, -age / half_lives[1])) / 3
+            inputs[7] = math.log1p(partner) / 3 - 1
+            for column in range(slot, slot + (1 if user else width + 1), width):
+                total = 0.0
+                for k in range(8):
+                    total += weights[column, k] * inputs[k]
+                out[n, column] = total
 
 
 def exchange(rows: Ints, block: Singles, stamps: Ints, values: Singles, touched: Ints) -> None:

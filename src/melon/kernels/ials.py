@@ -94,7 +94,7 @@ def solve(
             matrix[d, d] += ridge
             known |= right[d] != 0
         if known:
-            _eliminate(matrix, right)
+            _eliminate(matrix, right, ridge)
             _replace(own[rows[n]], right, own_gram)
 
 
@@ -115,8 +115,11 @@ def _sum_up(vectors: Singles, count: int, gram: Floats, missing: float, matrix: 
                 line[b] += f0 * v0[b] + f1 * v1[b] + f2 * v2[b] + f3 * v3[b]
 
 
-def _eliminate(matrix: Singles, right: Singles) -> None:
-    """Solve a positive definite system in place, by Cholesky; only the upper half of the result is meant."""
+def _eliminate(matrix: Singles, right: Singles, least: np.float32) -> None:
+    """Solve a positive definite system in place, by Cholesky; only the upper half of the result is meant.
+
+    No pivot is less than the system's least eigenvalue, whatever rounding says.
+    """
     dim = right.size
     for a in range(dim):
         line = matrix[a]
@@ -126,7 +129,7 @@ def _eliminate(matrix: Singles, right: Singles) -> None:
             f0, f1, f2, f3 = u0[a], u1[a], u2[a], u3[a]
             for b in range(dim):
                 line[b] -= f0 * u0[b] + f1 * u1[b] + f2 * u2[b] + f3 * u3[b]
-        scale = np.float32(1) / np.float32(math.sqrt(line[a]))
+        scale = np.float32(1) / np.float32(math.sqrt(max(line[a], least)))
         for b in range(dim):
             line[b] *= scale
         factor = right[a] * scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,30 +65,38 @@ class Limits:
         return out
 
 
+class _Kept(NamedTuple):
+    """A scorer, the version of the model that it is of, and the event at which it was made."""
+
+    version: tuple[object, ...]
+    event: int
+    catalogue: Catalogue
+
+
 class Ranker:
     """Makes lists for an updater. It writes nothing that is learned; whoever calls it holds the model's lock."""
 
     def __init__(self, updater: Updater, counts: ItemCounts) -> None:
         self._updater, self._counts = updater, counts
-        self._kept: tuple[tuple[object, ...], int, Catalogue] | None = None
+        self._kept: _Kept | None = None
 
     def best(self, users: Ints, k: int, n_items: int, time: int, limits: Limits) -> list[Best]:
         """The k best of items 0 … n_items-1 for rows of users; each list depends on its user alone."""
         mask = limits.mask(n_items)
-        if self._updater.recommender.two_stage and limits.boost is None:
+        if self._updater.recommender.two_stage and limits.boost is None and self._aging(n_items, time):
             return [self._in_two_stages(user, k, n_items, time, limits, mask) for user in users[:, None]]
         scores = self._catalogue(n_items, time).scores(self._rows(users)).cpu().numpy()
         return self._listed(limits.boosted(scores), users, k, limits, mask)
 
     def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
         """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
-        since, catalogue = self._aging_catalogue(n_items, time)
-        quick, more = catalogue.first_stage(self._rows(user))
+        assert self._kept is not None
+        quick, more = self._kept.catalogue.first_stage(self._rows(user))
         known = quick.shape[1]
         ((rows, _),) = self._listed(
             quick.cpu().numpy(), user, k + CANDIDATES, limits, None if mask is None else mask[:known]
         )
-        more = np.concatenate([more, self._counts.taken_since(since)])
+        more = np.concatenate([more, self._counts.taken_since(self._kept.event)])
         more = more[more < n_items]
         if mask is not None:
             more = more[mask[more]]
@@ -104,16 +113,15 @@ class Ranker:
     def _catalogue(self, n_items: int, time: int) -> Catalogue:
         """The scorer of this version of the model."""
         version = (n_items, *self._updater.version(time))
-        if self._kept is None or self._kept[0] != version:
-            self._kept = version, self._counts.events, self._updater.catalogue(n_items, time)
-        return self._kept[2]
+        if self._kept is None or self._kept.version != version:
+            self._kept = _Kept(version, self._counts.events, self._updater.catalogue(n_items, time))
+        return self._kept.catalogue
 
-    def _aging_catalogue(self, n_items: int, time: int) -> tuple[int, Catalogue]:
-        """A scorer that is at most STALE interactions old, and since when it is."""
-        if self._kept is None or not 0 <= self._counts.events - self._kept[1] <= STALE:
-            self._catalogue(n_items, time)
-        assert self._kept is not None
-        return self._kept[1:]
+    def _aging(self, n_items: int, time: int) -> bool:
+        """Whether there is a scorer of an earlier version that is not too old for two stages."""
+        if self._kept is None or not 0 <= self._counts.events - self._kept.event <= STALE:
+            return False
+        return self._kept.version != (n_items, *self._updater.version(time))
 
     def _rows(self, rows: Ints) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self._updater.recommender.device)

@@ -130,13 +130,10 @@ class StepMaker:
 
     def _rated(self, loops: PlainSteps, offered: Offered, batch: Batch) -> Step | None:
         """The same with a rate for each gradient."""
-        tables, state = self._recommender.tables, self._row_state
-        if not loops.serve:
-            return None
-        rates = self._strategy.line_rates(offered.users, offered.items, self._history, tables, state)
+        now, state = self._recommender.clock.now, self._row_state
+        rates = self._strategy.line_rates(loops, offered.users, offered.items, self._history, now, state)
         if rates is None:
             return None
-        now = self._recommender.clock.now
         rows = loops.of(offered.users, offered.items, rates.weights, rates.decay, now, rates.hats)
         if rows is None:
             return None

@@ -25,7 +25,7 @@ class IALSSettings(RecommenderSettings):
 
     dim: Width = 32
     missing: float = Field(0.01, gt=0, le=1)
-    reg: float = Field(0.01, gt=0, le=1e6)
+    reg: float = Field(0.01, ge=1e-3, le=1e6)  # with less, single precision may not solve the systems of a cold start
     sweeps: int = Field(10, ge=0)
 
 

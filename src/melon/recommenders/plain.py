@@ -60,10 +60,18 @@ class PlainSteps:
         self._tables = [tables[name] for name in TAUGHT]
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
-    @property
-    def serve(self) -> bool:
-        """Whether these numbers are for compiled loops: float32 on the CPU."""
-        return policy.compiled(self._tables[0].view().storage)
+    def line_logs(
+        self, users: Ints, lines: Ints, met: tuple[Ints, Ints], now: int, counts: Singles, half_lives: Floats,
+        events: int, weights: Floats,
+    ) -> Floats | None:  # fmt: skip
+        """Log rates of lines n × columns, by what is known of their rows (`melon.kernels.factor.line_logs`)."""
+        loops = policy.load("factor", like=self._tables[0].view().storage)
+        if loops is None:
+            return None
+        touched = [table.arrays()[1] for table in self._tables[:2]]
+        out = np.empty((len(users), len(weights)))
+        loops.line_logs(users, lines, *met, *touched, now, counts, half_lives, events, weights, out)
+        return out
 
     def of(
         self, users: Ints, lines: Ints, weights: Singles, decay: Mapping[str, float], now: int, hats: Hats = NO_HATS

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from melon.bench.record import read_any_json
 from melon.errors import DataError
 from melon.report.contests import Bench, Contest, Gap, Run, stream_name
 from melon.types import Plain
@@ -52,12 +53,7 @@ def _read(source: Path) -> tuple[list[Run], list[Gap]]:
 
 def _record(path: Path) -> Plain | None:
     """A record; None where the file is about something else."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror}.") from None
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path} is not valid JSON: {problem}. Remove it, and run the bench again.") from None
+    record = read_any_json(path)
     if not isinstance(record, dict) or not ("metrics" in record or "not_applicable" in record):
         return None
     if "metrics" in record:

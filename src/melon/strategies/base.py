@@ -18,13 +18,16 @@ from melon.recommenders.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
-from melon.tables import TableSpec
+from melon.tables import SparseTable, Table, TableSpec
 from melon.types import Floats, Ints, Singles
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
+    from melon.recommenders.plain import PlainSteps
 
 RowState = dict[str, dict[str, Tensor]]
+#: State of stored rows by table and name; to be read only.
+StoredState = Mapping[str, Mapping[str, Table | SparseTable]]
 
 #: How the steps of several interactions on one row become one (setting `reduction`; `shared_reduction` for weights
 #: that every interaction touches). A strategy offers those that it can do.
@@ -162,13 +165,6 @@ class LineRates:
     row_state: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
 
 
-class StoredState(Protocol):
-    """State of rows as a strategy may see it: read, never written."""
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """A copy of rows as they are now."""
-
-
 @dataclass(frozen=True)
 class LearningRates:
     """The learning-rate matrix of a batch (docs/methods.md 1.3, 1.4).
@@ -290,15 +286,10 @@ class Strategy(ABC):
         return None
 
     def line_rates(
-        self,
-        users: Ints,
-        items: Ints,
-        history: History,
-        tables: Mapping[str, Readable],
-        row_state: Mapping[str, Mapping[str, StoredState]],
+        self, loops: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
     ) -> LineRates | None:
         """Optional: what `propose` does to interactions of a factorised score, users n and items n × (1 + negatives) as
-        stored rows, where that is a step with a rate for each gradient; else None.
+        stored rows, where that is a step with a rate for each gradient; else None. `state` is the strategy's own.
         """
         return None
 

@@ -98,7 +98,7 @@ class StreamFeatures:
         more: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        self._dtype = np.dtype(dtype)
+        self._dtype, self._seed = np.dtype(dtype), seed
         self.counts = ItemCounts([*HALF_LIVES, float("inf")])
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
@@ -227,11 +227,14 @@ class StreamFeatures:
             if saved is not None and own is not None:
                 require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
-        if self.profiles is not None:
-            self.profiles.restore(part_of(state, "profiles"), counts.events)
-        if self.tastes is not None:
-            self.tastes.restore(part_of(state, "tastes"))
+        profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
+        tastes = None if self.tastes is None else Tastes(dtype=self._dtype)
+        if profiles is not None:
+            profiles.restore(part_of(state, "profiles"), counts.events)
+        if tastes is not None:
+            tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
+        self.profiles, self.tastes = profiles, tastes
 
 
 def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: int, out: Columns) -> None:

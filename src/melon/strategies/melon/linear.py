@@ -16,12 +16,11 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.kernels.practice.forms import MOST_LOG_RATE
 from melon.recommenders.evidence import RowGradient
-from melon.recommenders.plain import NO_HATS, TAUGHT
+from melon.recommenders.plain import TAUGHT, PlainSteps
 from melon.strategies.base import (
     LearningRates,
     LineRates,
     Proposal,
-    Readable,
     RowStateSpec,
     Situation,
     StoredState,
@@ -29,8 +28,8 @@ from melon.strategies.base import (
     StrategySettings,
 )
 from melon.strategies.melon import strategy as network
-from melon.strategies.melon.inputs import RECENT_WIDTH, RecentCounts
-from melon.strategies.melon.rates import INPUTS, KNOTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
+from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
 from melon.strategies.melon.settings import RateSettings
 from melon.stream.history import History
 from melon.tables import TableSpec
@@ -97,7 +96,6 @@ class LinearStrategy(Strategy):
             return
         if not any(spec.role == "item" for spec in specs.values()):
             raise SettingsError(f"strategy {self.name!r} needs rows of items, and this recommender has none.")
-        self._specs = dict(specs)
         inputs = tuple(name for name in self.settings.inputs if name not in self.unseen)
         self.rates = LinearRates(specs, self.roles(specs), inputs, self.settings.lr)
         if self.settings.fading is not None:
@@ -129,32 +127,24 @@ class LinearStrategy(Strategy):
         return Proposal(values, {self.rates.item_tables[0]: {_RECENT: counted}})
 
     def line_rates(
-        self,
-        users: Ints,
-        items: Ints,
-        history: History,
-        tables: Mapping[str, Readable],
-        row_state: Mapping[str, Mapping[str, StoredState]],
+        self, loops: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
     ) -> LineRates | None:
-        if self.settings.most_step is not None:
+        if self.settings.most_step is not None or type(self).columns is not LinearStrategy.columns:
             return None
-        rates, slots, rows = self.rates, items.shape[1], torch.from_numpy(items.reshape(-1))
-        counted = rates.item_tables[0]
-        state = row_state[counted][_RECENT]
-        of_users, of_items = (tables[name].idle for name in TAUGHT[:2])
-        idle = of_users(torch.from_numpy(users)).numpy(), of_items(rows).numpy().reshape(items.shape)
+        counted = self.rates.item_tables[0]
+        counts = state[counted][_RECENT].gather(torch.from_numpy(items.reshape(-1)))
         met = history.of_users.met(users), history.of_items.met(items)
-        recent = RecentCounts(state.gather(rows), history.events).now().reshape(*items.shape, -1)
-        touches = batch_inputs(users, items, met, idle, recent)
-        roles = [role for name in TAUGHT for role in rates.roles.of(name, 1 if name == TAUGHT[0] else slots)]
-        base = rates.base(np.concatenate([self.columns(self._specs[name], touches) for name in TAUGHT], axis=1), roles)
-        hats = (KNOTS, rates.phi["hats"].numpy()[roles]) if rates.sees_loss else NO_HATS
+        weights, hats, decay = self.rates.in_columns(TAUGHT, items.shape[1])
+        half_lives = np.array(HALF_LIVES)
+        logs = loops.line_logs(users, items, met, now, counts.numpy(), half_lives, history.events, weights)
+        if logs is None:
+            return None
         # With hats the cap comes after them.
-        weights = np.exp(np.minimum(base, _UNCAPPED if rates.sees_loss else MOST_LOG_RATE)).astype(np.float32)
-        decay = {name: 1 - float(rates.kept(name)) for name in TAUGHT}
-        taken, times = torch.unique(torch.from_numpy(items[:, 0]), return_counts=True)
-        after = RecentCounts(state.gather(taken), history.events).after(torch.repeat_interleave(times))
-        return LineRates(weights, hats, decay, {counted: {_RECENT: (taken, after)}})
+        rates = np.exp(np.minimum(logs, _UNCAPPED if self.rates.sees_loss else MOST_LOG_RATE)).astype(np.float32)
+        taken, first, times = np.unique(items[:, 0], return_index=True, return_counts=True)
+        before = RecentCounts(counts[torch.from_numpy(first) * items.shape[1]], history.events)
+        after = before.after(torch.from_numpy(np.repeat(np.arange(len(taken)), times)))
+        return LineRates(rates, hats, decay, {counted: {_RECENT: (torch.from_numpy(taken), after)}})
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:

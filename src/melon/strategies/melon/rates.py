@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from melon.errors import CheckpointError
 from melon.kernels.practice.forms import LEAST_LOSS, MOST_LOG_RATE
+from melon.recommenders.plain import NO_HATS, Hats
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
 
@@ -95,6 +96,7 @@ class LinearRates:
         self._seen = np.array([name in inputs for name in COLUMNS], dtype=np.float64)
         self.sees_loss = "loss" in inputs
         self._start = float(np.log(lr))
+        self._columns: tuple[Phi, tuple[Floats, Hats, dict[str, float]]] | None = None
         shapes: dict[str, tuple[int, ...]] = {
             "rates": (roles.count, 1 + len(COLUMNS)),
             "hats": (roles.count, len(KNOTS)),
@@ -127,6 +129,16 @@ class LinearRates:
             part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
             logs = logs + (hats[:, right - 1] * (1 - part) + hats[:, right] * part).T
         return torch.exp(logs.clamp(max=MOST_LOG_RATE))
+
+    def in_columns(self, tables: Sequence[str], slots: int) -> tuple[Floats, Hats, dict[str, float]]:
+        """φ as compiled steps of a factorised score take it: weights by column, hats, and decay by table."""
+        if self._columns is None or self._columns[0] is not self.phi or len(self._columns[1][0]) != 1 + 2 * slots:
+            roles = [role for name in tables for role in self.roles.of(name, 1 if name == tables[0] else slots)]
+            weights = self.phi["rates"].numpy()[roles] * np.append(1.0, self._seen)
+            hats = (KNOTS, self.phi["hats"].numpy()[roles]) if self.sees_loss else NO_HATS
+            decay = {name: 1 - float(self.kept(name)) for name in tables}
+            self._columns = self.phi, (weights, hats, decay)
+        return self._columns[1]
 
     def kept(self, table: str, phi: Phi | None = None) -> Tensor:
         """What a touch leaves of a row."""
