@@ -45,6 +45,7 @@ class Learner:
             self.checkpoints = Checkpoints(settings.folder)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
+            self._lag_seen = 0.0
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
             self._around = surroundings(settings.threads)
@@ -227,6 +228,15 @@ class Learner:
         self._alarm("halted", f"{most} batches in a row were set aside, so learning waits; look at them, then resume.")
         return True
 
+    def _watch_lag(self) -> None:
+        """Once a second: say so where the learner falls behind by too much. Nothing is dropped."""
+        now = time.monotonic()
+        if now < self._lag_seen + 1.0:
+            return
+        self._lag_seen, lag = now, self.log.last()[0] - self.position.offset
+        late = f"the learner is {lag} entries of the log behind; answers lag until it has caught up"
+        self._alarm("lag", late if lag > self.settings.max_lag else None)
+
     # Another model.
 
     def consider_fitting(self) -> None:
@@ -321,6 +331,7 @@ class Learner:
                 while not (stop.is_set() or self.log.changed() or self._due() or self._fitter.busy):
                     time.sleep(_POLL)
             self.consider_fitting()
+            self._watch_lag()
             if self._saver.busy:
                 self._saved()
             elif self._due():
