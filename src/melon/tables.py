@@ -148,7 +148,7 @@ class Table:
         """A copy of rows at a moment; shape of `rows` × dim."""
         return self.view(at).gather(rows)
 
-    def arrays(self) -> tuple[Singles, Ints, float]:
+    def arrays(self, at: Moment | None = None) -> tuple[Singles, Ints, float]:
         """Storage for compiled loops: values, last touches, and the half-life of idle rows, 0 where they do not fade.
 
         The arrays share memory with the table until it grows: use them for one call. Row `rows` reads as zeros. A loop
@@ -156,7 +156,8 @@ class Table:
         """
         if self._arrays is None:
             self._arrays = self._values.numpy(), self._touched.numpy()
-        return *self._arrays, self.half_life or 0.0
+        half_life = self.half_life if at is None else at.half_lives.get(self.spec.name)
+        return *self._arrays, half_life or 0.0
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""

@@ -216,7 +216,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
     updater = model.updater
     plain = updater.recommender.plain_steps is not None and updater.strategy.plain_rates(1) is not None
     places: dict[str, tuple[Any, str, dict[str, Any]]] = {
-        "ids": (model.items, "rows", {"after": 1}),
+        "ids": (model.items, "rows", {}),
         "popular.observe": (model.popular, "observe", {}),
         "head step": (updater._teacher, "step", {}),
         "rows made": (updater.recommender, "grow", {}),

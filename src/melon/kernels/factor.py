@@ -98,7 +98,7 @@ def _read(values: Singles, touched: Ints, half_life: float, now: int, rows: Ints
         row = rows[place]
         left = np.float32(1)
         if half_life > 0 and touched[row] < now:
-            left = np.float32(math.pow(2.0, (touched[row] - now) / half_life))
+            left = np.float32(np.exp2((touched[row] - now) / half_life))
         for d in range(values.shape[1]):
             out[place, d] = left * values[row, d]
     return out

@@ -25,6 +25,7 @@ from melon.types import Floats, Ints, Singles, SmallInts
 #: A slot that holds nobody.
 EMPTY = -1
 _FREE = np.int32(EMPTY)
+_SIGN, _LARGEST = np.int32(31), np.int32(0x7FFFFFFF)
 
 _SLOTS: Signature = (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE)
 #: Which event lets which earlier item meet its own, and what a meeting overwrites: slot, neighbour and its counts.
@@ -33,7 +34,7 @@ _BEFORE: Signature = (SMALL_INTS, SMALL_INTS, SINGLES, SINGLES)
 SIGNATURES: dict[str, Signature] = {
     "count_items": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INTS, INT),
     "meetings": (SMALL_INT_TABLE, INTS, INT, INTS, INTS, INT, SMALL_INTS, INTS, INTS, INTS),
-    "meet": (*_SLOTS, *_MEETINGS, INT, DOUBLE, DOUBLE, FLAG, *_BEFORE),
+    "meet": (*_SLOTS, *_MEETINGS, INT, DOUBLE, DOUBLE, FLAG, SMALL_INTS, *_BEFORE),
     "unmeet": (*_SLOTS, *_MEETINGS, FLAG, *_BEFORE),
     "add_up": (*_SLOTS, INT_TABLE, DOUBLE_TABLE, INT_TABLE, DOUBLE, SMALL_INTS),
 }
@@ -81,6 +82,20 @@ def meetings(
     return count, most
 
 
+def _least(numbers: Singles) -> int:
+    """The place of the least number, the first of several.
+
+    As whole numbers that have the same order as the floats: these are compared many at a time, floats one by one.
+    """
+    bits, least, place = numbers.view(np.int32), _LARGEST, _LARGEST
+    for s in range(bits.size):
+        least = min(least, np.int32(bits[s] ^ np.int32(np.int32(bits[s] >> _SIGN) & _LARGEST)))
+    least = np.int32(least ^ np.int32(np.int32(least >> _SIGN) & _LARGEST))
+    for s in range(bits.size):
+        place = min(place, np.int32(s) if bits[s] == least else _LARGEST)
+    return int(place)
+
+
 def _place(here: SmallInts, late: Singles, other: np.int32) -> int:
     """The slot where a row has the other, or else the one that it takes: a free one, or that of the least count."""
     width, at, taken = here.size, 0, 0
@@ -91,35 +106,55 @@ def _place(here: SmallInts, late: Singles, other: np.int32) -> int:
         return at - 1
     if taken < width:
         return taken
-    slot, least = 0, late[0]
-    for s in range(1, width):
-        if late[s] < least:
-            least, slot = late[s], s
-    return slot
+    return _least(late)
+
+
+def _by_row(events: Ints, earlier: Ints, items: Ints, ways: int, latest: SmallInts, after: SmallInts) -> SmallInts:
+    """The first meeting of each row; `after` gets the next one of the same row, or EMPTY."""
+    firsts, count = np.empty(after.size, np.int32), 0
+    for at in range(after.size):
+        n = at // ways
+        row = items[events[n]] if at % ways == 1 else earlier[n]
+        if latest[row] == _FREE:
+            firsts[count] = at
+            count += 1
+        else:
+            after[latest[row]] = at
+        latest[row], after[at] = at, _FREE
+    for at in range(after.size):
+        n = at // ways
+        latest[items[events[n]] if at % ways == 1 else earlier[n]] = _FREE
+    return firsts[:count]
 
 
 def meet(
     ids: SmallInts, counts: Singles, recent: Singles, events: Ints, earlier: Ints, items: Ints, first: int,
-    half_life: float, reference: float, both_ways: bool,
+    half_life: float, reference: float, both_ways: bool, latest: SmallInts,
     slots: SmallInts, old_ids: SmallInts, old_counts: Singles, old_recent: Singles,
 ) -> None:  # fmt: skip
-    """Let the items of meetings remember each other, in order; what each of them overwrites is written down."""
+    """Let the items of meetings remember each other; what each meeting overwrites is written down.
+
+    A row's slots depend on its own meetings alone, so each row has all of its meetings in order while it is at hand.
+    `latest` is scratch: an EMPTY for each item, before and after.
+    """
     ways = 2 if both_ways else 1
-    for n in range(events.size):
-        moment = (first + events[n]) / half_life - reference
-        for way in range(ways):
+    after = np.empty(ways * events.size, np.int32)
+    for at in _by_row(events, earlier, items, ways, latest, after):
+        while at >= 0:
+            n = at // ways
             row, other = earlier[n], items[events[n]]
-            if way == 1:
+            if at % ways == 1:
                 row, other = other, row
-            here, at = ids[row], ways * n + way
+            moment, here = (first + events[n]) / half_life - reference, ids[row]
             slot = _place(here, recent[row], np.int32(other))
             slots[at], old_ids[at], old_counts[at] = slot, here[slot], counts[row, slot]
             old_recent[at] = recent[row, slot]
             found = here[slot] == other
-            before = math.pow(2.0, recent[row, slot] - moment) if found else 0.0
+            before = np.exp2(recent[row, slot] - moment) if found else 0.0
             here[slot] = other
             counts[row, slot] = (counts[row, slot] if found else np.float32(0)) + np.float32(1)
             recent[row, slot] = np.float32(math.log2(before + 1.0) + moment)
+            at = after[at]  # noqa: PLW2901
 
 
 def unmeet(
@@ -172,7 +207,7 @@ def add_up(
                 c, plain = columns[met[s]], weight * counts[row, s]
                 sums[0, x, c] += plain
                 sums[1, x, c] += plain / (place + 1)
-                sums[2, x, c] += weight * math.pow(2.0, recent[row, s] - now)
+                sums[2, x, c] += weight * np.exp2(recent[row, s] - now)
         for c in range(width):  # the same item may stand in a line twice
             first = columns[items[x, c]]
             for number in range(3):

@@ -164,10 +164,14 @@ def head_lines(
             continue
         rooted, user = _rooted(root, events[n]), users[n] << 32
         taken[count], lines[count, 0], allowed[count, 0] = n, items[n], True
-        for place in range(1, lines.shape[1]):
+        for place in range(1, lines.shape[1]):  # many slots at once: each waits for memory, and they can wait together
             item = _below(_word(rooted, place - 1), pool)
             lines[count, place] = item
-            allowed[count, place] = item != items[n] and slots[_slot(slots, shift, user | item)] != user | item
+            allowed[count, place] = slots[np.int64((np.uint64(user | item) * _GOLDEN) >> shift)] == _EMPTY
+        for place in range(1, lines.shape[1]):
+            item = lines[count, place]
+            seen = not allowed[count, place] and slots[_slot(slots, shift, user | item)] == user | item
+            allowed[count, place] = item != items[n] and not seen
         count += 1
     return count
 

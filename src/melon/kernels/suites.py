@@ -13,6 +13,7 @@ from melon.kernels import (
     factor,
     generator,
     ials,
+    lessons,
     lists,
     neighbours,
     pretrain,
@@ -68,6 +69,7 @@ SUITES = {
         "the loops of lists", (lists, besides), {**lists.SIGNATURES, **besides.SIGNATURES}, lists.DOUBLES_TOO
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
+    "lessons": Suite("the loops of the blend's head", (factor, neighbours, lessons), lessons.SIGNATURES),
     "profiles": Suite("the loops of profiles", (profiles,), profiles.SIGNATURES),
     "melon": Suite(
         "the pair kernel of MeLON",

@@ -115,9 +115,9 @@ class LiveModel:
         return list(self._learn(user_ids, item_ids, moments, batch_size or max(len(moments), 1)))
 
     def _learn(self, user_ids: Ids, item_ids: Ids, times: Ints, batch_size: int) -> Iterator[float]:
-        # Ids that cannot be learned are refused before the first batch is.
-        self.users.rows(user_ids)
-        self.items.rows(item_ids)
+        if len(times) > batch_size:  # ids that cannot be learned are refused before the first batch is
+            self.users.rows(user_ids)
+            self.items.rows(item_ids)
         for start, stop in batches(0, len(times), batch_size):
             some = slice(start, stop)
             with self._lock, uninterrupted():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
+from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
@@ -22,11 +23,11 @@ from melon.recommenders.streaming.slots import EMPTY, Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
 from melon.stream.saved import Saved, part_of, require
-from melon.types import Arrays, Floats, Ints
+from melon.tables import Moment, Table
+from melon.types import Arrays, Floats, Ints, SmallInts
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
-_RECENT, _ALWAYS = 4, len(HALF_LIVES)
 ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
 #: Features of pairs, and which of the two divisors that `of_items` gives belongs to each.
 PAIR_FEATURES = {"neighbours": 0, "neighbours_by_lag": 0, "neighbours_recent": 1}
@@ -54,10 +55,6 @@ MORE = {
 }
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 Columns = npt.NDArray[np.floating[Any]]
-#: How many of the user's last items look for neighbours.
-LAST = 20
-# docs/methods.md 8.5: rare items are drawn towards having nothing in common.
-_SHRINK, _SHRINK_RECENT, _GAIN = 5.0, 2.0, 20.0
 #: How many followers each item remembers.
 _FOLLOWERS = 64
 
@@ -104,6 +101,8 @@ class StreamFeatures:
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
         self.tastes = Tastes(dtype=dtype) if "tastes" in more else None
+        self._no_followers = ItemNeighbours(slots=1)
+        self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
 
     @property
     def divided_by(self) -> tuple[int, ...]:
@@ -149,10 +148,10 @@ class StreamFeatures:
         """Features of some items (n × ITEM_FEATURES), and what their neighbours are divided by (n × 2)."""
         counts = self.counts.read(items)
         columns = np.empty((len(items), len(ITEM_FEATURES)), dtype=self._dtype)
-        columns[:, :_ALWAYS] = counts[:, :_ALWAYS]
-        columns[:, _ALWAYS] = self.counts.idle(items)
-        columns[:, _ALWAYS + 1] = self.counts.age(items)
-        divisors = np.sqrt(counts[:, [_ALWAYS, _RECENT]] + (_SHRINK, _SHRINK_RECENT)).astype(self._dtype)
+        columns[:, :ALWAYS] = counts[:, :ALWAYS]
+        columns[:, ALWAYS] = self.counts.idle(items)
+        columns[:, ALWAYS + 1] = self.counts.age(items)
+        divisors = np.sqrt(counts[:, [ALWAYS, RECENT]] + (SHRINK, SHRINK_RECENT)).astype(self._dtype)
         return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
@@ -170,7 +169,7 @@ class StreamFeatures:
     def last_items(self, users: Ints, past: History) -> tuple[Ints, Floats]:
         """The last items of each user, newest first, and what a meeting with each of them weighs."""
         lasts = past.of_users.recent(users, LAST).partners
-        return lasts, _GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + _SHRINK)
+        return lasts, GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + SHRINK)
 
     def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, plain and decayed."""
@@ -179,6 +178,26 @@ class StreamFeatures:
         for number, divisor in enumerate(self.divided_by):
             np.divide(sums[number], divisors[..., divisor], out=columns[..., number], casting="same_kind")
         return _log1p(columns)
+
+    def inputs(
+        self, loops: policy.Loops, tables: Sequence[Table], users: Ints, lines: Ints, past: History, at: Moment
+    ) -> Tensor:
+        """All inputs of lines of items n × c in one compiled pass, where nothing is asked for besides.
+
+        Tables are the users' vectors, the items' vectors and the items' biases.
+        """
+        size = max(int(lines.max(initial=-1)) + 1, self.neighbours.rows)
+        if len(self._item_at) < size:
+            self._item_at = np.zeros(2 * size, dtype=np.int32)
+        width = len(INPUTS if self.followers is None else INPUTS_WITH_TRANSITIONS)
+        out = torch.empty((*lines.shape, width), dtype=torch.float32, device="cpu")
+        followers = self._no_followers if self.followers is None else self.followers
+        state = *past.of_users.storage, past.of_users.rows, *self.counts.storage
+        slots = *self.neighbours.storage, *followers.storage
+        known = at.now, tables[0].rows, tables[1].rows
+        rows = (part for table in tables for part in table.arrays(at))
+        loops.inputs(users, lines, *state, *slots, *known, *rows, self._item_at, scratch(size), out.numpy())
+        return out
 
     def of_both(self, users: Ints, named: Named, columns: Columns, past: History, time: int) -> Columns:
         """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
@@ -200,7 +219,7 @@ class StreamFeatures:
         """How like each other item is each of the given ones, by shared users; items × all that were counted."""
         ids, counts, _ = self.neighbours.of(items)
         everything = np.arange(self.neighbours.rows)
-        totals = np.sqrt(self.counts.totals(everything) + _SHRINK)
+        totals = np.sqrt(self.counts.totals(everything) + SHRINK)
         table = np.zeros((len(items), len(everything) + 1))
         np.put_along_axis(table, np.where(ids < 0, len(everything), ids), counts, axis=1)
         alike: Floats = table[:, :-1] / totals / totals[np.minimum(items, len(everything) - 1)][:, None]

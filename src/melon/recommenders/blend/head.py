@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from melon.adam import Adam, Moments
 from melon.errors import CheckpointError
+from melon.kernels import policy
+from melon.kernels.types import array_of
 from melon.recommenders.blend.features import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
 from melon.recommenders.evidence import FactorGradient, Values
 from melon.recommenders.heads import Head, HeadPractice, HeadStep, Lesson
@@ -124,7 +127,7 @@ class BlendHead(Head):
     def step(self, values: Values, lesson: Lesson) -> HeadStep:
         if self.resting:
             return HeadStep({}, self._rested(lesson))
-        return self._stepped(values, self._slopes(values, lesson), self._memory, self.settings.lr)
+        return self._stepped(values, lesson, self._memory, self.settings.lr)
 
     def keep(self, memory: Mapping[str, Tensor]) -> None:
         self.centre, self.scale = memory.get("centre", self.centre), memory.get("scale", self.scale)
@@ -178,7 +181,7 @@ class BlendHead(Head):
             # Falling to a tenth, so that the last passes settle.
             lr = settings.practice_lr * (1 - 0.9 * number / settings.passes)
             for lesson in lessons:
-                step = twin._stepped(current, twin._slopes(current, lesson), memory, lr)
+                step = twin._stepped(current, lesson, memory, lr)
                 current, memory = step.values, step.memory
         return {"centre": twin.centre, "scale": twin.scale, **current}
 
@@ -218,19 +221,46 @@ class BlendHead(Head):
         _, gradients = self.gradients(values, lesson.inputs, self.personal(lesson.inputs) + apart)
         return {slope.table: slope.summed(len(values[slope.table])) / len(lesson) for slope in gradients}
 
-    def _stepped(
-        self, values: Values, slopes: Mapping[str, Tensor], memory: Mapping[str, Tensor], lr: float
-    ) -> HeadStep:
+    def _stepped(self, values: Values, lesson: Lesson, memory: Mapping[str, Tensor], lr: float) -> HeadStep:
         """AdamW: weights shrink apart from the gradient's step."""
         steps = int(memory[_STEPS]) + 1 if memory else 1
+        loops = policy.load("lessons", like=lesson.inputs)
+        if loops is not None:
+            return self._compiled_step(loops, values, lesson, memory, steps, lr)
         moved: dict[str, Tensor] = {}
         memory_after: dict[str, Tensor] = {_STEPS: torch.tensor(steps, device="cpu")}
-        for name, slope in slopes.items():
+        for name, slope in self._slopes(values, lesson).items():
             first, second = (memory.get(f"{order}/{name}", torch.zeros_like(slope)) for order in (1, 2))
             moments = _ADAM.moments(Moments(first, second), slope)
             memory_after[f"1/{name}"], memory_after[f"2/{name}"] = moments.first, moments.second
             moved[name] = _ADAM.step(values[name] * (1 - lr * self.settings.decay), moments, steps, lr)
         return HeadStep(moved, memory_after)
+
+    def _compiled_step(
+        self,
+        loops: policy.Loops,
+        values: Values,
+        lesson: Lesson,
+        memory: Mapping[str, Tensor],
+        steps: int,
+        lr: float,
+    ) -> HeadStep:
+        """The same in one compiled pass."""
+        held = [array_of(values[name]) for name in TABLES]
+        moments = [f"{order}/{name}" for order in (1, 2) for name in TABLES]
+        before = [array_of(memory[name]) for name in moments] if memory else [np.zeros_like(each) for each in held * 2]
+        after = [np.empty_like(each) for each in held * 3]
+        one, other = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2
+        settled = 1 - _ADAM.beta_1**steps, 1 - _ADAM.beta_2**steps
+        kept = 1 - lr * self.settings.decay
+        rates = np.array([one, other, _ADAM.eps, lr / settled[0], kept, settled[1], 1 / len(lesson)])
+        scales = array_of(self.centre), array_of(self.scale)
+        loops.head_step(
+            array_of(lesson.inputs), array_of(lesson.allowed), *scales, self.trust, rates, *held, *before, *after
+        )
+        new = dict(zip((*TABLES, *moments), map(torch.from_numpy, after), strict=True))
+        moved = {name: new.pop(name) for name in TABLES}
+        return HeadStep(moved, {_STEPS: torch.tensor(steps, device="cpu"), **new})
 
 
 def head_scores(values: Values, scaled: Tensor) -> Tensor:

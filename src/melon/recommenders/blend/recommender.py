@@ -47,7 +47,7 @@ from melon.recommenders.factorisation import (
 )
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.recommenders.losses import BPRLoss
-from melon.recommenders.plain import PlainSteps, plain_steps
+from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
@@ -79,7 +79,7 @@ class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend", "lists", "ials", "profiles")
+    kernels = ("factor", "neighbours", "blend", "lessons", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -183,6 +183,11 @@ class Blend(HeadedRecommender):
         return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
+        loops, at = policy.load("lessons", like=self.head.centre), context.moment
+        if loops is not None and at is not None and not self.stream.more:
+            tables = [self.tables[name] for name in TAUGHT]
+            lines = np.ascontiguousarray(users.numpy()), np.ascontiguousarray(items.numpy())
+            return Lesson(self.stream.inputs(loops, tables, *lines, context.history, at), allowed)
         named = Named.of(items.cpu().numpy())
         loops = policy.load("blend", like=self.head.centre)
         if loops is not None:

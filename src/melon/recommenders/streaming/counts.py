@@ -45,6 +45,11 @@ class ItemCounts:
             counts[~counted] = 0.0
         return counts
 
+    @property
+    def storage(self) -> tuple[Floats, Ints, Ints, Floats, int]:
+        """For compiled loops: counts as of each item's last interaction, its first and last, decay rates, now."""
+        return self._count, self._first, self._last, self._rates, self.events
+
     def totals(self, items: Ints) -> Floats:
         """How often each item was taken in all; one of the half-lives has to be infinite."""
         (which,) = np.flatnonzero(self._rates == 0)[:1]

@@ -100,7 +100,8 @@ class ItemNeighbours:
         before_each = [np.empty(ways * count, dtype=kind) for kind in (np.int32, np.int32, np.float32, np.float32)]
         meetings = event[:count], earlier[:count], items
         moments = self.events, self.half_life, self._reference
-        loops.meet(self._ids, self._counts, self._recent, *meetings, *moments, self.both_ways, *before_each)
+        slots, latest = (self._ids, self._counts, self._recent), scratch(self._rows)
+        loops.meet(*slots, *meetings, *moments, self.both_ways, latest, *before_each)
         if self._journal is not None:
             self._journal.append((*meetings, self.both_ways, *before_each))
             self._journal = None
@@ -129,6 +130,11 @@ class ItemNeighbours:
             self._rows, self.events, self._reference = rows, events, reference
 
         return undo
+
+    @property
+    def storage(self) -> tuple[Slots, Weights, Weights, float]:
+        """For compiled loops: neighbours in slots, their counts, log₂ of the decayed ones, and now in half-lives."""
+        return self._ids, self._counts, self._recent, self._now
 
     def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Sums:
         """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.

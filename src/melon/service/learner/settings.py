@@ -25,6 +25,7 @@ class LearnerSettings:
         frozen: whether the model as it was deployed is measured too; it takes its memory once more.
         guard: a batch that moves rows more than so many times their running median is set aside.
         stop_after: so many batches set aside in a row stop the learning.
+        max_lag: an alarm says so where the learner is more entries of the log behind.
         fit_after: a service that started cold fits a model on its own log after so many events; 0 never does.
         fit_minutes: how long that fit may choose settings.
         fit_budget: how many settings that fit tries for each choice.
@@ -45,6 +46,7 @@ class LearnerSettings:
     frozen: bool = True
     guard: float = 20.0
     stop_after: int = 10
+    max_lag: int = 20_000
     fit_after: int = 20_000
     fit_minutes: float = 10.0
     fit_budget: int = BUDGET

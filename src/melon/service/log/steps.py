@@ -145,10 +145,8 @@ class StepBook(StepReader):
         reason: str | None = None,
     ) -> Step:  # fmt: skip
         """Write what became of a step."""
-        done = replace(
-            step, status=status, digest=digest, done=time.time(), about={**step.about, **about}, totals=totals,
-            reason=reason,
-        )  # fmt: skip
+        about, when = {**step.about, **about}, step.done or time.time()
+        done = replace(step, status=status, digest=digest, done=when, about=about, totals=totals, reason=reason)
         values = (status, reason, digest, done.done, json.dumps(done.about), json.dumps(done.totals), step.number)
         with transaction(self._connection):
             self._connection.execute(
