@@ -180,7 +180,8 @@ class Melon:
         """Start afresh from recorded interactions: choose settings on their end, then train on all of them.
 
         Takes a polars, pandas or Arrow table, or tuples; `user`, `item` and `time` name columns with unusual names.
-        Stopping it (Ctrl-C, or an error) leaves the model as it was.
+        Settings are tried on all cores. Ctrl-C while they are tried takes the best so far and goes on to train; in the
+        last pre-training it deploys the epochs that are done. A second Ctrl-C, or an error, leaves the model as it was.
         """
         log = interactions_from(interactions, user=user, item=item, time=time)
         choices, plan = self.choices, plan_of(self)

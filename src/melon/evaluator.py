@@ -23,6 +23,7 @@ from melon.fitting import values
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import threads as limited_threads
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
+from melon.fitting.workers import cores
 from melon.progress import Progress
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Entry, Registry, Space
@@ -116,7 +117,7 @@ def _run(
     try:
         with model_progress() if progress else Progress() as shown, limited_threads(config.threads):
             work = Work(folder, report=shown.notice)
-            result = Cell(log, config, shown, work).run(path)
+            result = Cell(log, config, shown, work, workers=cores()).run(path)
     except KeyboardInterrupt:
         raise StoppedError(
             f"stopped; what was finished is kept in {folder}. Run the same command with --resume (in Python, "

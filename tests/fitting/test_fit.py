@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from commands import Run
 from melon.bench.cell import Cell
@@ -15,13 +18,15 @@ from melon.data.files import write_stream
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.estimator import Melon
-from melon.fitting.fit import PRETRAINING, fit
+from melon.fitting.fit import PRETRAINING, Fitted, fit
 from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.selection import Selection
 from melon.learning.pretrain import Pretraining
 from melon.progress import Progress
 from melon.recommenders.bpr import BPR
 from melon.registry import Space
 from melon.strategies.default import Default
+from melon.stream.split import split
 
 SMALL: dict[str, Any] = {"epochs": 2, "budget": 2, "batch_size": 64, "recommender_settings": {"dim": 6}}
 WORDS = ("--epochs", "2", "--budget", "2", "--batch-size", "64", "--set", "recommender.dim=6")
@@ -229,3 +234,73 @@ class TestSteps:
         assert {str(table.everything().dtype) for table in tables} == {"torch.float64"}
         floating = [value for value in fitted.model.updater.strategy.memory().values() if value.is_floating_point()]
         assert {str(value.dtype) for value in floating} == {"torch.float64"}
+
+
+class TestStopping:
+    """Ctrl-C while settings are tried keeps the best so far; in the last pre-training, the epochs that are done."""
+
+    LOG = synthetic_stream("flip", n_users=40, n_items=60, n_events=1_500, seed=2)
+    PLAN = Plan(
+        "bpr",
+        recommender_settings={"dim": 4},
+        pretrain_settings={"epochs": 3},
+        protocol=EvaluationProtocol(batch_size=64, negatives=15),
+        budget=3,
+    )
+
+    def stopped_at(self, *words: str) -> Fitted:
+        """A fit that is stopped at the first report that begins with each of these."""
+        left = list(words)
+
+        class Stopping(Progress):
+            def note(self, text: str) -> None:
+                if left and text.startswith(left[0]):
+                    left.pop(0)
+                    raise KeyboardInterrupt
+
+            stage = tick = note
+
+            def notice(self, text: str) -> None: ...
+
+        fitted = fit(self.LOG, self.PLAN, Stopping())
+        assert not left
+        return fitted
+
+    def test_while_strategies_are_tried(self) -> None:
+        fitted = self.stopped_at("default lr=")
+        assert fitted.notes == ("choosing was stopped: the best settings so far were taken",)
+        assert fitted.choices["pre-training"]["epochs"] == 3
+        assert fitted.model.recommend([self.LOG.user_ids[0]], 3)[0]
+
+    def test_before_anything_was_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Selection, "_train_while_it_helps", stop)
+            fitted = fit(self.LOG, self.PLAN)
+        assert fitted.notes == ("choosing was stopped before anything was judged: defaults are used",)
+
+    def test_in_the_last_pre_training(self) -> None:
+        fitted = self.stopped_at("epoch 2 of 3")
+        assert fitted.choices["pre-training"]["epochs"] == 2
+        assert "stopped after 2 of 3 epochs" in fitted.notes[0]
+
+    def test_the_second_time_ends_it(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            self.stopped_at("default lr=", "epoch 1 of 3")
+
+    def test_an_evaluation_ends_at_once(self) -> None:
+        parts = split(self.LOG, (0.7, 0.1, 0.2))
+        selection = Selection(self.LOG.head(parts.validation_stop), parts, self.PLAN)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Selection, "_train_while_it_helps", MagicMock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                selection.pretraining()
+
+    def test_workers_change_no_byte(self) -> None:
+        plan = replace(self.PLAN, recommender="blend", pretrain_settings={}, epochs=4, fading="auto", budget=4)
+        one, two = (fit(self.LOG, plan, workers=count) for count in (1, 2))
+        assert one.choices == two.choices
+        for name, table in one.model.updater.recommender.tables.items():
+            assert torch.equal(table.everything(), two.model.updater.recommender.tables[name].everything()), name

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
 from melon.errors import SettingsError, StreamError
-from melon.stream.candidates import MODES, NEGATIVES, Candidates, _repeated
+from melon.stream.candidates import MODES, NEGATIVES, Candidates, LiveCandidates, _repeated
+from melon.stream.history import History
+from melon.stream.pairs import pair_keys
 
 LOGS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 14)), min_size=30, max_size=80)
 
@@ -177,3 +179,49 @@ def test_a_user_who_had_nearly_everything_is_set_aside() -> None:
 def test_repeated_marks_what_stood_earlier_in_its_line(lines: list[list[int]]) -> None:
     twin = [[value in line[:place] for place, value in enumerate(line)] for line in lines]
     assert _repeated(np.array(lines)).tolist() == twin
+
+
+class TestLive:
+    """Candidates of events that arrive now, from the history alone."""
+
+    @staticmethod
+    def past(events: int = 400, items: int = 60) -> History:
+        rng, history = np.random.default_rng(2), History()
+        history.append(np.arange(events) % 20, np.r_[np.arange(items), rng.integers(0, items, events - items)])
+        return history
+
+    @pytest.mark.parametrize("kernel", ["torch", "numba"])
+    def test_distinct_born_and_not_the_users_own(self, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MELON_KERNEL", kernel)
+        history = self.past()
+        users, items = np.array([3, 5, 21, 3]), np.array([7, 59, 1, 60])
+        drawn = LiveCandidates(seed=1, count=20).draw(np.array([11, 12, 13, 14]), users, items, history)
+        assert drawn.usable.tolist() == [True, True, True, False]  # the last item is not born yet
+        assert drawn.pool == 60
+        for user, line in zip(users[:3], drawn.items[:3], strict=True):
+            assert len(set(line.tolist())) == 21
+            assert line.max() < 60
+            assert not history.seen.contains(pair_keys(np.full(20, user), line[1:])).any()
+
+    def test_a_draw_belongs_to_the_place_in_the_log(self) -> None:
+        history, candidates = self.past(), LiveCandidates(seed=4, count=15)
+        users, items = np.array([1, 2, 3]), np.array([4, 5, 6])
+        together = candidates.draw(np.array([7, 8, 9]), users, items, history).items
+        for line in range(3):
+            one = slice(line, line + 1)
+            alone = candidates.draw(np.array([7, 8, 9])[one], users[one], items[one], history).items
+            assert (alone[0] == together[line]).all()
+        assert (candidates.draw(np.array([17, 18, 19]), users, items, history).items[:, 1:] != together[:, 1:]).any()
+
+    def test_compiled_and_numpy_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn = []
+        for kernel in ("torch", "numba"):
+            monkeypatch.setenv("MELON_KERNEL", kernel)
+            places, rows = np.arange(50), np.arange(50) % 25
+            drawn.append(LiveCandidates(count=40).draw(places, rows, rows, self.past()))
+        assert (drawn[0].usable == drawn[1].usable).all()
+        assert (drawn[0].items[drawn[0].usable] == drawn[1].items[drawn[0].usable]).all()
+
+    def test_too_few_items_are_no_ranking(self) -> None:
+        drawn = LiveCandidates(count=60).draw(np.array([1]), np.array([1]), np.array([2]), self.past())
+        assert not drawn.usable.any()

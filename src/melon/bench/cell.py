@@ -45,7 +45,8 @@ class CellResult:
 class Cell:
     """One recommender, one strategy, one stream, one seed; baselines run beside it on the same candidates.
 
-    With `rates`, the strategy's learning rates for the last full batch of the test part are kept too.
+    With `rates`, the learning rates for the last full batch of the test part are kept too. `workers` processes
+    try settings side by side, which changes no result.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Cell:
         work: Work | None = None,
         *,
         rates: bool = False,
+        workers: int = 1,
     ) -> None:
         self.config, self.progress, self._work = config, progress or Progress(), work or Work()
         self._watches = rates
@@ -73,6 +75,7 @@ class Cell:
             self._plan,
             self.progress,
             CellMemo(self._work, self._plan),
+            workers=workers,
         )
 
     @property

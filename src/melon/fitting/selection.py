@@ -99,7 +99,6 @@ class Selection:
             scores.append(trial.score or float("-inf"))
 
         scores: list[float] = []
-        self._prepare()
         chosen = self._searched(PRETRAIN_SPACE, min(plan.budget, _PRETRAIN_TRIALS), judge, plan.pretrain_settings, keep)
         if not chosen.trials:
             raise StoppedError("stopped before the first pre-training was judged.")
@@ -142,7 +141,13 @@ class Selection:
             return Choice(dict(fixed), None, (), ())
         if self.stop.pressed:
             return Search(space, fixed).choice()
-        later = again()
+        try:
+            later = again()
+            self._prepare(start)
+        except KeyboardInterrupt:
+            if not self._goes_on():
+                raise
+            return Search(space, fixed).choice()
 
         def judge(point: Plain, opponent: Curve | None) -> Trial:
             try:
@@ -150,7 +155,6 @@ class Selection:
             except LearningError as problem:
                 return Trial(point, None, str(problem))
 
-        self._prepare(start)
         return self.searched(name, space, judge, fixed)
 
     def searched(
@@ -161,7 +165,6 @@ class Selection:
         fixed: Mapping[str, Any] | None = None,
     ) -> Choice:
         """The best of the plan's budget of points, each judged by a stream through the window."""
-        self._prepare()
         return self._searched(space, self.plan.budget, judge, fixed or {}, partial(self._report, name))
 
     def _searched(
@@ -172,6 +175,7 @@ class Selection:
         fixed: Mapping[str, Any],
         on_trial: Callable[[Trial, int], None],
     ) -> Choice:
+        self._prepare()
         self.progress.share(0, budget)
         how: Plain = {"workers": self.workers, "on_trial": on_trial, "goes_on": self._goes_on}
         return search(space, budget, judge, fixed, self.enough, **how)
@@ -289,15 +293,13 @@ class Selection:
         for lr in _JUDGE_STEPS:
             strategy = self.plan.make_strategy({"optimizer": "sgd", "reduction": "sum", "lr": lr}, "default")
             try:
-                scores.append(self.judged(self._rows_alone(strategy, state)))
+                updater = deploy(strategy, state, self.before_window, rows_alone=True)
+                scores.append(self.judged(RowsAlone(updater)))
             except LearningError as broke:
                 problem = broke
         if not scores and problem is not None:
             raise problem
         return max(scores)
-
-    def _rows_alone(self, strategy: Strategy, state: PretrainedState) -> RowsAlone:
-        return RowsAlone(deploy(strategy, state, self.before_window, rows_alone=True))
 
     def judged(self, predictor: Predictor) -> float:
         """Through the window and validation; the score of what is judged."""

@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from melon.errors import CheckpointError, LogError, MelonError
 from melon.learning.deltas import Delta, apply, chained
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position, Published
 from melon.service.log.checkpoints import Checkpoints
-from melon.service.log.files import DELTAS
+from melon.service.log.files import DELTAS, Closing
 from melon.service.log.steps import DeltaReader
 
 logger = logging.getLogger("melon.service")
@@ -27,7 +25,7 @@ _PATIENCE = 1.0
 Applied = Callable[[Published, Position], None]
 
 
-class Replica:
+class Replica(Closing):
     """The model as an API process has it. `start` follows in a thread; answers are read inside `reading`."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,14 +40,6 @@ class Replica:
         self._calls: list[Applied] = []
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="replica", daemon=True)
         self.reloads: Counter[str] = Counter()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def ready(self) -> bool:
@@ -74,6 +64,10 @@ class Replica:
     def start(self) -> None:
         """Follow the feed in a thread of its own."""
         self._thread.start()
+
+    def close(self) -> None:
+        """Stop following."""
+        self.stop()
 
     def stop(self) -> None:
         """Stop following."""

@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
@@ -22,7 +21,7 @@ from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings
 from melon.service.log.base import Position, Published, Step, StepKind
 from melon.service.log.checkpoints import Checkpoints, Saved, Saver
-from melon.service.log.files import Held, until_there_is_room
+from melon.service.log.files import Closing, Held, until_there_is_room
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import DeltaFeed, StepBook
 
@@ -30,7 +29,7 @@ logger = logging.getLogger("melon.service")
 _POLL = 0.004
 
 
-class Learner:
+class Learner(Closing):
     """The one learner of a log. `step` takes one step if anything waits; `run` goes on until it is stopped."""
 
     def __init__(self, settings: LearnerSettings) -> None:
@@ -54,20 +53,16 @@ class Learner:
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
         except BaseException:
-            self._held.release()
+            self._held.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the log; what was not saved is learned again."""
         self._fitter.cancel()
         self._saver.close()
         for file in (self.log, self.book, self.feed):
             file.close()
-        self._held.release()
+        self._held.close()
 
     @property
     def position(self) -> Position:

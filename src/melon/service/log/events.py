@@ -12,15 +12,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import apsw
 
 from melon.errors import BusyError, DiskFullError, LogError
 from melon.service.log.base import USES, Appended, ControlKind, Event, LogId
 from melon.service.log.erasing import erasable, erase, expire_ids, pseudonym_of
-from melon.service.log.files import EVENTS, Held, Reserve, is_full, open_writer, transaction, trouble
+from melon.service.log.files import EVENTS, Closing, Held, Reserve, is_full, open_writer, transaction, trouble
 
 FORMAT = 1
 _SCHEMA = """
@@ -66,7 +65,7 @@ class _Job:
     future: Future[Any]
 
 
-class EventLog:
+class EventLog(Closing):
     """The log of one service, open for writing. One process at a time may hold it; a second one is refused.
 
     One thread commits everything that waits as one transaction; while it syncs, the next group gathers.
@@ -79,7 +78,7 @@ class EventLog:
             self._connection = open_writer(folder / EVENTS, "FULL", _SCHEMA)
             self._meta = self._opened()
         except BaseException:
-            self._held.release()
+            self._held.close()
             raise
         self._reserve = Reserve(folder, self.settings.reserve)
         self._full = not self._reserve.make()
@@ -92,14 +91,6 @@ class EventLog:
         self._next_probe = self._next_tidy = 0.0
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def log_id(self) -> str:
@@ -162,7 +153,7 @@ class EventLog:
             self._jobs.put(None)
         self._thread.join()
         self._connection.close()
-        self._held.release()
+        self._held.close()
 
     # Handing work to the thread.
 

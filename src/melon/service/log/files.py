@@ -103,7 +103,23 @@ def until_there_is_room(folder: Path, write: Callable[[], Any], stopping: Callab
             return
 
 
-class Held:
+class Closing:
+    """Something that is closed when its block ends."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        raise NotImplementedError
+
+
+class Held(Closing):
     """The right to write some files of a folder: one process at a time has it, until it ends."""
 
     def __init__(self, folder: Path, role: str) -> None:
@@ -121,19 +137,11 @@ class Held:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let others have it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class Reserve:
@@ -161,20 +169,12 @@ class Reserve:
         self.path.unlink(missing_ok=True)
 
 
-class Reader:
+class Reader(Closing):
     """A file of the service, read-only; any process may have any number, each used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._connection = open_reader(path)
         self._seen: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def changed(self) -> bool:
         """Whether anything was committed since the last call; costs microseconds."""
