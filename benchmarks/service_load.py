@@ -70,6 +70,7 @@ def main() -> None:
         service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert service.stdout is not None
         url = next(found[1] for line in service.stdout if (found := re.search(r"serving on (\S+);", line)))
+        subprocess.Popen(["cat"], stdin=service.stdout, stdout=subprocess.DEVNULL)
         started = time.monotonic()
         while True:
             try:
@@ -79,7 +80,6 @@ def main() -> None:
             except OSError:
                 time.sleep(0.2)
         ready = time.monotonic() - started
-        subprocess.Popen(["cat"], stdin=service.stdout, stdout=subprocess.DEVNULL)
         pids = children(service.pid)
         before = {role: cpu(pid) for role, pid in pids.items()}
         words = [

@@ -1,7 +1,7 @@
 """Settings and strategies on the selection window of a stream in $MELON_DATA; the test part is not read.
 
-    python benchmarks/window.py yelp default:lr=0.3 melon:most_rate=0.6,meta_lr=0.003 melon:most_rate=2.0
-    python benchmarks/window.py amazon_grocery --later --recommender ncf default:lr=1.0 melon:most_rate=2,meta_lr=0.01
+    python benchmarks/window.py yelp default:lr=0.3 melon:lr=0.3 melon:form=network,most_rate=2.0
+    python benchmarks/window.py amazon_grocery --later --recommender ncf default:lr=1.0 melon:lr=1.0
     python benchmarks/window.py amazon_grocery --duel --recommender ncf melon default --seeds 3
 
 Each line is one configuration, scored by HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md): one

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -26,8 +27,8 @@ MELON = Path(sys.executable).with_name("melon")
 class Running:
     """`melon serve` as a process."""
 
-    def __init__(self, *words: object) -> None:
-        command = [MELON, "serve", *map(str, words), "--port", "0"]
+    def __init__(self, *words: object, port: int = 0) -> None:
+        command = [MELON, "serve", *map(str, words), "--port", str(port)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         assert self.process.stdout is not None
@@ -38,6 +39,8 @@ class Running:
                 break
         else:
             raise AssertionError("".join(self.lines))
+        # A pipe that nobody reads would stop the service at its next line.
+        threading.Thread(target=self.lines.extend, args=(self.process.stdout,), daemon=True).start()
 
     def children(self) -> dict[str, int]:
         """The processes by role."""
@@ -131,6 +134,54 @@ def test_children_die_with_their_supervisor(running: Running) -> None:
         return not alive
 
     until(gone)
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(shop: Path, tmp_path: Path) -> None:
+    """Random victims at random moments under load; MELON_KILLS says how many."""
+    import melon
+    from melon.service.log.reader import LogReader
+
+    draws, acknowledged = random.Random(7), list[str]()
+    kills, stop = int(os.environ.get("MELON_KILLS", "12")), threading.Event()
+    running = Running(shop, "--data", tmp_path / "live")
+    address = running.url
+
+    def load() -> None:
+        with melon.Client(address, deadline=600.0) as client:
+            while not stop.is_set():
+                ids = [f"{len(acknowledged)}-{n}" for n in range(10)]
+                client.record_many([{"user": f"u{n}", "item": f"i{n}", "event_id": one} for n, one in enumerate(ids)])
+                acknowledged.extend(ids)
+                client.recommend("u1", k=3)
+
+    sender = threading.Thread(target=load)
+    sender.start()
+    for _ in range(kills):
+        known = len(acknowledged)
+        until(lambda known=known: len(acknowledged) > known, 120.0)  # type: ignore[misc]
+        time.sleep(draws.uniform(0.0, 3.0))
+        victim = draws.choice(["api", "learner", "supervisor"])
+        if victim == "supervisor":
+            running.process.kill()
+            running.process.wait()
+            port = address.rpartition(":")[2]
+            running = Running(shop, "--data", tmp_path / "live", port=int(port))
+        elif victim in (alive := running.children()):
+            os.kill(alive[victim], signal.SIGKILL)
+    stop.set()
+    sender.join(120)
+    assert not sender.is_alive()
+    until(lambda: running.status()["lag"] == 0)
+    assert running.stop() == 0
+    reader = LogReader(tmp_path / "live")
+    stored = [event.event_id for event in reader.events(0, reader.last()[0])]
+    reader.close()
+    assert len(stored) == len(set(stored))
+    assert set(acknowledged) <= set(stored)
+    assert len(acknowledged) >= 10 * kills
+    done = subprocess.run([MELON, "log", "verify", tmp_path / "live"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class TestStartUp:

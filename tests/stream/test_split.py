@@ -166,3 +166,20 @@ def test_a_batch_knows_its_events_and_the_keys_of_its_ids() -> None:
     assert batch.user_keys.tolist() == [10, 30, 20]
     assert batch.item_keys.tolist() == [8, 9, 7]
     assert batch.times.tolist() == [2, 3, 4]
+
+
+def test_batches_of_a_read_only_log_can_be_learned() -> None:
+    """A log in the shared memory of a cluster is read-only."""
+    from melon.checks.toys import toy_log
+    from melon.learning.updater import Updater
+    from melon.recommenders.bpr import BPR
+    from melon.strategies.default import Default
+    from melon.stream.batch import batch_of
+
+    log = toy_log(48)
+    for part in (log.users, log.items, log.times):
+        part.flags.writeable = False
+    updater = Updater(BPR({"dim": 4}), Default())
+    for start in range(0, 48, 16):
+        updater.learn(batch_of(log, start, start + 16))
+    assert updater.history.events == 48

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from melon.data.ids import Id, Kind
-from melon.errors import MelonError, ServiceError
-from melon.service.answers import ListMaker, about_model
+from melon.errors import ServiceError
+from melon.service.answers import ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
 from melon.service.ids import plain_id, read_id
@@ -56,15 +56,12 @@ class Backend:
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
-        self.coalescer = Coalescer(
-            self.replica,
-            ListMaker(self.facts, self.served, self.hidden_from),
-            settings.queue_lists,
-            self.metrics.scored,
-        )
+        self._maker = ListMaker(self.facts, self.served, self.hidden_from)
+        self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
         self.uses = settings.uses()
         self.problem: str | None = None
         self.stopping = False
+        self._loaded = False
         self.kinds: dict[str, Kind | None] = {"user": None, "item": None}
         self._hidden: dict[Id, set[Id]] = {}
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="reading")
@@ -103,6 +100,7 @@ class Backend:
             try:
                 self.replica.load(timeout=3600.0)
                 self._take_kinds()
+                self._warm_up()
                 reader = LogReader(self.settings.folder)
                 for item, _, facts in reader.facts():
                     self.facts.put({self.item(item): None if facts is None else Facts(**facts)})
@@ -110,7 +108,8 @@ class Backend:
                     self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
                 reader.close()
                 self.replica.start()
-            except MelonError as problem:
+                self._loaded = True
+            except Exception as problem:  # whatever it is, the next checkpoint may be better
                 self.problem = str(problem)
                 _LOG.exception("the model cannot be loaded")
                 time.sleep(1.0)
@@ -118,9 +117,15 @@ class Backend:
                 self.problem = None
                 return
 
+    def _warm_up(self) -> None:
+        """Make one list, so that compiled loops are loaded before somebody waits for them."""
+        with self.replica.reading() as (model, position):
+            known = model.users.ids([0]).tolist() if len(model.users) else [None]
+            self._maker.make(model, position, [Query(user=known[0])], time.time())
+
     @property
     def ready(self) -> bool:
-        return self.replica.ready and self.problem is None
+        return self._loaded and self.problem is None
 
     def require_ready(self) -> None:
         if not self.ready:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from melon.service.learner.settings import LearnerSettings
 Role = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
+_PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 
 
@@ -134,6 +137,7 @@ class Supervisor:
 
     def _start(self, role: Role) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "melon.service.supervisor", role, self._settings.model_dump_json()]
+        words.append(str(os.getpid()))
         handles = []
         if role == "api":
             handles = [self._listening.fileno()]
@@ -166,10 +170,16 @@ def run_role(role: Role, settings: ServeSettings, listening: socket.socket | Non
     run_api(settings, listening or listen(settings))
 
 
-def _child(role: Role, content: str, handle: str | None = None) -> None:
-    from melon.service.learner.run import die_with_parent
+def _die_with(parent: int) -> None:
+    """Have this process end when the supervisor ends, at once: the port and the log are free for the next one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
 
-    die_with_parent()
+
+def _child(role: Role, content: str, parent: str, handle: str | None = None) -> None:
+    _die_with(int(parent))
     try:
         settings = ServeSettings.model_validate_json(content)
         run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))

@@ -41,6 +41,9 @@ class Batch:
 
 
 def batch_of(log: Interactions, start: int, stop: int) -> Batch:
-    """Events start … stop-1 of a recorded log."""
-    users, items = log.users[start:stop], log.items[start:stop]
-    return Batch(start, users, items, log.times[start:stop], log.user_keys[users], log.item_keys[items])
+    """Events start … stop-1 of a recorded log.
+
+    Compiled loops take writable arrays only, so a log that is read-only (shared memory of a cluster) is copied here.
+    """
+    users, items, times = (np.require(part[start:stop], requirements="W") for part in (log.users, log.items, log.times))
+    return Batch(start, users, items, times, log.user_keys[users], log.item_keys[items])

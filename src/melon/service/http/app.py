@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import logging.handlers
 import os
+import queue
 import secrets
 import socket
 import sys
@@ -123,10 +126,25 @@ def make_server(settings: ServeSettings) -> uvicorn.Server:
 
 
 def log_as_json() -> None:
-    """Log lines of this process as JSON on standard error."""
+    """Log lines of this process as JSON on standard error, written by a thread: a reader that stalls stops nobody."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    logging.basicConfig(handlers=[handler], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
+    waiting = _Waiting(queue.Queue(10_000))
+    listener = logging.handlers.QueueListener(waiting.queue, handler)
+    listener.start()
+    atexit.register(listener.enqueue_sentinel)
+    logging.basicConfig(handlers=[waiting], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
+
+
+class _Waiting(logging.handlers.QueueHandler):
+    """Lines that wait to be written; beyond a number they are dropped."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self.queue.put_nowait(record)
 
 
 def _salt(folder: Path) -> bytes:
