@@ -139,7 +139,11 @@ def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tm
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--recommender", "bqr"), 2, "unknown recommender 'bqr'. Did you mean 'bpr'? Choose one of: blend, bpr, ncf."),
+        (
+            ("--recommender", "bqr"),
+            2,
+            "unknown recommender 'bqr'. Did you mean 'bpr'? Choose one of: blend, bpr, ials, ncf.",
+        ),
         (("--strategy", "fefault"), 2, "unknown strategy 'fefault'. Did you mean 'default'? Choose one of: "),
         (
             ("--preset", "paperr"),

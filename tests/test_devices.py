@@ -30,7 +30,11 @@ VARIANTS: list[tuple[str, str, dict[str, object]]] = [
     ("blend", "eals", {"replay": 8, "neg": "pop"}),
     ("ncf", "s2meta", {"variant": "B", "state": "persist", "fading": 100.0}),
     ("bpr", "sml", {"width": 8, "optimizer": "adam_lazy", "fading": 100.0}),
-    ("bpr", "melon", {"inputs": ["touches", "idle", "item_rate", "role"], "flat_rates": True, "fading": 100.0}),
+    (
+        "bpr",
+        "melon",
+        {"form": "network", "inputs": ["touches", "idle", "item_rate", "role"], "flat_rates": True, "fading": 100.0},
+    ),
 ]
 
 

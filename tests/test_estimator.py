@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import melon
 from melon.errors import CheckpointError, DataError, LearningError, NotFittedError, SettingsError
 from melon.estimator import Melon, Recommendation, Recommended
 from melon.learning import checkpoint
+from melon.learning.step import StepMaker
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
+from melon.stream.batch import Batch
 from melon.stream.pairs import pair_keys
 
 Log = list[tuple[Any, Any, int]]
@@ -398,15 +401,15 @@ class TestStopping:
         log = events(200)
         model, learned = quick(), []
 
-        def propose(strategy: Default, situation: Any, real: Any = Default.propose) -> Any:
-            learned.append(len(situation.examples))
+        def step(steps: StepMaker, batch: Batch, undo: ExitStack, real: Any = StepMaker.of) -> Any:
+            learned.append(len(batch))
             if len(learned) == 3:
                 os.kill(os.getpid(), signal.SIGINT)
-            return real(strategy, situation)
+            return real(steps, batch, undo)
 
         before = signal.getsignal(signal.SIGINT)
         with monkeypatch.context() as patch:
-            patch.setattr(Default, "propose", propose)
+            patch.setattr(StepMaker, "of", step)
             with pytest.raises(KeyboardInterrupt):
                 model.partial_fit(log)
         assert signal.getsignal(signal.SIGINT) is before
@@ -419,11 +422,11 @@ class TestStopping:
     def test_ctrl_c_in_the_first_batch_of_a_cold_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = quick()
 
-        def propose(strategy: Default, situation: Any, real: Any = Default.propose) -> Any:
+        def step(steps: StepMaker, batch: Batch, undo: ExitStack, real: Any = StepMaker.of) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
-            return real(strategy, situation)
+            return real(steps, batch, undo)
 
-        monkeypatch.setattr(Default, "propose", propose)
+        monkeypatch.setattr(StepMaker, "of", step)
         with pytest.raises(KeyboardInterrupt):
             model.partial_fit(events(200))
         assert model.n_interactions == 32
@@ -431,15 +434,15 @@ class TestStopping:
     def test_an_error_in_a_batch_leaves_the_ones_before_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model, batches = quick().fit(events()), []
 
-        def propose(strategy: Default, situation: Any, real: Any = Default.propose) -> Any:
-            batches.append(situation)
+        def step(steps: StepMaker, batch: Batch, undo: ExitStack, real: Any = StepMaker.of) -> Any:
+            batches.append(batch)
             if len(batches) == 2:
                 raise LearningError("not finite")
-            return real(strategy, situation)
+            return real(steps, batch, undo)
 
         late = events(100, seed=3, users=50, items=80, start=400)
         with monkeypatch.context() as patch:
-            patch.setattr(Default, "propose", propose)
+            patch.setattr(StepMaker, "of", step)
             with pytest.raises(LearningError):
                 model.partial_fit(late)
         assert model.n_interactions == 432

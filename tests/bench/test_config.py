@@ -15,7 +15,7 @@ from melon.errors import SettingsError
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"recommender": "bqr"}, "unknown recommender 'bqr'. Did you mean 'bpr'. Choose one of: blend, bpr, ncf"),
+        ({"recommender": "bqr"}, "unknown recommender 'bqr'. Did you mean 'bpr'. Choose one of: blend, bpr, ials, ncf"),
         (
             {"strategy": "defualt"},
             "unknown strategy 'defualt'. Did you mean 'default'. Choose one of: als, default, eals",

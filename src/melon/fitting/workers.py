@@ -16,6 +16,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+import torch
+
 _Result = TypeVar("_Result")
 _GONE = 1.0  # seconds that a process may take to end
 
@@ -41,7 +43,8 @@ class Pending(Generic[_Result]):
         if self._process is None:
             return self._work()
         try:
-            outcome, error = self._pipe.recv()
+            with torch.device("cpu"):  # whatever PyTorch's default device is, what was sent came from the CPU's memory
+                outcome, error = self._pipe.recv()
         except (EOFError, OSError):
             return self._work()
         finally:
