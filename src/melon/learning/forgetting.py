@@ -38,7 +38,7 @@ def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
     if row < 0:
         return None
     forget_past(model, row, pseudonym)
-    key, place = model.users.keys([row]), torch.tensor([row])
+    key, place = model.users.keys([row]), torch.tensor([row], device="cpu")
     updater, recommender = model.updater, model.updater.recommender
     for name, table in recommender.tables.items():
         if table.spec.role == "user" and row < table.rows:

@@ -72,7 +72,7 @@ class _PlainCatalogue(Catalogue):
         lines = [
             self._recommender.score_catalogue(user, self._n_items, self._context) for user in torch.split(users, 1)
         ]
-        return torch.cat(lines) if lines else torch.empty((0, self._n_items))
+        return torch.cat(lines) if lines else torch.empty((0, self._n_items), device=users.device)
 
 
 class SummedSteps(NamedTuple):

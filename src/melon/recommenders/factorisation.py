@@ -125,7 +125,7 @@ class FactorCatalogue(Catalogue):
 
     def __init__(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> None:
         self._loops, self._tables, self._at = loops, tables, at
-        self.bias = tables["item_bias"].gather(torch.arange(n_items), at)[:, 0]
+        self.bias = tables["item_bias"].gather(torch.arange(n_items, device="cpu"), at)[:, 0]
         vectors = tables["item_factors"].view(at)
         self._known = min(vectors.rows, n_items)
         decay = vectors.decay(slice(0, self._known))

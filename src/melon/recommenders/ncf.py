@@ -198,4 +198,4 @@ class _LeanNetwork:
 
 
 def _room(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32)
+    return torch.empty(shape, dtype=torch.float32, device="cpu")

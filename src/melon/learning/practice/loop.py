@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def practise(strategy: LinearStrategy, run: Pass) -> Practised:
     scale, losses, rejected = settings.practice_lr, list[float](), 0
     for number in range(passes):
         loss, gradient = run(number)
-        finite = torch.isfinite(torch.tensor(loss)) and all(torch.isfinite(part).all() for part in gradient.values())
+        finite = math.isfinite(loss) and all(torch.isfinite(part).all() for part in gradient.values())
         if not finite or (losses and loss >= _ASTRAY * losses[0]):
             if not losses:
                 raise LearningError(
