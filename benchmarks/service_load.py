@@ -2,8 +2,10 @@
 
     python benchmarks/service_load.py --items 100000 --users 200000 --lists 500 --events 1000 --seconds 20
 
-Starts `melon serve` on loopback with a model of that size and loads it with `melon load` (open loop, latency from when
-a request was due). The generator runs on the same machine; its CPU is told apart from that of the service.
+Starts `melon serve` on loopback with a model of that size, waits until it has learned an event, and loads it with
+`melon load` (open loop, latency from when a request was due). The generator runs on the same machine; its CPU is told
+apart from that of the service. `learned` counts the events that the served model knows when the last answer has come.
+`list_cpu_ms` is measured beforehand in one process: lists under the service's rules, each 1, 8 or 16 made together.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +47,41 @@ def build(folder: Path, args: argparse.Namespace) -> None:
     model.save(folder, {})
 
 
+def list_cpu(folder: Path, users: int) -> dict[str, float]:
+    """CPU milliseconds of one list when some are made together, and of the first after an update; medians."""
+    from melon.learning.model import LiveModel
+    from melon.service.answers import ListMaker, Query
+    from melon.service.log.base import Position
+    from melon.service.rules.items import ItemFacts
+    from melon.service.served import Served
+
+    model, _ = LiveModel.load(folder)
+    model.warm_up()
+    maker, draws = ListMaker(ItemFacts(), Served(1000), lambda _: ()), np.random.default_rng(1)
+    position, moment = Position("", 0, 0, b""), model.last_time
+
+    def each(together: int, *, updated: bool = False) -> float:
+        spent = []
+        for _ in range(25):
+            queries = [Query(user=int(user)) for user in draws.integers(0, users, together)]
+            if updated:
+                model.learn_events([int(draws.integers(users))], [0], [moment])
+            started = time.process_time()
+            maker.make(model, position, queries, 0.0)
+            spent.append((time.process_time() - started) / together)
+        return round(1e3 * float(np.median(spent)), 2)
+
+    each(1)
+    return {**{str(count): each(count) for count in (1, 8, 16)}, "first after an update": each(1, updated=True)}
+
+
+def call(url: str, body: object = None) -> Any:
+    """The answer of the service."""
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})) as answer:
+        return json.load(answer)
+
+
 def cpu(pid: int) -> float:
     """Seconds of CPU that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -66,6 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder) / "model", args)
+        lists = list_cpu(Path(folder) / "model", args.users)
         command = [str(Path(sys.executable).with_name("melon")), "serve", f"{folder}/model", "--port", "0"]
         service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert service.stdout is not None
@@ -74,12 +113,15 @@ def main() -> None:
         started = time.monotonic()
         while True:
             try:
-                with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:
-                    if answer.status == 200:
-                        break
+                call(f"{url}/health/ready")
+                break
             except OSError:
                 time.sleep(0.2)
         ready = time.monotonic() - started
+        first = call(f"{url}/v1/interactions", {"user": 0, "item": 0})["offset"]
+        while call(f"{url}/v1/status")["model"]["offset"] < first:
+            time.sleep(0.1)
+        learns = time.monotonic() - started
         pids = children(service.pid)
         before = {role: cpu(pid) for role, pid in pids.items()}
         words = [
@@ -100,8 +142,11 @@ def main() -> None:
         report = json.loads(done.stdout)
         used = {role: round(cpu(pid) - before[role], 2) for role, pid in pids.items()}
         report |= {
+            "learned": report["model"]["offset"] - first,
             "cpu_s": used,
+            "list_cpu_ms": lists,
             "ready_s": round(ready, 1),
+            "learns_s": round(learns, 1),
             "load_average": os.getloadavg()[0],
             "cores": os.cpu_count(),
         }
