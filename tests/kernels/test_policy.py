@@ -107,7 +107,8 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
         return original(name, width)
 
     monkeypatch.setattr(build, "compiled", slowly)
-    thread = policy.warm_up("stream", "factor", "neighbours", "blend", ("melon", 20), "s2meta", in_background=True)
+    suites = "stream", "factor", "neighbours", "blend", "lessons", ("melon", 20), "s2meta"
+    thread = policy.warm_up(*suites, in_background=True)
     assert thread is not None
     assert begun.wait(60)
     assert policy.load("stream") is None
@@ -116,7 +117,7 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     for name, table in wanted.items():
         assert np.array_equal(table, got[name]), name
     thread.join(120)
-    assert sorted(built) == ["blend", "factor", "melon", "neighbours", "s2meta", "stream"]  # nothing twice
+    assert sorted(built) == ["blend", "factor", "lessons", "melon", "neighbours", "s2meta", "stream"]  # nothing twice
     assert not policy._coming
     assert policy.load("stream") is not None
 
