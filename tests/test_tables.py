@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.errors import LearningError, SettingsError
-from melon.tables import Clock, Moment, SparseTable, Table, TableSpec, fade
+from melon.sparse_table import SparseTable
+from melon.tables import Clock, Moment, Table, TableSpec, fade
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 

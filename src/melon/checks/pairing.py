@@ -15,10 +15,11 @@ from melon.checks.recommenders import MakeRecommender
 from melon.checks.toys import State, array_of, expect, toy_batches
 from melon.learning.examples import Compact
 from melon.learning.updater import Updater
+from melon.sparse_table import SparseTable
 from melon.strategies.base import Situation, Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
-from melon.tables import SparseTable, Table
+from melon.tables import Table
 from melon.types import Ints
 
 #: The forms of a learning-rate matrix (docs/methods.md 1.3): one rate, one per interaction, one per parameter, any.

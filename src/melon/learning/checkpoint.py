@@ -37,11 +37,12 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, usable_device
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
+from melon.sparse_table import SparseTable
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
 from melon.stream.saved import MOST, require, saved_array
-from melon.tables import Moment, SparseTable, Table, TableSpec
+from melon.tables import Moment, Table, TableSpec
 
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from melon.recommenders.base import Context, Recommender
 from melon.recommenders.evidence import Examples
+from melon.sparse_table import SparseTable
 from melon.strategies.base import Situation, Strategy, Surroundings
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
@@ -17,7 +18,7 @@ from melon.stream.draws import Draws
 from melon.stream.history import NOBODY, History
 from melon.stream.negatives import Negatives
 from melon.stream.pairs import distinct
-from melon.tables import SparseTable, Table
+from melon.tables import Table
 from melon.types import Flags, Ints
 
 RowStateTables = dict[str, dict[str, Table | SparseTable]]

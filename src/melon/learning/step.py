@@ -15,12 +15,13 @@ from melon.errors import LearningError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
 from melon.recommenders.base import Recommender
 from melon.recommenders.plain import PlainSteps
+from melon.sparse_table import SparseTable
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.reductions import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
-from melon.tables import SparseTable, Table
+from melon.tables import Table
 
 Write = tuple[Table | SparseTable, Tensor, Tensor]  # a table, distinct rows of it, and their new values
 

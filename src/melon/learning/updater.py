@@ -17,11 +17,12 @@ from melon.learning.heads import HEAD, HeadTeacher
 from melon.learning.step import ProposedRows, Step, StepMaker
 from melon.recommenders.base import Catalogue, Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
+from melon.sparse_table import SparseTable
 from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
-from melon.tables import Moment, SparseTable, Table, TableSpec
+from melon.tables import Moment, Table, TableSpec
 from melon.types import Flags, Ints, Scores
 
 FadingClock = Literal["interactions", "seconds"]

@@ -17,8 +17,9 @@ from melon.kernels import policy
 from melon.recommenders.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
+from melon.sparse_table import SparseTable
 from melon.stream.history import History
-from melon.tables import SparseTable, Table, TableSpec
+from melon.tables import Table, TableSpec
 from melon.types import Floats, Ints, Singles
 
 if TYPE_CHECKING:
