@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,25 @@ def test_the_same_text_has_the_same_file(built: list[Path], tmp_path: Path, monk
     built[0].write_text("broken")
     build.compiled("factor")  # `entries` finds the text as it should be
     assert built[2] == built[0]
+
+
+def test_another_version_that_is_being_compiled_is_not_waited_for(
+    built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.compiled("factor")
+    with built[0].with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        same = threading.Thread(target=build.compiled, args=("factor",), daemon=True)
+        same.start()
+        same.join(0.2)
+        assert same.is_alive()
+        monkeypatch.setattr(build.numba, "__version__", "another")
+        other = threading.Thread(target=build.compiled, args=("factor",), daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+    same.join(20)
+    assert len(built) == 3
+    assert len(set(built)) == 2

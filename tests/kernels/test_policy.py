@@ -17,6 +17,7 @@ from melon.errors import SettingsError
 from melon.kernels import build, policy
 from melon.kernels.melon.forms import RateNetwork
 from melon.kernels.s2meta.functions import CompiledCell
+from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
@@ -133,6 +134,16 @@ def test_a_model_is_warmed_up_with_what_it_uses(recommender: Any, strategy: Any,
     for batch in toy_batches()[:3]:
         updater.score(batch.users, batch.items[:, None], int(batch.times[0]))
         updater.learn(batch)
+    assert set(policy._ready) == warm
+
+
+def test_a_model_in_use_is_warmed_up_for_learning_and_lists(nothing_loaded: None) -> None:
+    model = LiveModel(Updater(BPR({"dim": 4}), Default(), seed=1))
+    model.warm_up()
+    warm = set(policy._ready)
+    for _ in range(3):
+        model.learn_events([1, 2, 3, 1], [4, 5, 6, 5])
+    model.recommend([1, 2, 9], 2)
     assert set(policy._ready) == warm
 
 

@@ -12,9 +12,11 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel
+from melon.service.learner.guard import Alarms
 from melon.service.learner.loop import Learner
 from melon.service.learner.quality import between, shares
 from melon.service.learner.run import run_learner
+from melon.service.learner.start import warm_up
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog
@@ -96,6 +98,26 @@ def test_time_never_runs_back(tmp_path: Path) -> None:
             learn_all(learner)
             assert learner.course.model.last_time == 90_001
             assert learner.course.model.late == 1
+
+
+def test_events_that_wait_for_a_compiler_are_an_alarm_until_it_is_done() -> None:
+    said = list[list[str]]()
+
+    class Slow:
+        def warm_up(self) -> None:
+            wait_until(lambda: bool(said))
+
+    warm_up(Slow(), Alarms(said.append), patience=0.01)  # type: ignore[arg-type]
+    assert [[text.split(",")[0] for text in texts] for texts in said] == [["the learner compiles its loops"], []]
+
+
+def test_alarms_of_a_learner_that_was_killed_are_over(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG):
+        with Learner(settings(folder, model)) as learner:
+            learner.book.state(alarms='["it is late"]')
+        with Learner(settings(folder, model)) as learner:
+            assert learner.book.alarms() == []
 
 
 class TestGuard:

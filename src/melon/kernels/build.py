@@ -82,8 +82,10 @@ def compiled(name: str, width: int = 0) -> SimpleNamespace:
     with _one_writer:
         text = suite.text(width)
     try:
-        with _one_process_at_a_time(home, name):
-            entries = _entries(suite, _written(home, name, suite, text))
+        home.mkdir(parents=True, exist_ok=True)
+        file = _written(home, name, suite, text)
+        with _one_process_at_a_time(file):
+            entries = _entries(suite, file)
     except Exception as problem:  # whatever ails the folder, a fresh one is worth a try
         entries = _entries(suite, _written(_temporary_folder(home, problem), name, suite, text))
     return SimpleNamespace(width=width, **entries)
@@ -164,10 +166,9 @@ def _written(home: Path, name: str, suite: Suite, text: str) -> Path:
 
 
 @contextmanager
-def _one_process_at_a_time(home: Path, name: str) -> Iterator[None]:
-    """Let one process compile a suite, so that the others find its work."""
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / f"{name}.lock").open("w") as lock:
+def _one_process_at_a_time(file: Path) -> Iterator[None]:
+    """Let one process compile a file, so that the others find its work; other widths and versions do not wait."""
+    with file.with_suffix(".lock").open("w") as lock:
         with suppress(ImportError):  # where there are no such locks, two processes may do the same work
             import fcntl
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, DataError, MelonError
+from melon.kernels import policy
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Best, Recommendation, Recommended, best
@@ -77,6 +78,11 @@ class LiveModel:
         history = self.updater.history
         seen, book = (history.of_users.rows, self.users) if role == "user" else (history.items_born, self.items)
         return min(self.updater.recommender.rows_of(role) or seen, len(book))
+
+    def warm_up(self) -> None:
+        """Load the compiled loops of learning and of lists before somebody waits for them."""
+        policy.warm_up("lists", "neighbours")  # `neighbours` counts what is popular
+        self.updater.warm_up()
 
     # Learning.
 

@@ -118,8 +118,9 @@ class Backend:
                 return
 
     def _warm_up(self) -> None:
-        """Make one list, so that compiled loops are loaded before somebody waits for them."""
+        """Load compiled loops, those that follow the learner too, and make one list before somebody waits for one."""
         with self.replica.reading() as (model, position):
+            model.warm_up()
             known = model.users.ids([0]).tolist() if len(model.users) else [None]
             self._maker.make(model, position, [Query(user=known[0])], time.time())
 

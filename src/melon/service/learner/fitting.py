@@ -74,7 +74,7 @@ def caught_up(folder: Path, offset: int, log: LogReader, steps: StepReader) -> t
     model, extra = LiveModel.load(folder)
     begun = steps.at(offset)
     course = Course(model, Position(f"fit-{offset}", begun.number if begun else 0, offset, NOTHING), log)
-    model.updater.warm_up()
+    model.warm_up()
     for step in steps.after(course.position.batch):
         if step.done is not None:
             course.perform(step, steps.aside_of(step))

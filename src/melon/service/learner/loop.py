@@ -18,7 +18,7 @@ from melon.service.learner.fitting import Fitter, caught_up
 from melon.service.learner.guard import REMEMBERED, Alarms, Guard, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
-from melon.service.learner.start import COLD, begin, differences, surroundings
+from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
 from melon.service.log.base import Position, Published, Step, StepKind
 from melon.service.log.checkpoints import Checkpoints, Saved, Saver
 from melon.service.log.files import Closing, Held, until_there_is_room
@@ -47,6 +47,7 @@ class Learner(Closing):
             self._lag_seen = 0.0
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
+            self.book.state(alarms="[]")  # what a learner before this one said is over
             self._around = surroundings(settings.threads)
             epochs = self.book.epochs()
             self._epoch = self.book.begin_epoch(self._around)
@@ -75,7 +76,7 @@ class Learner(Closing):
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
         self.course = Course(saved.model, saved.position, self.log)
-        saved.model.updater.warm_up()
+        warm_up(saved.model, self._alarm)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
         self._totals: Mapping[str, Any] = last.totals if last else {}

@@ -60,7 +60,7 @@ def replay(
             )
         saved = checkpoints.load(there[-1])
         model = saved.model if strategy is None else with_strategy(saved.model, strategy)
-        model.updater.warm_up()
+        model.warm_up()
         course = Course(model, saved.position, log, without)
         exact = strategy is None and not without
         for step in _done(steps, saved.position.batch, number):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from melon.errors import CheckpointError, LogError
 from melon.learning.deltas import NOTHING
 from melon.learning.manifest import MANIFEST, read_manifest
 from melon.learning.model import LiveModel
+from melon.service.learner.guard import Alarms
 from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Position
 from melon.service.log.checkpoints import Checkpoints, Saved
@@ -50,6 +52,18 @@ def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, l
         book.sync()
         return Saved(model, position, log_id, extra)
     return _newest(settings.folder, book, checkpoints, log_id)
+
+
+def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
+    """Load the compiled loops. Events wait meanwhile, so an alarm says so where loops have to be compiled first."""
+    with ThreadPoolExecutor(1, thread_name_prefix="compiling") as pool:
+        loaded = pool.submit(model.warm_up)
+        if not wait([loaded], patience).done:
+            alarm(
+                "loops", "the learner compiles its loops, once per machine; events are stored, and learned afterwards."
+            )
+        loaded.result()
+    alarm("loops", None)
 
 
 def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints, log_id: str) -> Saved:
