@@ -321,8 +321,7 @@ def _keys_of_new(book: IdBook, rows: Ints, stored: int) -> Ints:
     """The keys of rows that have yet to be made; other rows need none, and have 0."""
     keys = np.zeros(len(rows), dtype=np.int64)
     if len(book) > stored:
-        new = np.flatnonzero(rows >= stored)
-        keys[new] = book.keys(rows[new])
+        keys[rows >= stored] = book.keys(rows[rows >= stored])
     return keys
 
 
