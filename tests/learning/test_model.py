@@ -218,7 +218,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
     places: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "ids": (model.items, "rows", {}),
         "popular.observe": (model.popular, "observe", {}),
-        "head step": (updater._teacher, "step", {}),
+        "head step": (updater._teacher, "step", {}) if updater._teacher.steps else (updater, "_tick", {}),
         "rows made": (updater.recommender, "grow", {}),
         "evidence": (updater.recommender, "evidence", {}),
         "propose": (updater.strategy, "propose", {}),

@@ -145,8 +145,8 @@ class IdBook:
         """
         row_of, plain = self._row_of, ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
         if self.kind is not None and isinstance(plain, list) and set(map(type, plain)) == {_TYPES[self.kind]}:
-            rows = [row_of.get(one, UNKNOWN) for one in plain]
-            if UNKNOWN not in rows:
+            rows = list(map(row_of.get, plain))
+            if None not in rows:
                 return np.array(rows, dtype=np.int64)
         values, kind = self._checked(plain)
         if not values:

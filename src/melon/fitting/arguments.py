@@ -106,7 +106,7 @@ def plain_events(source: Any) -> tuple[list[Id], list[Id], list[int]] | None:
             return None
         if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES:
             return None
-    users, items, times = (list(column) for column in zip(*source, strict=True))
+    users, items, times = map(list, zip(*source, strict=True))
     return users, items, times
 
 

@@ -29,6 +29,8 @@ class HeadTeacher:
 
     def __init__(self, recommender: Recommender, history: History, seed: int) -> None:
         self._headed = recommender if isinstance(recommender, HeadedRecommender) else None
+        #: Whether the head makes a step of its own with each batch; otherwise the strategy teaches it, if there is one.
+        self.steps = self._headed is not None and self._headed.head.own
         self._history, self._draws = history, Draws(seed, "negatives of the head")
 
     def lesson(self, batch: Batch, context: Context) -> Lesson | None:
@@ -65,8 +67,7 @@ class HeadTeacher:
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:
         """The head's own step, from the model as it was when the batch was predicted."""
-        headed = self._headed
-        lesson = self.lesson(batch, context) if headed is not None and headed.head.own else None
+        lesson = self.lesson(batch, context)
         return None if lesson is None else self.step_from(lesson)
 
     def step_from(self, lesson: Lesson) -> HeadStep:

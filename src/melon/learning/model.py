@@ -29,6 +29,7 @@ from melon.types import Flags, Ints, Scores
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
+_LATEST = np.iinfo(np.int64).max
 
 Ids = npt.NDArray[Any] | Sequence[Id]
 
@@ -115,7 +116,7 @@ class LiveModel:
             raise DataError(
                 f"users, items and times must be equally long, got {len(user_ids)}, {len(item_ids)} and {len(moments)}."
             )
-        if bool((np.diff(moments) < 0).any()):
+        if bool((moments[1:] < moments[:-1]).any()):
             order = np.argsort(moments, kind="stable")
             user_ids, item_ids, moments = _ordered(user_ids, order), _ordered(item_ids, order), moments[order]
         return list(self._learn(user_ids, item_ids, moments, batch_size or max(len(moments), 1)))
@@ -148,7 +149,7 @@ class LiveModel:
             self.popular.observe(items)
             loss = updater.learn_undoable(batch, undo)
             undo.pop_all()
-        self.late += int((times < last_time).sum())
+        self.late += int(np.count_nonzero(times < last_time))
         self.last_time = int(batch.times[-1])
         return loss
 
@@ -306,8 +307,8 @@ def _checked_times(times: Ints | Sequence[int]) -> Ints:
         return np.empty(0, dtype=np.int64)
     if moments.dtype.kind not in "iu" or moments.ndim != 1:
         raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
-    if moments.min() < 0 or moments.max() > np.iinfo(np.int64).max:
-        wrong = int(np.argmax((moments < 0) | (moments > np.iinfo(np.int64).max)))
+    if moments.min() < 0 or (moments.dtype != np.int64 and moments.max() > _LATEST):
+        wrong = int(np.argmax((moments < 0) | (moments > _LATEST)))
         raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
     return moments.astype(np.int64)
 
@@ -318,9 +319,9 @@ def _ordered(ids: Ids, order: Ints) -> Ids:
 
 def _keys_of_new(book: IdBook, rows: Ints, stored: int) -> Ints:
     """The keys of rows that have yet to be made; other rows need none, and have 0."""
-    keys, new = np.zeros(len(rows), dtype=np.int64), np.flatnonzero(rows >= stored)
-    if len(new):
-        keys[new] = book.keys(rows[new])
+    keys = np.zeros(len(rows), dtype=np.int64)
+    if len(book) > stored:
+        keys[rows >= stored] = book.keys(rows[rows >= stored])
     return keys
 
 

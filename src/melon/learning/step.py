@@ -104,10 +104,11 @@ class StepMaker:
         `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
         but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
         """
-        if not self._recommender.specs or self._offers.pool(batch) < 2:
+        pool = self._offers.pool(batch)
+        if not self._recommender.specs or pool < 2:
             return None
         offered = self._offers.of(batch)
-        plain = self._plain(offered, batch)
+        plain = self._plain(offered, batch) if pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
         with self._strategy.at_work():
@@ -116,7 +117,7 @@ class StepMaker:
     def _plain(self, offered: Offered, batch: Batch) -> Step | None:
         """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
         loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch))
-        if loops is None or self._offers.pool(batch) > self._recommender.rows_of("item"):
+        if loops is None:
             return None
         if rates is None:
             return self._rated(loops, offered, batch)

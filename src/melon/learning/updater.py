@@ -147,7 +147,7 @@ class Updater:
     def make_rows(self, batch: Batch, undo: ExitStack | None = None) -> None:
         """Make the rows of the batch's newcomers; rows that exist are left alone."""
         recommender = self.recommender
-        sizes: dict[str, int] = {role: recommender.rows_of(role) for role in ("user", "item")}
+        sizes: dict[str, int] = {"user": recommender.rows_of("user"), "item": recommender.rows_of("item")}
         known = batch.rows[0] <= sizes["user"] and batch.rows[1] <= sizes["item"]
         if known and all(table.rows == sizes.get(table.spec.role, table.rows) for table in self._state):
             return
@@ -228,7 +228,7 @@ class Updater:
         users, items, history, written = batch.users, batch.items, self.history, undo if record else None
         self._tick(int(batch.times[0]), written)
         # The head learns from the model as it was when the batch was predicted, so its step is computed first.
-        head = self._head_step(batch) if teach_head else None
+        head = self._head_step(batch) if teach_head and self._teacher.steps else None
         self.make_rows(batch, undo)
         step = self._steps.of(batch, undo)
         if step is not None:

@@ -277,7 +277,11 @@ class Recommender(ABC):
 
     def rows_of(self, role: str) -> int:
         """How many users or items have rows."""
-        return max((table.rows for table in self.tables.values() if table.spec.role == role), default=0)
+        rows = 0
+        for table in self.tables.values():
+            if table.spec.role == role and table.rows > rows:
+                rows = table.rows
+        return rows
 
     def _scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None) -> Tensor:
         if features is None:

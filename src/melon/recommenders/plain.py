@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +60,7 @@ class PlainSteps:
 
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self._tables = [tables[name] for name in TAUGHT]
+        self._like = self._tables[0].view().storage.new_empty(0)
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
     def line_logs(
@@ -65,7 +68,7 @@ class PlainSteps:
         events: int, weights: Floats,
     ) -> Floats | None:  # fmt: skip
         """Log rates of lines n × columns, by what is known of their rows (`melon.kernels.factor.line_logs`)."""
-        loops = policy.load("factor", like=self._tables[0].view().storage)
+        loops = policy.load("factor", like=self._like)
         if loops is None:
             return None
         touched = [table.arrays()[1] for table in self._tables[:2]]
@@ -82,33 +85,30 @@ class PlainSteps:
         Where there are hats, they follow the line's loss too. A touched row loses the share `decay` of itself, by
         table.
         """
-        loops = policy.load("factor", like=self._tables[0].view().storage)
+        loops = policy.load("factor", like=self._like)
         if loops is None:
             return None
-        arrays = [table.arrays() for table in self._tables]
+        columns: list[Any] = []
+        blocks, shares = list[Singles](), list[float]()
         user_rows, item_rows = np.empty(len(users), dtype=np.int64), np.empty(lines.size, dtype=np.int64)
-        blocks = [
-            np.empty((len(rows), values.shape[1]), dtype=np.float32)
-            for rows, (values, *_) in zip((user_rows, item_rows, item_rows), arrays, strict=True)
-        ]
-        shares = np.array([decay.get(name, 0.0) for name in TAUGHT], dtype=np.float32)
-        rows = (part for each in arrays for part in each)
-        n_users, n_items, loss, *moved = loops.plain_step(
-            users, lines, weights, *hats, shares, now, *rows, *self._scratch(arrays), user_rows, item_rows, *blocks
-        )
-        broken = None if np.isfinite(loss) else "the loss"
-        if broken is None and not np.isfinite(sum(moved)):
-            broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
-        touched = user_rows[:n_users], item_rows[:n_items], item_rows[:n_items]
-        written = [
-            (table, rows, block[: len(rows)], np.full(len(rows), now))
-            for table, rows, block in zip(self._tables, touched, blocks, strict=True)
-        ]
-        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, loops, written)
-
-    def _scratch(self, arrays: list[tuple[Singles, Ints, float]]) -> list[SmallInts]:
-        """A number for each stored user and item."""
-        for n, (_, touched, _) in enumerate(arrays[:2]):
+        for table, rows in zip(self._tables, (user_rows, item_rows, item_rows), strict=True):
+            columns += table.arrays()
+            blocks.append(np.empty((len(rows), table.spec.dim), dtype=np.float32))
+            shares.append(decay.get(table.spec.name, 0.0))
+        for n, touched in enumerate((columns[1], columns[4])):  # a number for each stored user and item
             if len(self._places[n]) < len(touched):
                 self._places[n] = np.zeros(len(touched), dtype=np.int32)
-        return self._places
+        n_users, n_items, loss, *moved = loops.plain_step(
+            users, lines, weights, *hats, np.array(shares, dtype=np.float32), now,
+            *columns, *self._places, user_rows, item_rows, *blocks,
+        )  # fmt: skip
+        broken = None if math.isfinite(loss) else "the loss"
+        if broken is None and not math.isfinite(sum(moved)):
+            broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
+        written: list[_Block] = []
+        for table, rows, block in zip(self._tables, (user_rows, item_rows, item_rows), blocks, strict=True):
+            count = n_users if rows is user_rows else n_items
+            stamps = np.empty(count, dtype=np.int64)
+            stamps.fill(now)
+            written.append((table, rows[:count], block[:count], stamps))
+        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, loops, written)

@@ -79,7 +79,7 @@ class WeightedLossStrategy(Strategy):
         if settings.optimizer != "sgd" or self.in_turn or settings.most_step is not None or not as_offered:
             return None
         rate = settings.lr * weight / (interactions if settings.reduction == "mean" else 1)
-        return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": torch.tensor(steps, device="cpu")})
+        return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": torch.full((), steps, device="cpu")})
 
     def learning_rates(self, situation: Situation) -> LearningRates:
         return self._optimizer.learning_rates(situation, self.weights(situation))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +20,8 @@ class Batch:
     times: Ints
     user_keys: Ints
     item_keys: Ints
+    #: So many rows of users and of items the batch needs at least.
+    rows: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -30,10 +31,9 @@ class Batch:
         """Event numbers."""
         return np.arange(self.first_event, self.first_event + len(self))
 
-    @cached_property
-    def rows(self) -> tuple[int, int]:
-        """So many rows of users and of items the batch needs at least."""
-        return int(self.users.max(initial=-1)) + 1, int(self.items.max(initial=-1)) + 1
+    def __post_init__(self) -> None:
+        rows = int(self.users.max(initial=-1)) + 1, int(self.items.max(initial=-1)) + 1
+        object.__setattr__(self, "rows", rows)
 
     def in_epoch(self, epoch: int) -> Batch:
         """The same interactions with the random draws of one pass over the past."""

@@ -35,15 +35,11 @@ class PartnerRings:
     """The last RING partners of every row, oldest overwritten first; absent rows have none."""
 
     def __init__(self) -> None:
-        self._rows = 0
+        #: How many rows there are, some of which may have met nobody.
+        self.rows = 0
         self._ring: SmallInts = np.empty((0, RING), dtype=np.int32)
         self._met: Ints = np.empty(0, dtype=np.int64)
         self.most_met = 0
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are, some of which may have met nobody."""
-        return self._rows
 
     def append(self, rows: Ints, partners: Ints) -> None:
         """Record that each row met its partner, in order."""
@@ -68,7 +64,16 @@ class PartnerRings:
 
     def room_for(self, rows: Ints) -> tuple[SmallInts, Ints]:
         """`storage` with a ring for each of these rows, for a loop that lets them meet partners."""
-        self._grow(int(rows.max()) + 1)
+        needed = int(rows.max()) + 1
+        if needed > len(self._met):
+            capacity = max(needed, 2 * len(self._met), 1024)
+            # Unused slots stay zero, so that equal histories have equal bytes.
+            ring = np.zeros((capacity, RING), dtype=np.int32)
+            met = np.zeros(capacity, dtype=np.int64)
+            ring[: self.rows] = self._ring[: self.rows]
+            met[: self.rows] = self._met[: self.rows]
+            self._ring, self._met = ring, met
+        self.rows = max(self.rows, needed)
         return self._ring, self._met
 
     @property
@@ -78,13 +83,13 @@ class PartnerRings:
 
     def met(self, rows: Ints) -> Ints:
         """How many partners each row has met in all."""
-        stored = rows < self._rows
-        return np.where(stored, self._met[np.where(stored, rows, 0)], 0) if self._rows else np.zeros_like(rows)
+        stored = rows < self.rows
+        return np.where(stored, self._met[np.where(stored, rows, 0)], 0) if self.rows else np.zeros_like(rows)
 
     def last(self, rows: Ints) -> Ints:
         """The newest partner of each row, or NOBODY."""
         met = self.met(rows)
-        if not self._rows:
+        if not self.rows:
             return np.full_like(rows, NOBODY)
         safe = np.where(met > 0, rows, 0)
         return np.where(met > 0, self._ring[safe, (met - 1) % RING], np.int64(NOBODY))
@@ -95,7 +100,7 @@ class PartnerRings:
         """
         met, most = self.met(rows), min(most, RING)
         counts = np.minimum(met, most)
-        if not self._rows or not len(rows):
+        if not self.rows or not len(rows):
             return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
         back = np.arange(most)[None, :]
         lines = np.where(met > 0, rows, 0)[:, None]
@@ -109,11 +114,11 @@ class PartnerRings:
         loops = policy.load("stream")
         if loops is not None:
             counts = np.empty(len(rows), dtype=np.int64)
-            loops.sample(self._ring, self._met, self._rows, rows, draws.root, moment, partners, counts)
+            loops.sample(self._ring, self._met, self.rows, rows, draws.root, moment, partners, counts)
             return Neighbours(partners, counts)
         held = np.minimum(self.met(rows), RING)
         counts = np.minimum(held, most)
-        if not self._rows or not len(rows) or not most:
+        if not self.rows or not len(rows) or not most:
             return Neighbours(partners, counts)
         rings = self._ring[np.where(held > 0, rows, 0)]
         partners[:] = np.where(np.arange(most)[None, :] < counts[:, None], rings[:, :most], NOBODY)
@@ -139,24 +144,24 @@ class PartnerRings:
 
     def forget(self, row: int) -> None:
         """Let a row have met nobody."""
-        if row < self._rows:
+        if row < self.rows:
             self._ring[row], self._met[row] = 0, 0
 
     def undo_point(self, rows: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` to these rows."""
-        count, most_met, held = self._rows, self.most_met, rows[rows < self._rows]
+        count, most_met, held = self.rows, self.most_met, rows[rows < self.rows]
         ring, met = self._ring[held], self._met[held]
 
         def undo() -> None:
             self._ring[held], self._met[held] = ring, met
-            self._ring[count : self._rows], self._met[count : self._rows] = 0, 0
-            self._rows, self.most_met = count, most_met
+            self._ring[count : self.rows], self._met[count : self.rows] = 0, 0
+            self.rows, self.most_met = count, most_met
 
         return undo
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same rings."""
-        return {"ring": self._ring[: self._rows].copy(), "met": self._met[: self._rows].copy()}
+        return {"ring": self._ring[: self.rows].copy(), "met": self._met[: self.rows].copy()}
 
     @classmethod
     def from_state(cls, state: Saved, partners: int, most_met: int) -> PartnerRings:
@@ -164,20 +169,9 @@ class PartnerRings:
         rings = cls()
         rings._met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
         rings._ring = saved_array(state, "ring", np.int32, (len(rings._met), RING), least=0, most=max(partners - 1, 0))
-        rings._rows = len(rings._met)
+        rings.rows = len(rings._met)
         rings.most_met = int(rings._met.max(initial=0))
         return rings
-
-    def _grow(self, rows: int) -> None:
-        if rows > len(self._met):
-            capacity = max(rows, 2 * len(self._met), 1024)
-            # Unused slots stay zero, so that equal histories have equal bytes.
-            ring = np.zeros((capacity, RING), dtype=np.int32)
-            met = np.zeros(capacity, dtype=np.int64)
-            ring[: self._rows] = self._ring[: self._rows]
-            met[: self._rows] = self._met[: self._rows]
-            self._ring, self._met = ring, met
-        self._rows = max(self._rows, rows)
 
 
 class History:
@@ -207,10 +201,11 @@ class History:
             self.seen.add(pair_keys(users, items))
         else:
             of_users, of_items = self.of_users.room_for(users), self.of_items.room_for(items)
+            users, items = np.ascontiguousarray(users), np.ascontiguousarray(items)
             for start in range(0, len(users), AT_ONCE):
-                some = [np.ascontiguousarray(column[start : start + AT_ONCE]) for column in (users, items)]
-                slots = self.seen.room_for(len(some[0]))
-                users_most, items_most, new = loops.append(*of_users, *of_items, *slots, *some)
+                some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
+                slots = self.seen.room_for(len(some_users))
+                users_most, items_most, new = loops.append(*of_users, *of_items, *slots, some_users, some_items)
                 self.of_users.most_met = max(self.of_users.most_met, users_most)
                 self.of_items.most_met = max(self.of_items.most_met, items_most)
                 self.seen.count_new(new)
@@ -248,7 +243,7 @@ class History:
         events = self.events
         undo_rings = self.of_users.undo_point(users), self.of_items.undo_point(items)
         pairs = pair_keys(users, items)
-        seen, new = self.seen, pairs[~self.seen.contains(pairs)]
+        seen, new = self.seen, pairs[self.seen.find(pairs) < 0]
 
         def undo() -> None:
             for undo_ring in undo_rings:
