@@ -190,6 +190,7 @@ class TestConfigs:
         assert ended.code == 2
         assert "was tuned on another stream named 'yelp'" in ended.said
 
+    @pytest.mark.slow
     def test_tuning_first(self, data: Path, few: list[object], tmp_path: Path, run: Run) -> None:
         words = ["reproduce", "--data", data, "--out", tmp_path / "out", *few, "--tune", "--trials", "1"]
         ended = run(*words)
