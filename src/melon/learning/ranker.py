@@ -74,7 +74,7 @@ class _Kept(NamedTuple):
 
 
 class Ranker:
-    """Makes lists for an updater. It writes nothing that is learned; whoever calls it holds the model's lock."""
+    """Makes lists for an updater. It writes nothing that is learned; the caller holds the model's lock."""
 
     def __init__(self, updater: Updater, counts: ItemCounts) -> None:
         self._updater, self._counts = updater, counts
