@@ -1,6 +1,6 @@
 """How long `Melon().fit` takes, everything default: CPU seconds of all its processes, and wall clock.
 
-    python benchmarks/fit.py [--budget 0] [--cores 1]
+    python benchmarks/fit.py [--sizes 100k] [--budget 0] [--cores 1]
 
 Made-up logs of the sizes of MovieLens-100k (943 users, 1,682 items, 100 thousand interactions) and MovieLens-1M (6,022,
 3,043, 950 thousand). Compiled loops are taken from the cache of the machine; the first fit on a machine compiles them.
@@ -31,7 +31,7 @@ def cpu() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="*", choices=[[], *SIZES], default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--cores", type=int, default=estimator.cores())
     given = parser.parse_args()
