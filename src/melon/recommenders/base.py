@@ -49,7 +49,7 @@ class Context:
 class Catalogue(ABC):
     """All items at one version of the model, for lists; it is built once and used until the model learns again.
 
-    A user's scores depend on that user alone, bit for bit, whoever else is asked for in the same call.
+    A user's scores depend on that user alone, bit for bit, and not on the other users of the same call.
     """
 
     @abstractmethod

@@ -35,10 +35,10 @@ from melon.service.served import Served
 
 T = TypeVar("T")
 S = TypeVar("S", LogReader, StepReader)
-#: The size of batches is told over this many.
+#: The status gives the size of batches over this many.
 _RECENT_STEPS = 50
 _LOG = logging.getLogger("melon.service")
-#: Freshness is told over this many events.
+#: The status gives freshness over this many events.
 _FRESHNESS = 4_096
 #: Messages that a slow reader of the stream may be behind before older ones are dropped for it.
 _STREAM_BEHIND = 256

@@ -27,7 +27,7 @@ from melon.service.http.protocol import patient_protocol
 from melon.service.http.shapes import EventIn
 from melon.service.keys import Bucket, KeyFile
 
-#: Requests wait this long for the model of a process that starts; after that they are told to come again.
+#: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
 _SETTLE_S = 5.0
 _ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
 a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as

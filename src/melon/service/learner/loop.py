@@ -181,7 +181,7 @@ class Learner(Closing):
         return step, replace(outcome, about={**outcome.about, **ms}), counts
 
     def _finish(self, step: Step, taken: tuple[Step, Outcome, Mapping[str, Any]]) -> None:
-        """Record what became of a step, and only then publish it."""
+        """Record the outcome of a step, and only then publish it."""
         step, outcome, counts = taken
         self._totals = added(self._totals, counts)
         status = "set_aside" if step.status == "set_aside" else "learned"

@@ -144,7 +144,7 @@ class StepBook(StepReader):
         self, step: Step, status: Status, digest: bytes, about: Mapping[str, Any], totals: Mapping[str, Any],
         reason: str | None = None,
     ) -> Step:  # fmt: skip
-        """Write what became of a step."""
+        """Write the outcome of a step."""
         about, when = {**step.about, **about}, step.done or time.time()
         done = replace(step, status=status, digest=digest, done=when, about=about, totals=totals, reason=reason)
         values = (status, reason, digest, done.done, json.dumps(done.about), json.dumps(done.totals), step.number)
