@@ -1,11 +1,11 @@
-"""One strategy's records against those of others, also from other folders: every event paired, all seeds that both have.
+"""One strategy's records against those of others, from any folders: events paired, all seeds that both have.
 
     melon bench STREAM.parquet --strategies melon --config configs --seeds 5 --out runs/melon
     melon bench STREAM.parquet --strategies default,mwnet --config configs --seeds 5 --out runs/published
     python benchmarks/versus.py runs/melon:melon runs/published:default,mwnet
 
 HR@5 and NDCG@10, intervals by resampling users and items, verdicts as docs/methods.md 5.8 allows, with Holm's
-correction over what is printed for one stream and metric. `--without-repeats` leaves events out whose user had the item.
+correction over what is printed for one stream and metric. `--without-repeats` leaves out events whose user had the item.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from accuracy import show_verdicts
 
+from accuracy import show_verdicts
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
