@@ -5,7 +5,7 @@
     python benchmarks/versus.py runs/melon:melon runs/published:default,mwnet
 
 HR@5 and NDCG@10, intervals by resampling users and items, verdicts as docs/methods.md 5.8 allows, with Holm's
-correction over what is printed for one stream and metric. `--without-repeats` leaves out events whose user had the item.
+correction over what is printed for one stream and metric. `--without-repeats`: only events whose user had not the item.
 """
 
 from __future__ import annotations
