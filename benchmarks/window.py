@@ -13,9 +13,9 @@ before it and on one that was trained again before the judged part; then HR@5 an
 recommender is trained again on everything before it (as `melon evaluate` does), and when the one from before the window
 goes on instead (L2 0.1, 24 epochs).
 
---duel: two strategies with the settings in `configs/` (`network/melon`: in that folder there), compared as claims are. Each seed trains its own recommenders
-and draws its own candidates; what is compared are the events by which settings are judged: paired, averaged over seeds,
-with 95 % intervals from resampling users and items.
+--duel: two strategies with the settings in `configs/` (`network/melon` means configs/network), compared as claims are.
+Each seed trains its own recommenders and draws its own candidates; what is compared are the events by which settings
+are judged: paired, averaged over seeds, with 95 % intervals from resampling users and items.
 """
 
 from __future__ import annotations
