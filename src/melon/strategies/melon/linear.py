@@ -84,6 +84,7 @@ class LinearStrategy(Strategy):
     network_form: ClassVar[type[network.RateStrategy]]
     #: What the ablations leave out: inputs that are never seen.
     unseen: ClassVar[tuple[Input, ...]] = ()
+    decays: ClassVar[bool] = True
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
         if (settings or {}).get("form") == "network":
@@ -172,7 +173,7 @@ class LinearStrategy(Strategy):
         masks = {name: torch.ones_like(value) for name, value in self.rates.phi.items()}
         masks["rates"][:, 1:] *= torch.from_numpy(self.rates.seen(np.ones(masks["rates"].shape[1] - 1)))
         masks["hats"] *= self.rates.sees_loss
-        masks["decay"] *= self.settings.decay
+        masks["decay"] *= self.settings.decay and self.decays
         masks["half_lives"] *= self.settings.fading is not None
         return masks
 
@@ -271,3 +272,35 @@ class MeLONP(LinearStrategy):
         if spec.role != "item":
             columns[..., 4:6] = 0  # counts of an item say nothing of other rows
         return columns
+
+
+class PractisedSettings(LinearSettings):
+    """Of another strategy that practises as MeLON does; its own form is another one."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
+        return super(LinearSettings, cls).parse(values, owner)
+
+
+class PractisedMWNet(LinearStrategy):
+    """MWNet that practises through the stream: one rate for each interaction, from its loss alone."""
+
+    name = "mwnet"
+    settings_type = PractisedSettings
+    unseen = tuple(name for name in INPUTS if name != "loss")
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.one(specs)
+
+
+class PractisedMetaSGD(LinearStrategy):
+    """MetaSGD that practises through the stream: one rate for each table, whatever the interaction."""
+
+    name = "metasgd"
+    settings_type = PractisedSettings
+    unseen = INPUTS
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.by_table(specs)
