@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from melon.data.interactions import Interactions, Taken
+from melon.data.interactions import Interactions
+from melon.data.taken import Taken
 from melon.stream import pairs as module
 from melon.stream.pairs import FirstSeen, PairSet, SeenPairs, pair_keys
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 
 from melon.data.ids import Id
-from melon.data.interactions import Taken
+from melon.data.taken import Taken
 from melon.errors import LearningError
 from melon.kernels import policy
 from melon.stream.pairs import SeenPairs, Storage, pair_keys

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.interactions import Interactions, Taken
+from melon.data.taken import Taken
 from melon.errors import StreamError, unknown_name
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.pairs import FirstSeen, SeenPairs, pair_keys
 from melon.types import Flags, Ints
+
+if TYPE_CHECKING:
+    from melon.data.interactions import Interactions
 
 NEGATIVES = 99
 _OFFERED = 128

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.interactions import Interactions, Taken
+from melon.data.taken import Taken
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys
 from melon.stream.saved import MOST, Saved, part_of, require, saved_array
 from melon.types import Arrays, Ints, SmallInts
+
+if TYPE_CHECKING:
+    from melon.data.interactions import Interactions
 
 _PLACE = np.uint64(63)
 RING = 50

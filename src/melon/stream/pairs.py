@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from melon.data.interactions import Taken
+from melon.data.taken import Taken
 from melon.kernels import policy
 from melon.stream.draws import Words
 from melon.types import Flags, Ints, SmallInts
