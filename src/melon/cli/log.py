@@ -114,10 +114,9 @@ def log_import(
     Where a service runs in the folder, the events are posted to it.
     """
     from melon.client import Client
-    from melon.errors import DataError
+    from melon.errors import DataError, HeldError
     from melon.service.log.events import EventLog
     from melon.service.log.exchange import imported, over_http
-    from melon.service.log.files import HeldError
 
     try:
         with source.open(encoding="utf-8") as lines:
@@ -144,9 +143,9 @@ def log_forget(folder: Folder, user: Annotated[str, typer.Argument(help="The use
     Where a service runs in the folder, it is asked to; otherwise it happens when the learner next runs.
     """
     from melon.client import Client
+    from melon.errors import HeldError
     from melon.service.log.events import EventLog
     from melon.service.log.exchange import typed
-    from melon.service.log.files import HeldError
     from melon.service.log.reader import LogReader
 
     with LogReader(folder) as reader:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import apsw
 
-from melon.errors import DiskFullError, LogError
+from melon.errors import DiskFullError, HeldError, LogError
 
 EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
 #: Before this version SQLite could lose a WAL that two connections reset at once.
@@ -118,14 +118,6 @@ class Closing:
     def close(self) -> None:
         """Let go of it."""
         raise NotImplementedError
-
-
-class HeldError(LogError):
-    """Another process has the right to write; `url` is where it takes requests, if it does."""
-
-    def __init__(self, message: str, url: str | None) -> None:
-        super().__init__(message)
-        self.url = url
 
 
 class Held(Closing):
