@@ -17,7 +17,8 @@ from melon.learning.practice.loop import practice_candidates, practise, practise
 from melon.learning.practice.record import record
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.linear import LinearStrategy, MeLON, MeLONI, MeLONP
+from melon.strategies.melon.linear import MeLON, MeLONI, MeLONP
+from melon.strategies.practised import LinearStrategy
 
 Practice = FactorPractice | GenericPractice
 

@@ -15,8 +15,9 @@ from melon.recommenders.bpr import BPR
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
-from melon.strategies.melon.linear import LinearSettings, LinearStrategy, MeLON, MeLONI, MeLONP
+from melon.strategies.melon.linear import LinearSettings, MeLON, MeLONI, MeLONP
 from melon.strategies.melon.rates import KNOTS, LinearRates, Roles
+from melon.strategies.practised import LinearStrategy
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
 from melon.tables import TableSpec
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from melon.adam import Adam, Moments
 from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
-from melon.strategies.melon.linear import PractisedMetaSGD
+from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
+from melon.strategies.practised import LinearStrategy
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
 from melon.tables import TableSpec
 
@@ -46,6 +47,17 @@ class MetaSGDSettings(LearnedSettings):
         if value == "softplus" and info.data.get("alpha_init") == 0:
             raise ValueError("with it a rate is above zero, and alpha_init is 0; use alpha_param=raw")
         return value
+
+
+class PractisedMetaSGD(LinearStrategy):
+    """One rate for each table, whatever the interaction, that practises through the stream."""
+
+    name = "metasgd"
+    unseen = INPUTS
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.by_table(specs)
 
 
 class MetaSGD(LearnedStrategy):

@@ -17,9 +17,10 @@ from torch import Tensor
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
-from melon.strategies.melon.linear import PractisedMWNet
+from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
+from melon.strategies.practised import LinearStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -41,6 +42,17 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     normalise: bool = False
     virtual_lr: float | None = Field(None, gt=0)
     virtual_reduction: Literal["sum", "mean"] | None = None
+
+
+class PractisedMWNet(LinearStrategy):
+    """One rate for each interaction, from its loss alone, that practises through the stream."""
+
+    name = "mwnet"
+    unseen = tuple(name for name in INPUTS if name != "loss")
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.one(specs)
 
 
 class MWNet(LearnedOptimizerStrategy):

@@ -20,8 +20,8 @@ from melon.learning.practice.record import Draw, Recorded
 from melon.recommenders.base import Recommender
 from melon.recommenders.evidence import Examples, RowGradient
 from melon.strategies.base import Proposal
-from melon.strategies.melon.linear import LinearStrategy
 from melon.strategies.melon.rates import Phi
+from melon.strategies.practised import LinearStrategy
 from melon.tables import Moment
 from melon.types import Floats, Ints
 
