@@ -10,6 +10,7 @@ started, while one input moves and the others stay at their medians over the pra
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.selection import Selection
 from melon.report.drawing import drawn
 from melon.strategies.melon.linear import MeLON
+from melon.strategies.melon.rates import KNOTS
 from melon.stream.split import split
 from melon.types import Floats
 from practice import CONFIGS, STREAMS, recorded_practice, state_of
@@ -40,7 +42,8 @@ ROLES = (
     ("item drawn, vector", "item_factors", 2, "#d9622b", "-"),
     ("item drawn, bias", "item_bias", 2, "#d9622b", ":"),
 )
-AGES, IDLES, LOSSES = np.geomspace(1, 1_000, 25), np.geomspace(1, 100_000, 25), np.geomspace(0.01, 5, 25)
+AGES, IDLES = np.geomspace(1, 1_000, 9), np.geomspace(1, 100_000, 9)
+LOSSES = np.concatenate([[0.01], np.exp(KNOTS), [5.0]])
 INPUTS = (("interactions so far", AGES), ("interactions since its last touch", IDLES), ("loss", LOSSES))
 
 
@@ -99,7 +102,14 @@ def main(path: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     streams = {name: Practised(name) for name in names or STREAMS}
     picture = drawn("rates", 6.2, lambda figure: draw(figure, streams), 2.1 * len(streams) + 0.6)
-    Path(path).write_text(picture.svg, encoding="utf-8")
+    Path(path).write_text(smaller(picture.svg), encoding="utf-8")
+
+
+def smaller(svg: str) -> str:
+    """The same picture in fewer bytes: one decimal, no metadata, no indents."""
+    plain = re.sub(r"\s*<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    rounded = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number.group()):.1f}", plain)
+    return re.sub(r"\n\s*", "\n", rounded)
 
 
 if __name__ == "__main__":
