@@ -90,6 +90,14 @@ def test_every_command_and_its_options_are_documented(name: str) -> None:
         assert re.search(rf"{option}(?![\w-])", known), f"docs/cli.md does not tell about {name} {option}"
 
 
+def test_every_benchmark_is_listed() -> None:
+    folder = ROOT / "benchmarks"
+    rows = re.findall(r"^\| `(\w+)\.py`( \*)? \|", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(path.stem for path in folder.glob("*.py"))
+    (speed,) = re.findall(r"^SPEED := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, star in rows if star} == set(speed.split())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_says_what_it_does(name: str) -> None:
     assert COMMANDS[name].help

@@ -58,7 +58,7 @@ class Melon(Arguments):
         max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
         dtype: "float32" or "float64".
         device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
-        progress: whether `fit` shows on standard error how it comes along.
+        progress: whether `fit` shows on standard error its progress.
         report: called with each line of progress, whether it is shown or not.
 
     After `fit`, `choices` holds the chosen settings; `notes_` says why there was no choice, or that time cut it short.

@@ -19,7 +19,7 @@ from commands import Run
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.executors import LocalExecutor, environment
-from melon.bench.grid import Outcome, Task, run_grid, tasks_of
+from melon.bench.grid import CellOutcome, Task, run_grid, tasks_of
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.errors import LearningError
@@ -154,7 +154,7 @@ class Fails(Progress):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         self.told.append(f"{outcome.task.key} {'record' if outcome.record else outcome.problem}")
 
 
@@ -215,7 +215,7 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
         def submit(self, task: Task) -> None:
             self.queue.append(task)
 
-        def outcome(self, patience: float) -> Outcome:
+        def outcome(self, patience: float) -> CellOutcome:
             return self.queue.pop().run(log, Work())
 
         def stop(self) -> None: ...

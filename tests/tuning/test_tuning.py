@@ -26,10 +26,9 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError, SettingsError
 from melon.evaluation.prequential import Point
 from melon.evaluation.ranking import Ranks
-from melon.fitting.search import Curve, Search, neighbours, search
-from melon.fitting.search import Trial as SearchTrial
+from melon.fitting.search import Curve, Search, Trial, neighbours, search
 from melon.registry import Space
-from melon.tuning.study import Study, Trial, Tried, alone, best
+from melon.tuning.study import PlannedTrial, Study, Tried, alone, best
 from melon.tuning.tune import Foundation, TrialJob
 
 SPLIT = (0.8, 0.05, 0.15)
@@ -175,7 +174,7 @@ def study_in(folder: Path, together: int = 4, strategy: str = "made up") -> Stud
     return Study(folder / "s.journal", Search(SPACE, {}, together), {"strategy": strategy})
 
 
-def rounds(study: Study, most: int) -> Iterator[list[Trial]]:
+def rounds(study: Study, most: int) -> Iterator[list[PlannedTrial]]:
     while trials := study.round(most):
         yield trials
         for trial in trials:
@@ -201,7 +200,7 @@ class TestStudy:
     def test_one_at_a_time_it_is_the_search_of_a_fit(self, tmp_path: Path) -> None:
         study = study_in(tmp_path, together=1)
         list(rounds(study, 9))
-        walk = search(SPACE, 9, lambda point, _: SearchTrial(point, landscape(point).score))
+        walk = search(SPACE, 9, lambda point, _: Trial(point, landscape(point).score))
         assert points(study)[:9] == [trial.settings for trial in walk.trials]
 
     def test_a_round_lies_beside_the_best_of_the_rounds_before(self, tmp_path: Path) -> None:

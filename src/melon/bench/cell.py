@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from melon.bench.config import CellConfig
-from melon.bench.record import Recorded
+from melon.bench.record import CellRecord
 from melon.bench.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
@@ -103,7 +103,7 @@ class Cell:
             )
             for name, make in self._predictors(choices, state, practice, log).items()
         }
-        recorded = Recorded(self.config, path, log, self.parts, choices, tallies, pretrain_s, self.fitting.notes)
+        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, self.fitting.notes)
         rates = self._work.known(f"rates/{self._label('strategy')}", RatesKeeper())
         return CellResult(recorded.record(), recorded.ranks(), rates)
 
@@ -191,7 +191,7 @@ class Cell:
         tally, hits, seen = Tally(), 0.0, 0
         watched = None
         if self._watches and name == "strategy" and isinstance(predictor, Updater):
-            predictor = watched = Watched(predictor, self._last_full_batch(log))
+            predictor = watched = RateCapture(predictor, self._last_full_batch(log))
         total = self.parts.stop - self.parts.train_stop
         for first, last in (
             (self.parts.train_stop, self.parts.validation_stop),
@@ -233,7 +233,7 @@ class Cell:
                 )
 
 
-class Watched:
+class RateCapture:
     """An updater that shows its learning rates for the batch that starts at an event, after it has scored it.
 
     What is scored and learned is the same as without it.

@@ -210,7 +210,7 @@ def _safely(job: Job[Ended], log: Callable[[], Interactions], folder: Path) -> E
 
 
 def _end_with_parent() -> None:
-    """End a worker whose parent was killed: nobody is left to take its result."""
+    """End a worker whose parent was killed: no process is left to take its result."""
     parent = mp.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -117,7 +117,7 @@ def plain_events(source: Any) -> tuple[list[Id], list[Id], list[int]] | None:
     if not isinstance(source, list | tuple) or not 0 < len(source) <= _FEW:
         return None
     for event in source:
-        if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or event[2] < 0:
+        if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or not 0 <= event[2] < 2**63:
             return None
         if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES:
             return None

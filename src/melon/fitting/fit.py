@@ -291,7 +291,7 @@ def without_trials(settings: Plain) -> Plain:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads inside the block."""
+    """Let torch use this many threads inside the block."""
     before = torch.get_num_threads()
     if before == count:  # setting the same number takes longer than learning an event
         yield

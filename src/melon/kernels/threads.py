@@ -107,5 +107,5 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return _pools[threads]
 
 
-if hasattr(os, "register_at_fork"):  # threads do not come along into a forked process
+if hasattr(os, "register_at_fork"):  # a forked process does not inherit threads
     os.register_at_fork(after_in_child=_pools.clear)

@@ -12,7 +12,7 @@ _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _FULLEST = 0.5
-#: Keys are put in so many at a time: room is made for all of them, and some may be there already.
+#: Keys are added this many at a time: room is made for all of them, and some may be there already.
 AT_ONCE = 1 << 12
 
 

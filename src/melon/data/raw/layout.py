@@ -48,7 +48,7 @@ class ReadOptions:
 
     @property
     def describes_a_table(self) -> bool:
-        """Whether something was said that only tables of text have."""
+        """Whether an option was given that only tables of text have."""
         return self.separator is not None or self.header is not None
 
 

@@ -92,7 +92,7 @@ class Profiles:
         return {**rows, **{name: array[: self._count].copy() for name, array in own.items()}}
 
     def restore(self, state: Saved, events: int) -> None:
-        """Become what `state` described, after so many events; else a `CheckpointError`."""
+        """Restore what `state` described, after that many events; else a `CheckpointError`."""
         weight = saved_array(state, "weight", np.float64, (None,), least=0, most=events)
         shape = (len(weight), self.rows.dim)
         takers = saved_array(state, "takers", self._takers.dtype, shape, least=-2.0 * events, most=2.0 * events)
