@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from melon.bench.config import CellConfig
 from melon.bench.record import CellRecord
@@ -23,6 +22,7 @@ from melon.fitting.baselines import choose_popularity, choose_rivals
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.progress import Progress
@@ -85,7 +85,7 @@ class Cell:
 
     def run(self, path: str = "") -> CellResult:
         """Choose, refit, stream, report."""
-        torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         choices = self.choose()
         began = time.perf_counter()
         state = self.fitting.pretrained(choices)

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import melon
 from melon.atomic import require_writable, write_text
 from melon.bench.cell import Cell
@@ -26,6 +24,7 @@ from melon.errors import LearningError, MelonError, SettingsError, StoppedError,
 from melon.evaluation.prequential import Tally
 from melon.evaluation.ranking import selection_score
 from melon.fitting.search import Curve, Search, edges
+from melon.kernels.threads import use_threads
 from melon.progress import Progress
 from melon.tuning.study import PlannedTrial, Study, Tried, alone, best, counts
 from melon.types import Plain
@@ -52,7 +51,7 @@ class Foundation:
 
     def run(self, log: Interactions, work: Work) -> Tried:
         """Choose and pre-train."""
-        torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         began = time.perf_counter()
         try:
             cell = Cell(log, self.config, work=work)
@@ -82,7 +81,7 @@ class TrialJob:
 
     def run(self, log: Interactions, work: Work) -> Tried:
         """Practise, stream through window and validation, and score what is judged."""
-        torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         began = time.perf_counter()
         curve, tally = Curve(), Tally()
         try:
