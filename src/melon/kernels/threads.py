@@ -120,7 +120,7 @@ def _after_fork() -> None:
     """A forked process does not inherit threads: neither those of the pools nor those of OpenMP."""
     global _forked  # noqa: PLW0603
     _pools.clear()
-    if allowed() > 1 or _several:
+    if _several:
         _forked = True
         torch.set_num_threads(1)
 
