@@ -98,10 +98,11 @@ def bare_app(life: Any = None) -> FastAPI:
     return app
 
 
-def run_api(settings: ServeSettings, listening: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT: then refuse new requests, finish those under way, and commit what waits."""
+def run_api(settings: ServeSettings, listening: socket.socket, url: str) -> None:
+    """Serve on `url` until SIGTERM or SIGINT: then refuse requests, finish those under way, commit what waits."""
     log_as_json()
     server = make_server(settings)
+    server.config.app.state.backend.log.announce(url)  # type: ignore[union-attr]
     server.run(sockets=[listening])
     if not server.started:
         sys.exit(3)
