@@ -190,9 +190,7 @@ class LocalExecutor(Executor[Ended]):
 
 def _context() -> Any:
     """How processes are started: forked from one that has loaded torch and computed nothing, where that can be done."""
-    if sys.platform != "linux":
-        return mp.get_context("spawn")
-    context = mp.get_context("forkserver")
+    context: Any = mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload(["melon.bench.cell"])
     return context
 
