@@ -37,8 +37,8 @@ class ReadOptions:
             mark = {"tab": "\t", "\\t": "\t"}.get(self.separator, self.separator)
             if len(mark) != 1 or not mark.isascii() or mark.isalnum() or mark in '"\r\n':
                 raise SettingsError(
-                    f"--separator must be one character that is no letter or digit, got {mark!r}; replace a longer one in "
-                    "the file first, say by tabs."
+                    f"--separator must be one character that is no letter or digit, got {mark!r}; replace a longer one "
+                    "in the file first, say by tabs."
                 )
             object.__setattr__(self, "separator", mark)
         if self.time_format is not None:
