@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from melon import tables
 from melon.errors import LearningError, SettingsError
 from melon.sparse_table import SparseTable
 from melon.tables import Clock, Moment, Table, TableSpec, fade
@@ -98,6 +99,14 @@ class TestGrowth:
         for start, stop in itertools.pairwise(bounds):
             parts.grow(stop, np.array(keys[start:stop]))
         assert torch.equal(everything(parts), everything(whole)[torch.tensor(keys)])
+
+    def test_rows_are_drawn_in_blocks_and_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole, pieces = Table(SPEC), Table(SPEC)
+        whole.grow(20, np.arange(20))
+        monkeypatch.setattr(tables, "_BLOCK", 3)
+        pieces.grow(2, np.arange(2))
+        pieces.grow(20, np.arange(2, 20))
+        assert torch.equal(everything(pieces), everything(whole))
 
     def test_rows_start_as_the_normal_of_the_spec(self) -> None:
         table = Table(TableSpec("wide", "item", "embedding", 16, std=0.3, centre=-2.0))

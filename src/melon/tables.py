@@ -217,8 +217,10 @@ class Table:
             self._reallocate(max(rows + 1, len(self._values) * 2))
         new = slice(self.rows, rows)
         if self.spec.std > 0:
-            normal = self._draws.normals(keys, self.spec.dim) * self.spec.std + self.spec.centre
-            self._values[new] = torch.from_numpy(normal).to(self.dtype)
+            for start in range(0, len(keys), _BLOCK):
+                drawn = self._draws.normals(keys[start : start + _BLOCK], self.spec.dim)
+                some = torch.from_numpy(drawn * self.spec.std + self.spec.centre)
+                self._values[self.rows + start : self.rows + start + len(some)] = some.to(self.dtype)
         else:
             self._values[new] = self.spec.centre
         self._touched[new] = self._clock.now

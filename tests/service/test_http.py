@@ -361,6 +361,33 @@ class TestAdmin:
         assert service.call("POST", "/v1/batches/987654/retry").status == 404
         assert service.call("POST", "/v1/batches/1/retry").status == 409
 
+    def test_bad_batches_are_set_aside_while_answers_go_on(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        from melon.errors import LearningError
+
+        service = start()
+        with monkeypatch.context() as broken:
+
+            def fail(*_: object) -> float:
+                raise LearningError("the loss is not finite")
+
+            broken.setattr("melon.learning.updater.Updater.learn_undoable", fail)
+            for n in range(10):
+                service.post({"user": "u1", "item": f"i{n}"})
+                service.wait(lambda n=n: service.get("/v1/status")["set_aside"] > n)  # type: ignore[misc]
+                assert len(service.get("/v1/recommendations/u2?k=3")["items"]) == 3
+            service.post({"user": "u1", "item": "i11"})
+            service.wait(lambda: any("learning waits" in one for one in service.get("/v1/status")["alarms"]))
+        assert service.get("/v1/status")["lag"] == 1
+        batch = service.get("/v1/batches")["batches"][0]
+        assert "not finite" in batch["reason"]
+        resumed = service.call("POST", "/v1/resume")
+        assert resumed.status == 202
+        retried = service.call("POST", f"/v1/batches/{batch['batch']}/retry").content["job"]
+        for job in (resumed.content["job"], retried):
+            service.wait(lambda job=job: service.get(f"/v1/jobs/{job}")["done"])  # type: ignore[misc]
+        told = service.get("/v1/status")
+        assert (told["set_aside"], told["lag"]) == (9, 0)
+
     def test_the_stream_tells_of_batches(self, service: Service) -> None:
         seen: list[str] = []
 

@@ -19,7 +19,7 @@ import torch
 from melon.data.interactions import Interactions
 from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit, untrained
+from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
@@ -178,13 +178,13 @@ class Fitting:
         def train() -> PretrainedState:
             self.progress.stage(f"pre-training {self.plan.recommender_name} on {len(self.past):,} interactions")
             settings = choices["pretrain"]["settings"]
-            observed: Observed | None = None if self._deploys_once else {}
             return refit(
                 self.plan,
                 self.past,
                 settings,
                 partial(self._epoch, settings.get("epochs") or most_epochs(len(self.past))),
-                observed,
+                observed={},
+                once=self._deploys_once,
                 helpers=self._helpers,
                 goes_on=self._cut_short,
             )
@@ -330,4 +330,4 @@ def _all_but_validation(log: Interactions) -> Parts:
 
 def _spare_items(log: Interactions) -> int:
     """How many items nine users in ten have not had: no more than that can stand beside each positive."""
-    return log.n_items - 1 - int(np.quantile(np.bincount(log.users[~log.repeats]), 0.9))
+    return log.n_items - 1 - int(np.quantile(np.diff(log.taken.starts), 0.9))

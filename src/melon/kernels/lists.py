@@ -55,7 +55,7 @@ _REMEMBERED: Fields = Fields(Remembered, (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_
 _WEIGHTS: Fields = Fields(Weights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
 _LASTS: Signature = (INT_TABLE, DOUBLE_TABLE)
 _INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
-_TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, INT, INT_TABLE)
+_TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
 
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
@@ -251,14 +251,26 @@ def _fold(weights: Singles, active: np.float32, pairs: int, out: Singles) -> Non
     out[_OF_ITEMS] += active * weights[_ACTIVE_NEIGHBOURS]
 
 
-def _holds(slots: Ints, bits: int, key: np.int64) -> bool:
-    """Whether a set of pairs (melon.stream.pairs) holds a key; an empty array holds none."""
-    if not slots.size:
+def _holds(slots: Ints, bits: int, starts: Ints, past: SmallInts, user: np.int64, item: int) -> bool:
+    """Whether a set of pairs (melon.stream.pairs) holds one; empty arrays hold none."""
+    if slots.size:
+        key = (user << 32) | item
+        slot = np.int64((np.uint64(key) * _FIBONACCI) >> np.uint64(64 - bits))
+        while slots[slot] != key and slots[slot] != _EMPTY:
+            slot = (slot + 1) & (slots.size - 1)
+        if slots[slot] == key:
+            return True
+    if user + 1 >= starts.size:
         return False
-    slot = np.int64((np.uint64(key) * _FIBONACCI) >> np.uint64(64 - bits))
-    while slots[slot] != key and slots[slot] != _EMPTY:
-        slot = (slot + 1) & (slots.size - 1)
-    return bool(slots[slot] == key)
+    low, end = starts[user], starts[user + 1]
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if past[middle] < item:
+            low = middle + 1
+        else:
+            high = middle
+    return bool(low < end and past[low] == item)
 
 
 def _worse(score: float, item: int, than: float, than_item: int) -> bool:
@@ -319,16 +331,16 @@ def top(
     allowed: Flags,
     seen: Ints,
     bits: int,
-    older: Ints,
-    older_bits: int,
+    starts: Ints,
+    past: SmallInts,
     rows: Ints,
     values: Scores,
     counts: Ints,
 ) -> int:
     """The best columns of each line, best first, of equal scores the lower column first; -1, or a line that is broken.
 
-    Left out are columns that are not `allowed` (empty: all are) and those whose pair with the line's user is in one of
-    two sets of pairs (empty: in none). A line with a NaN or an infinity among what could be listed is broken.
+    Left out are columns that are not `allowed` (empty: all are) and those whose pair with the line's user has been seen
+    (empty: none has). A line with a NaN or an infinity among what could be listed is broken.
     """
     k = rows.shape[1]
     for n in range(scores.shape[0]):
@@ -338,12 +350,12 @@ def top(
             if held == k and not _better(line, start, stop, best[0]):
                 continue
             for column in range(start, stop):
-                score, key = line[column], (users[n] << 32) | column
+                score = line[column]
                 if (held == k and score <= best[0]) or (allowed.size and not allowed[column]):
                     continue
                 if score - score != 0:
                     return n
-                if _holds(seen, bits, key) or _holds(older, older_bits, key):
+                if _holds(seen, bits, starts, past, users[n], column):
                     continue
                 held = _put(best, items, held, score, column)
         if held < k:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 
 from melon.data.ids import Id
+from melon.data.taken import Taken
 from melon.errors import LearningError
 from melon.kernels import policy
-from melon.stream.pairs import PairSet, pair_keys
+from melon.stream.pairs import SeenPairs, Storage, pair_keys
 from melon.types import Flags, Ints, Scores
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Source = Literal["model", "popular"]
 Best = tuple[Ints, Scores]
 
 #: An empty set of pairs, as compiled loops take it, and the mask that leaves out nothing.
-_NO_PAIRS: tuple[Ints, int] = (np.empty(0, dtype=np.int64), 0)
+_NO_PAIRS: Storage = (np.empty(0, dtype=np.int64), 0, *Taken.none())
 _ALL: Flags = np.empty(0, dtype=np.bool_)
 
 
@@ -73,7 +74,7 @@ def as_table(lists: Sequence[Recommended]) -> pl.DataFrame:
 
 
 def best(
-    scores: Scores, k: int, *, users: Ints | None = None, seen: PairSet | None = None, allowed: Flags | None = None
+    scores: Scores, k: int, *, users: Ints | None = None, seen: SeenPairs | None = None, allowed: Flags | None = None
 ) -> list[Best]:
     """The columns of the k highest scores of each line, best first, and these scores; fewer where fewer are left.
 
@@ -85,17 +86,15 @@ def best(
     loops = policy.load("lists")
     if loops is None:
         return [_best_of(line, user, k, seen, allowed) for line, user in zip(scores, users.tolist(), strict=True)]
-    sets = [] if seen is None else seen.storages
-    (slots, bits), (older, older_bits) = [*sets, _NO_PAIRS, _NO_PAIRS][:2]
     rows, values = np.empty((lines, min(k, width)), dtype=np.int64), np.empty((lines, min(k, width)), scores.dtype)
     counts, flags = np.zeros(lines, dtype=np.int64), _ALL if allowed is None else np.ascontiguousarray(allowed)
     if width:
-        line = np.ascontiguousarray(scores), np.ascontiguousarray(users)
-        _require_finite(loops.top(*line, flags, slots, bits, older, older_bits, rows, values, counts) < 0)
+        line, pairs = (np.ascontiguousarray(scores), np.ascontiguousarray(users)), seen.storage if seen else _NO_PAIRS
+        _require_finite(loops.top(*line, flags, *pairs, rows, values, counts) < 0)
     return [(rows[n, :count], values[n, :count]) for n, count in enumerate(counts.tolist())]
 
 
-def _best_of(line: Scores, user: int, k: int, seen: PairSet | None, allowed: Flags | None) -> Best:
+def _best_of(line: Scores, user: int, k: int, seen: SeenPairs | None, allowed: Flags | None) -> Best:
     """The same for one line, by sorting it."""
     rows = np.arange(len(line)) if allowed is None else np.flatnonzero(allowed)
     _require_finite(bool(np.isfinite(line[rows]).all()))

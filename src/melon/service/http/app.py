@@ -123,13 +123,15 @@ def bare_app(life: Any = None) -> Application:
     return app
 
 
-def run_api(settings: ServeSettings, listening: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT: then refuse new requests, finish those under way, and commit what waits."""
+def run_api(settings: ServeSettings, listening: socket.socket, url: str) -> None:
+    """Serve on `url` until SIGTERM or SIGINT: then refuse requests, finish those under way, commit what waits."""
     log_as_json()
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(20_000, 20, 50)
     server = make_server(settings)
-    server.config.app.state.alone = True  # type: ignore[union-attr]
+    state = server.config.app.state  # type: ignore[union-attr]
+    state.alone = True
+    state.backend.log.announce(url)
     server.run(sockets=[listening])
     if not server.started:
         sys.exit(3)
