@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from starlette.requests import ClientDisconnect
+
 from melon.errors import ServiceError
 from melon.service.http.errors import as_service_error, error_response
-from melon.service.http.quick import Disconnected, Quick, Taken
+from melon.service.http.quick import Quick, Taken
 from melon.service.http.strict import SLASH
 from melon.service.ids import Tokens
 from melon.service.metrics import Metrics
@@ -89,7 +91,7 @@ class Gate:
         status, more = taken.status, list[tuple[bytes, bytes]]()
         try:
             content = await taken.answer()
-        except Disconnected:
+        except ClientDisconnect:
             return
         except Exception as problem:
             response = error_response(as_service_error(problem), scope["request_id"])

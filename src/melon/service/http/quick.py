@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
 from melon.service.answers import Query
 from melon.service.backend import Backend
@@ -25,10 +26,6 @@ _LISTS, _EVENTS = b"/v1/recommendations/", b"/v1/interactions"
 _USER = re.compile(rb"[\w.:@~-]{1,256}")  # letters and digits of ASCII
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _BOOLS = {"true": True, "false": False}
-
-
-class Disconnected(Exception):
-    """The client went away before its request was whole."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            raise Disconnected
+            raise ClientDisconnect
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
