@@ -42,6 +42,7 @@ class Replica(Closing):
         self._next_look = 0.0
         self._wanted = False  # a delta waits for its turn
         self._calls: list[Applied] = []
+        self._loaded: Callable[[], None] = lambda: None
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="replica", daemon=True)
         self.reloads: Counter[str] = Counter()
 
@@ -102,6 +103,10 @@ class Replica(Closing):
     def when_applied(self, call: Applied) -> None:
         """Have a function called after each delta, in the replica's thread."""
         self._calls.append(call)
+
+    def when_loaded(self, call: Callable[[], None]) -> None:
+        """Have a function called after each checkpoint that was loaded, in the thread that loaded it."""
+        self._loaded = call
 
     def follow(self) -> bool:
         """Apply what has been published since; whether there was anything."""
@@ -165,7 +170,9 @@ class Replica(Closing):
             return False
         with self._lock:
             self._model, self._position = saved.model, saved.position
+        del saved
         self.reloads[why] += 1
+        self._loaded()
         with self._moved:
             self._moved.notify_all()
         return True

@@ -29,7 +29,7 @@ class Served:
         self._lock = threading.Lock()
         self._tokens = Tokens()
         self._lists: OrderedDict[str, _Served] = OrderedDict()
-        self._of_user: dict[Id, tuple[str, ...]] = {}
+        self._of_user: dict[Id, dict[str, None]] = {}
         self._taken: dict[str, set[Id]] = {}
 
     def record(self, user: Id, items: Sequence[Id], now: float) -> str:
@@ -37,7 +37,7 @@ class Served:
         name = f"r-{self._tokens.next()}"
         with self._lock:
             self._lists[name] = (user, now, tuple(items))
-            self._of_user[user] = (*self._of_user.get(user, ()), name)
+            self._of_user.setdefault(user, {})[name] = None
             self.lists += 1
             while len(self._lists) > self.most or self._oldest()[1] < now - KEPT_S:
                 self._drop(next(iter(self._lists)))
@@ -69,7 +69,7 @@ class Served:
     def forget(self, user: Id) -> None:
         """Remove all lists of a user."""
         with self._lock:
-            for name in self._of_user.get(user, ()):
+            for name in list(self._of_user.get(user, ())):
                 self._drop(name)
 
     def _oldest(self) -> _Served:
@@ -78,8 +78,7 @@ class Served:
     def _drop(self, name: str) -> None:
         user, _, _ = self._lists.pop(name)
         self._taken.pop(name, None)
-        names = tuple(other for other in self._of_user[user] if other != name)
-        if names:
-            self._of_user[user] = names
-        else:
+        names = self._of_user[user]
+        del names[name]
+        if not names:
             del self._of_user[user]

@@ -62,17 +62,13 @@ def make_app(settings: ServeSettings) -> Application:
         backend: Backend = app.state.backend
         await backend.start()
         await backend.settle(_SETTLE_S)
-        if app.state.alone:
-            # What is there now stays: the garbage collector need not look at it ever again.
-            gc.collect()
-            gc.freeze()
         try:
             yield
         finally:
             await backend.stop()
 
     app = bare_app(life)
-    app.state.settings, app.state.alone = settings, False
+    app.state.settings = settings
     app.state.keys = KeyFile(settings.key_file)
     app.state.bucket = Bucket(settings.rate, settings.burst)
     backend = app.state.backend = Backend(settings)
@@ -129,12 +125,19 @@ def run_api(settings: ServeSettings, listening: socket.socket, url: str) -> None
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(20_000, 20, 50)
     server = make_server(settings)
-    state = server.config.app.state  # type: ignore[union-attr]
-    state.alone = True
-    state.backend.log.announce(url)
+    backend: Backend = server.config.app.state.backend  # type: ignore[union-attr]
+    backend.replica.when_loaded(_keep_from_collecting)
+    backend.log.announce(url)
     server.run(sockets=[listening])
     if not server.started:
         sys.exit(3)
+
+
+def _keep_from_collecting() -> None:
+    """A model that was loaded stays for long: the garbage collector need not look at it again and again."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def make_server(settings: ServeSettings) -> uvicorn.Server:
