@@ -53,7 +53,7 @@ class Profiles:
         self.rows.observe(users, items, past)
 
     def match(self, users: Ints, items: Ints, past: History, out: Rows | None = None, first: int = 0) -> Rows:
-        """How candidates n × c go with their users, three ways (`MATCHES`): in `out`, from input `first` on."""
+        """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._takers.dtype
         directions, profiles = np.zeros((2, len(users), self.rows.dim), dtype=dtype)
         out = np.empty((*items.shape, len(MATCHES)), dtype=dtype) if out is None else out
@@ -91,7 +91,7 @@ class Profiles:
         return {**rows, **{name: array[: self._count].copy() for name, array in own.items()}}
 
     def restore(self, state: Saved, events: int) -> None:
-        """Restore what `state` described, after that many events; else a `CheckpointError`."""
+        """Become what `state` described, after so many events; else a `CheckpointError`."""
         weight = saved_array(state, "weight", np.float64, (None,), least=0, most=events)
         shape = (len(weight), self.rows.dim)
         takers = saved_array(state, "takers", self._takers.dtype, shape, least=-2.0 * events, most=2.0 * events)
