@@ -9,7 +9,6 @@ from types import ModuleType
 from melon.kernels import (
     arithmetic,
     besides,
-    blend,
     factor,
     generator,
     ials,
@@ -64,7 +63,6 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
-    "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
     "lists": Suite(
         "the loops of lists", (lists, besides), {**lists.SIGNATURES, **besides.SIGNATURES}, lists.DOUBLES_TOO
     ),
