@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from melon.errors import DataError
-from melon.learning.lists import Best, best
+from melon.learning.lists import Best, best, best_of_all
 from melon.learning.updater import Updater
 from melon.recommenders.base import Catalogue
 from melon.recommenders.streaming.counts import ItemCounts
@@ -56,14 +56,6 @@ class Limits:
             mask[self.exclude[(self.exclude >= 0) & (self.exclude < n_items)]] = False
         return mask
 
-    def boosted(self, scores: Scores) -> Scores:
-        """Scores of all items with what is added to them."""
-        if self.boost is None:
-            return scores
-        out = scores.copy()
-        out[:, : len(self.boost)] += self.boost[: scores.shape[1]].astype(scores.dtype)
-        return out
-
 
 class _Kept(NamedTuple):
     """A scorer, the version of the model that it is of, and the event at which it was made."""
@@ -85,8 +77,8 @@ class Ranker:
         mask = limits.mask(n_items)
         if self._updater.recommender.two_stage and limits.boost is None and self._aging(n_items, time):
             return [self._in_two_stages(user, k, n_items, time, limits, mask) for user in users[:, None]]
-        scores = self._catalogue(n_items, time).scores(self._rows(users)).cpu().numpy()
-        return self._listed(limits.boosted(scores), users, k, limits, mask)
+        catalogue, seen = self._catalogue(n_items, time), self._updater.history.seen if limits.filter_seen else None
+        return best_of_all(catalogue, users, k, n_items, boost=limits.boost, seen=seen, allowed=mask)
 
     def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
         """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""

@@ -45,14 +45,14 @@ class BlendCatalogue(Catalogue):
         self._named = Named(everything[None, :], everything, everything[None, :])
         columns, divisors = stream.of_items(everything)
         of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
-        of_items[0], of_items[1:] = rows.bias.numpy(), columns.T
+        of_items[0], of_items[1:] = rows.bias, columns.T
         self._items = of_items, np.ascontiguousarray(divisors.T)
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._columns = np.ascontiguousarray(columns)
         self._liked: Ints | None = None
-        self._no_bias = torch.zeros_like(rows.bias)
+        self._no_bias = np.zeros_like(rows.bias)
 
     def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
         """Products of rows; and what is popular or new, and what the user's last items met most."""
@@ -66,7 +66,7 @@ class BlendCatalogue(Catalogue):
         rows, sums = rows[:met], sums[:, :met] / self._items[1][[0, 0, 1]][:, rows[:met]]
         slots[rows] = EMPTY
         nearest = [rows[highest(line)] for line in sums]
-        return self._rows.products(user, self._rows.bias), np.concatenate([*nearest, self._liked])
+        return self._rows.scores(user), np.concatenate([*nearest, self._liked])
 
     def _without_users(self) -> Ints:
         """The items with the highest scores for somebody of whom rows and neighbours say nothing, new or active."""
@@ -76,10 +76,11 @@ class BlendCatalogue(Catalogue):
         return np.concatenate([highest(line) for line in scores])
 
     def scores(self, users: Tensor) -> Tensor:
-        out, rows = self._rows.products(users, self._no_bias), users.numpy()
+        rows = users.numpy()
+        out = self._rows.products(rows, self._no_bias)
         lasts, weights = self._stream.last_items(rows, self._past)
-        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out.numpy())
-        return out
+        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out)
+        return torch.from_numpy(out)
 
     def _score(self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles) -> None:
         """Turn dot products into scores, in place."""
