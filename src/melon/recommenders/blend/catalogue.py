@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,6 +19,7 @@ from melon.recommenders.factorisation import FactorCatalogue
 from melon.recommenders.streaming.neighbours import scratch
 from melon.recommenders.streaming.slots import EMPTY
 from melon.stream.history import History
+from melon.tables import Moment
 from melon.types import Floats, Ints, Singles
 
 _NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
@@ -37,7 +40,7 @@ class BlendCatalogue(Catalogue):
         past: History,
         time: int,
         head: BlendHead,
-        values: Values,
+        values: Callable[[], Values],
     ) -> None:
         self._loops, self._rows, self._stream, self._past, self._time = loops, rows, stream, past, time
         self._n_items = len(rows.bias)
@@ -47,18 +50,33 @@ class BlendCatalogue(Catalogue):
         of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
         of_items[0], of_items[1:] = rows.bias, columns.T
         self._items = of_items, np.ascontiguousarray(divisors.T)
-        linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
+        self._said_by, self._values = head, values
+        linear, hidden, shift, output = (part.contiguous() for part in head.folded(values()))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._columns = np.ascontiguousarray(columns)
         self._liked: Ints | None = None
         self._no_bias = np.zeros_like(rows.bias)
 
-    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
-        """Products of rows; and what is popular or new, and what the user's last items met most."""
+    def first_stage(self) -> Catalogue:
+        """Products of rows."""
+        return self._rows
+
+    def rescored(self, user: Ints, items: Ints, moment: Moment) -> Singles | None:
+        loops = policy.load("lessons")
+        if loops is None or self._stream.more:
+            return None
+        inputs = self._stream.inputs(loops, self._rows.taught, user, items[None, :], self._past, moment)[0]
+        head = self._said_by
+        linear, hidden, shift, output = head.folded(self._values())
+        deep = torch.addmm(shift, inputs, hidden.T).relu_() @ output
+        return (head.personal(inputs) + inputs @ linear + deep - linear @ head.centre).numpy()
+
+    def worthwhile(self, user: Ints) -> Ints:
+        """What is popular or new, and what the user's last items met most."""
         if self._liked is None:
             self._liked = self._without_users()
-        lasts, weights = self._stream.last_items(user.numpy(), self._past)
+        lasts, weights = self._stream.last_items(user, self._past)
         most = lasts.shape[1] * self._stream.neighbours.slots
         slots, rows, sums = scratch(self._n_items)[: self._n_items], np.empty(most, np.int64), np.empty((3, most))
         kept = self._stream.neighbours.remembered()
@@ -66,7 +84,7 @@ class BlendCatalogue(Catalogue):
         rows, sums = rows[:met], sums[:, :met] / self._items[1][[0, 0, 1]][:, rows[:met]]
         slots[rows] = EMPTY
         nearest = [rows[highest(line)] for line in sums]
-        return self._rows.scores(user), np.concatenate([*nearest, self._liked])
+        return np.concatenate([*nearest, self._liked])
 
     def _without_users(self) -> Ints:
         """The items with the highest scores for somebody of whom rows and neighbours say nothing, new or active."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -241,7 +241,7 @@ class Blend(HeadedRecommender):
         if silent(head):
             return rows
         past, time = (context.history, context.time) if context else (History(), 0)
-        return BlendCatalogue(loops, rows, self.stream, past, time, self.head, head)
+        return BlendCatalogue(loops, rows, self.stream, past, time, self.head, partial(self._head_values, None))
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""
