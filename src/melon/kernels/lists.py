@@ -58,6 +58,7 @@ _INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
     "head": (_WEIGHTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, *_LASTS, _REMEMBERED, _REMEMBERED, *_INTO),
+    "counted": (DOUBLE_TABLE, INTS, INTS, INT, SINGLE_TABLE, SINGLE_TABLE),
     "meet": (_REMEMBERED, INTS, DOUBLES, SMALL_INTS, INTS, DOUBLE_TABLE, INT, INT),
 }
 
@@ -97,6 +98,18 @@ def products(
                 out[other, item] = second + bias[item] + own[other]
             for item in range(max(start, known), stop):
                 out[one, item], out[other, item] = own[one], own[other]
+
+
+def counted(counts: Floats, first: Ints, last: Ints, events: int, by_kind: Singles, since: Singles) -> None:
+    """Counts of all items as of their last interactions, kind × items, and since when each was last and first seen."""
+    for item in range(since.shape[1]):
+        seen = item < first.size and first[item] >= 0
+        for kind in range(by_kind.shape[0]):
+            by_kind[kind, item] = counts[item, kind] if seen else 0.0
+        since[0, item], since[1, item] = (
+            events - last[item] if seen else events,
+            events - first[item] if seen else events,
+        )
 
 
 def meet(

@@ -12,7 +12,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lists import Remembered, Weights
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import Named, StreamFeatures, activity
+from melon.recommenders.blend.features import ITEM_FEATURES, Named, StreamFeatures, activity
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
@@ -44,17 +44,13 @@ class BlendCatalogue(Catalogue):
     ) -> None:
         self._loops, self._rows, self._stream, self._past, self._time = loops, rows, stream, past, time
         self._n_items = len(rows.bias)
-        everything = np.arange(self._n_items)
-        self._named = Named(everything[None, :], everything, everything[None, :])
-        columns, divisors = stream.of_items(everything)
-        of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
-        of_items[0], of_items[1:] = rows.bias, columns.T
-        self._items = of_items, np.ascontiguousarray(divisors.T)
+        of_items = np.empty((1 + len(ITEM_FEATURES), self._n_items), dtype=np.float32)
+        of_items[0] = rows.bias
+        self._items = of_items, stream.of_all(loops, self._n_items, of_items[1:])
         self._said_by, self._values = head, values
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values()))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
-        self._columns = np.ascontiguousarray(columns)
         self._liked: Ints | None = None
         self._no_bias = np.zeros_like(rows.bias)
 
@@ -108,9 +104,11 @@ class BlendCatalogue(Catalogue):
         if not self._stream.more:
             self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
             return
+        everything, columns = np.arange(self._n_items), np.ascontiguousarray(self._items[0][1:].T)
+        named = Named(everything[None, :], everything, everything[None, :])
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
-            besides = self._stream.of_both(user, self._named, self._columns, self._past, self._time)[0]
+            besides = self._stream.of_both(user, named, columns, self._past, self._time)[0]
             self._loops.head_beside(self._head, *self._items, *own, slots, besides, scores[line])
 
 
