@@ -130,6 +130,9 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         catalogue = updater.recommender.catalogue(20, updater._context(10**6))
         best(catalogue.scores(torch.arange(3)).numpy(), 4)
         catalogue.first_stage(torch.arange(1))
+        if isinstance(updater.recommender, Blend):
+            updater.recommender.features(torch.arange(2), torch.arange(6).reshape(2, 3), updater._context(10**6))
+            updater.recommender.fit_past(log.users, log.items)
     updater, first, *rest = Updater(BPR({"dim": 7}), LinearMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
     practise_through(updater, rest, practice_candidates(log, 0, 5))

@@ -12,9 +12,9 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel
-from melon.service.learner.guard import Alarms
+from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
 from melon.service.learner.loop import Learner
-from melon.service.learner.quality import between, shares
+from melon.service.learner.quality import PARTS, between, shares
 from melon.service.learner.run import run_learner
 from melon.service.learner.start import warm_up
 from melon.service.log.base import Event
@@ -22,7 +22,9 @@ from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
+from melon.service.quality import quality_between
 from melon.service.replica import Replica
+from melon.stream.pairs import pair_keys
 
 USERS = [f"u{n}" for n in range(60)]
 
@@ -120,6 +122,42 @@ def test_alarms_of_a_learner_that_was_killed_are_over(tmp_path: Path) -> None:
             assert learner.book.alarms() == []
 
 
+def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("melon.service.learner.quality.SAMPLED", 1)
+    monkeypatch.setattr("melon.service.learner.quality._SHARE", 1e9)
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model, negatives=5)) as learner:
+        log.append(stream(240))
+        learn_all(learner)
+        totals = learner.book.last().totals  # type: ignore[union-attr]
+        for rival in ("frozen", "popular"):
+            for kind in PARTS:
+                served, other = totals["served"][kind], totals[rival][kind]
+                assert served["ranked"] == other["ranked"]
+                assert served["hits@10"] - other["hits@10"] == other["won@10"] - other["lost@10"]
+        told = quality_between(None, learner.book.last())
+        assert 0.9 < told["full_rank"]["sampled"] + totals["served"]["repeats"]["ranked"] / 200 <= 2
+        assert 0 < told["full_rank"]["HR@10"] < 1
+        low, high = told["models"]["popular"]["served_ahead"]["interval"]
+        assert low <= told["models"]["popular"]["served_ahead"]["HR@10"] <= high
+        live, events = learner.course.model, stream(6, seed=77)
+        log.append(events)
+        batch = learner.course.events(241, 246)
+        counts = learner.quality.measure(live, batch)
+        seen = live.updater.history.seen
+        expected, hits = 0, 0
+        for event in batch.stored:
+            user, item = int(live.users.rows([event.user])[0]), int(live.items.rows([event.item])[0])
+            if min(user, item) < 0 or seen.contains(pair_keys(np.array([user]), np.array([item])))[0]:
+                continue
+            scores = live.updater.score_catalogue(np.array([user]), live.updater.history.items_born, live.last_time)[0]
+            free = [n for n in range(len(scores)) if not seen.contains(pair_keys(np.array([user]), np.array([n])))[0]]
+            expected, hits = expected + 1, hits + (sum(scores[n] > scores[item] for n in free) < 10)
+        assert (counts["full"]["ranked"], counts["full"]["hits@10"]) == (expected, hits)
+
+
 class TestGuard:
     def test_a_batch_that_cannot_be_learned_is_set_aside_and_can_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +208,35 @@ class TestGuard:
                 copy, digest = clean_replay(folder)
                 assert digest == learner.position.digest
                 assert state_digest(copy) == state_digest(learner.course.model)
+
+    def test_head_and_meta_parameters_are_measured_like_rows(self) -> None:
+        past = [{"moved": 1.0, "head": 2.0, "memory": None}] * ENOUGH
+        for about, word in (
+            ({"head": 41.0}, "shared parameters"),
+            ({"head": float("nan")}, "shared"),
+            ({"moved": 21.0}, "rows"),
+        ):
+            assert word in str(Guard(20.0, past).judge(about))
+        assert Guard(20.0, past).judge({"moved": 19.0, "head": 39.0, "memory": 1e9}) is None
+        assert Guard(0.0, past).judge({"moved": 1e9}) is None
+
+    def test_a_rival_that_is_better_for_an_hour_and_a_loss_that_rises_are_alarms(self, tmp_path: Path) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
+            texts: list[list[str]] = []
+            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append))
+            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}})  # too few
+            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}})  # too near
+            assert not texts
+            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}})
+            assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1][0]
+            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
+            assert texts[-1] == []
+            for rose in (True, True, False, True, True):
+                watch.loss(rose=rose)
+            assert len(texts) == 2
+            watch.loss(rose=True)
+            assert "higher loss" in texts[-1][0]
 
     def test_too_many_in_a_row_stop_learning_until_somebody_resumes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,6 @@ from melon.kernels import (
     arithmetic,
     besides,
     best,
-    blend,
     factor,
     generator,
     ials,
@@ -65,7 +64,6 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
-    "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
     "lists": Suite(
         "the loops of lists",
         (best, lists, besides),

@@ -94,10 +94,7 @@ class Ranker:
         if seen is not None:
             more = more[~seen.contains(pair_keys(np.repeat(user, len(more)), more))]
         rows = distinct(np.concatenate([rows, more]))
-        scores = catalogue.rescored(user, rows, self._updater.moment(time))
-        if scores is None:
-            scores = self._updater.score(user, rows[None, :], time)[0]
-        ((places, values),) = best(scores[None, :], k)
+        ((places, values),) = best(self._updater.score(user, rows[None, :], time), k)
         return rows[places], values
 
     def _seen(self, limits: Limits) -> SeenPairs | None:

@@ -21,7 +21,7 @@ from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
-from melon.types import Ints, Scores, Singles
+from melon.types import Ints, Singles
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
 _SCORED_AT_ONCE = 1 << 16
@@ -70,10 +70,6 @@ class Catalogue(ABC):
     def worthwhile(self, user: Ints) -> Ints:
         """For two-stage lists: rows of items that are worth scoring besides, for one user."""
         return np.empty(0, dtype=np.int64)
-
-    def rescored(self, user: Ints, items: Ints, moment: Moment) -> Scores | None:
-        """Scores of some items for one user as the model is by now; None where `Recommender.score` has to say it."""
-        return None
 
 
 class _PlainCatalogue(Catalogue):

@@ -140,11 +140,6 @@ class FactorCatalogue(Catalogue):
             self.bias[:known] *= weights
             self.bias[:known] *= factor
 
-    @property
-    def taught(self) -> list[Table]:
-        """The tables of users' vectors, items' vectors and items' biases."""
-        return [self._tables[name] for name in ("user_factors", "item_factors", "item_bias")]
-
     def scores(self, users: Tensor) -> Tensor:
         return torch.from_numpy(self.products(users.numpy(), self.bias))
 

@@ -78,7 +78,9 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 
 def url_of(settings: ServeSettings, listening: socket.socket) -> str:
+    """Where the service answers; one that listens everywhere does so on loopback too."""
     host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -167,7 +169,8 @@ def run_role(role: Role, settings: ServeSettings, listening: socket.socket | Non
     from melon.service.http.app import run_api
 
     settings.folder.mkdir(parents=True, exist_ok=True)
-    run_api(settings, listening or listen(settings))
+    listening = listening or listen(settings)
+    run_api(settings, listening, url_of(settings, listening))
 
 
 def _die_with(parent: int) -> None:

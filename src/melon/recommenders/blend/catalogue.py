@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,7 +17,6 @@ from melon.recommenders.factorisation import FactorCatalogue
 from melon.recommenders.streaming.neighbours import scratch
 from melon.recommenders.streaming.slots import EMPTY
 from melon.stream.history import History
-from melon.tables import Moment
 from melon.types import Floats, Ints, Singles
 
 _NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
@@ -40,15 +37,14 @@ class BlendCatalogue(Catalogue):
         past: History,
         time: int,
         head: BlendHead,
-        values: Callable[[], Values],
+        values: Values,
     ) -> None:
         self._loops, self._rows, self._stream, self._past, self._time = loops, rows, stream, past, time
         self._n_items = len(rows.bias)
         of_items = np.empty((1 + len(ITEM_FEATURES), self._n_items), dtype=np.float32)
         of_items[0] = rows.bias
         self._items = of_items, stream.of_all(loops, self._n_items, of_items[1:])
-        self._said_by, self._values = head, values
-        linear, hidden, shift, output = (part.contiguous() for part in head.folded(values()))
+        linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._liked: Ints | None = None
@@ -57,16 +53,6 @@ class BlendCatalogue(Catalogue):
     def first_stage(self) -> Catalogue:
         """Products of rows."""
         return self._rows
-
-    def rescored(self, user: Ints, items: Ints, moment: Moment) -> Singles | None:
-        loops = policy.load("lessons")
-        if loops is None or self._stream.more:
-            return None
-        inputs = self._stream.inputs(loops, self._rows.taught, user, items[None, :], self._past, moment)[0]
-        head = self._said_by
-        linear, hidden, shift, output = head.folded(self._values())
-        deep = torch.addmm(shift, inputs, hidden.T).relu_() @ output
-        return (head.personal(inputs) + inputs @ linear + deep - linear @ head.centre).numpy()
 
     def worthwhile(self, user: Ints) -> Ints:
         """What is popular or new, and what the user's last items met most."""

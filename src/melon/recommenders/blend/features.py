@@ -192,23 +192,38 @@ class StreamFeatures:
         return _log1p(columns)
 
     def inputs(
-        self, loops: policy.Loops, tables: Sequence[Table], users: Ints, lines: Ints, past: History, at: Moment
+        self,
+        loops: policy.Loops,
+        tables: Sequence[Table],
+        users: Ints,
+        lines: Ints,
+        past: History,
+        time: int,
+        at: Moment,
     ) -> Tensor:
-        """All inputs of lines of items n × c in one compiled pass, where nothing is asked for besides.
+        """All inputs of lines of items n × c in compiled passes, in the order of `Blend.inputs`.
 
         Tables are the users' vectors, the items' vectors and the items' biases.
         """
         size = max(int(lines.max(initial=-1)) + 1, self.neighbours.rows)
         if len(self._item_at) < size:
             self._item_at = np.zeros(2 * size, dtype=np.int32)
-        width = len(INPUTS if self.followers is None else INPUTS_WITH_TRANSITIONS)
-        out = torch.empty((*lines.shape, width), dtype=torch.float32, device="cpu")
+        width, more = len(INPUTS if self.followers is None else INPUTS_WITH_TRANSITIONS), self.more
+        out = torch.empty((*lines.shape, width + len(more)), dtype=torch.float32, device="cpu")
         followers = self._no_followers if self.followers is None else self.followers
         state = *past.of_users.storage, past.of_users.rows, *self.counts.storage
         slots = *self.neighbours.storage, *followers.storage
         known = at.now, tables[0].rows, tables[1].rows
         rows = (part for table in tables for part in table.arrays(at))
-        loops.inputs(users, lines, *state, *slots, *known, *rows, self._item_at, scratch(size), out.numpy())
+        given, room = out.numpy(), (self._item_at, scratch(size), width - len(INPUTS))
+        loops.inputs(users, lines, *state, *slots, *known, *rows, *room, given)
+        if self.profiles is not None:
+            self.profiles.match(users, lines, past, given, width)
+        if self.tastes is not None:
+            about, suits = self.tastes.read(users, time, self.counts.events), policy.load("profiles")
+            assert suits is not None
+            first = width + len(more) - len(MORE["tastes"])
+            suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
     def of_both(self, users: Ints, named: Named, columns: Columns, past: History, time: int) -> Columns:

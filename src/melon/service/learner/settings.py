@@ -24,6 +24,8 @@ class LearnerSettings:
         negatives: items beside each one taken when quality is measured; 0 measures nothing.
         frozen: whether the model as it was deployed is measured too; it takes its memory once more.
         guard: a batch that moves rows more than so many times their running median is set aside.
+        quality_seconds: an alarm says so where a rival was better on the organic events of so many seconds …
+        quality_events: … if there were at least so many.
         stop_after: so many batches set aside in a row stop the learning.
         max_lag: an alarm says so where the learner is more entries of the log behind.
         fit_after: a service that started cold fits a model on its own log after so many events; 0 never does.
@@ -45,6 +47,8 @@ class LearnerSettings:
     negatives: int = 99
     frozen: bool = True
     guard: float = 20.0
+    quality_seconds: float = 3600.0
+    quality_events: int = 1_000
     stop_after: int = 10
     max_lag: int = 20_000
     fit_after: int = 20_000

@@ -117,6 +117,10 @@ class EventLog(Closing):
         """How many events wait for their commit."""
         return self._waiting
 
+    def announce(self, url: str) -> None:
+        """Say where this process takes requests, so that commands which need the log can send theirs there."""
+        self._held.announce(url)
+
     def submit(self, events: Sequence[Event]) -> Future[Appended]:
         """Append events in order; the future is done when they are synced.
 
