@@ -430,7 +430,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
                 learner.consider_fitting()
                 return learner.position.version != "cold"
 
-            wait_until(switched, 120)
+            wait_until(switched, 600)
             assert learner.position.version == "fit-300"
             assert learner.course.model.updater.history.events == 350
             log.append(stream(30, seed=9))
