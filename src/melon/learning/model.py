@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
@@ -21,6 +20,7 @@ from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFact
 from melon.learning.lists import Best, Recommendation, Recommended, best
 from melon.learning.ranker import Limits, Ranker, in_pieces
 from melon.learning.updater import Updater
+from melon.progress import uninterrupted
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
@@ -332,20 +332,3 @@ def _foreseen(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
     rows = book.rows(ids[distinct])
     rows[rows < 0] = len(book) + np.arange(int((rows < 0).sum()))
     return rows[inverse.reshape(-1)]
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the block is done, so that a batch is learned whole or not at all."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    waiting: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    for number, frame in waiting[:1]:
-        before(number, frame)
