@@ -11,6 +11,7 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
+from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
 from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
 from melon.service.learner.loop import Learner
@@ -158,6 +159,36 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
         assert (counts["full"]["ranked"], counts["full"]["hits@10"]) == (expected, hits)
 
 
+def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model, batch_most=10)) as learner:
+        log.append(stream(400))
+        learn_all(learner)
+        book, last = learner.book, learner.book.last()
+        assert last is not None
+        book._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
+        book.thin(60 * 9.0)
+        assert [step.number for step in book.after(0) if step.totals] == [
+            3,
+            7,
+            11,
+            15,
+            19,
+            23,
+            27,
+            31,
+            35,
+            *range(36, 41),
+        ]
+        assert (book.since(60 * 5.0), book.done_by(60 * 5.0)) == (book.step(19), book.step(20))
+        book.thin(60 * 10.0)
+        assert [step.number for step in book.after(35) if step.totals] == [39, 40]
+        assert last.totals == book.step(40).totals  # type: ignore[union-attr]
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+        assert state_digest(copy) == state_digest(learner.course.model)
+
+
 class TestGuard:
     def test_a_batch_that_cannot_be_learned_is_set_aside_and_can_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +328,52 @@ def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
             assert len(reader.of_user(str(control.body["user"]), 99)) == 9
 
 
+@pytest.mark.parametrize("start", ["deployed", "cold"])
+def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
+    """The model is what it would be had the person never come."""
+    model = saved_model(tmp_path / "model") if start == "deployed" else None
+    person, folder, other, events = "u3", tmp_path / "live", tmp_path / "other", stream(200)
+    never = [one for one in events if one.user != person]
+    assert len(never) < len(events)
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model)) as learner, Replica(folder) as replica:
+        replica.load()
+        log.append(events[:160])
+        learn_all(learner)
+        offset = log.forget(person, unlearn=True).result()
+        log.append([one for one in events[160:] if one.user != person])
+        learn_all(learner)
+        learner.save(wait=True)
+        wait_until(lambda: len(learner.log.to_unlearn(0)) == 1)
+
+        def unlearned() -> bool:
+            learner.consider_fitting()
+            return learner.book.unlearned() >= offset
+
+        wait_until(unlearned, 600)
+        replica.follow()
+        assert replica.position == learner.position
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+        without = learner.course.model
+        assert state_digest(copy) == state_digest(without)
+        assert Checkpoints(folder).numbers() == [learner.position.batch]
+        batches = [
+            sum(not str(one.user).startswith("forgotten-") for one in learner.log.events(step.first, step.last))
+            for step in learner.book.after(0)
+            if step.kind == "events"
+        ]
+    with EventLog(other, LOG) as log, Learner(settings(other, model)) as learner:
+        twin = learner.course.model
+        if start == "deployed":
+            assert forget(twin, person, "nobody") is not None
+        for count in batches:
+            log.append(never[:count])
+            never = never[count:]
+            learn_all(learner)
+        assert twin.recommend(["u1", "u2"], 9) == without.recommend(["u1", "u2"], 9)
+        assert np.array_equal(twin.score(["u1"], ["i1"]), without.score(["u1"], ["i1"]))
+
+
 class TestRefusals:
     def test_two_learners_on_one_log(self, tmp_path: Path) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
@@ -400,7 +477,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
                 learner.consider_fitting()
                 return learner.position.version != "cold"
 
-            wait_until(switched, 120)
+            wait_until(switched, 600)
             assert learner.position.version == "fit-300"
             assert learner.course.model.updater.history.events == 350
             log.append(stream(30, seed=9))

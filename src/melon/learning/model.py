@@ -170,13 +170,14 @@ class LiveModel:
     def recommend(self, user_ids: Sequence[Id], k: int, *, filter_seen: bool = True) -> list[Recommended]:
         """The k best items for each user; for users that the model does not know, the k most popular ones."""
         with self._lock:
-            rows = self.users.rows(user_ids)
-            served = np.flatnonzero((rows >= 0) & (rows < self.rows_of("user")))
-        lists = dict(zip(served.tolist(), self.best(rows[served], k, filter_seen=filter_seen), strict=True))
-        popular = self._named(self.most_popular(k)) if len(lists) < len(user_ids) else ()
+            rows, known = self.users.rows(user_ids), self.rows_of("user")
+            served = [0 <= row < known for row in rows.tolist()]
+        everybody = all(served)
+        lists = self.best(rows if everybody else rows[served], k, filter_seen=filter_seen)
+        popular = () if everybody else self._named(self.most_popular(k))
         return [
-            Recommended(user, "model", self._named(lists[n])) if n in lists else Recommended(user, "popular", popular)
-            for n, user in enumerate(user_ids)
+            Recommended(user, "model", self._named(next(lists))) if is_known else Recommended(user, "popular", popular)
+            for user, is_known in zip(user_ids, served, strict=True)
         ]
 
     def similar_items(self, item_ids: Sequence[Id], k: int) -> list[list[Recommendation]]:
@@ -231,7 +232,7 @@ class LiveModel:
 
     def _named(self, items: Best) -> tuple[Recommendation, ...]:
         rows, scores = items
-        return tuple(map(Recommendation, self.items.ids(rows).tolist(), scores.tolist()))
+        return tuple(map(Recommendation, self.items.named(rows.tolist()), scores.tolist()))
 
     # Saving.
 

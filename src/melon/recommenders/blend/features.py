@@ -24,7 +24,7 @@ from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
 from melon.stream.saved import Saved, part_of, require
 from melon.tables import Moment, Table
-from melon.types import Arrays, Floats, Ints, SmallInts
+from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
@@ -153,6 +153,18 @@ class StreamFeatures:
         columns[:, ALWAYS + 1] = self.counts.age(items)
         divisors = np.sqrt(counts[:, [ALWAYS, RECENT]] + (SHRINK, SHRINK_RECENT)).astype(self._dtype)
         return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
+
+    def of_all(self, loops: policy.Loops, n_items: int, columns: Singles) -> Singles:
+        """The same for items 0 … n_items-1, features × items, to float32's rounding; returns divisors × items."""
+        counts, first, last, rates, events = self.counts.storage
+        by_kind = torch.empty((len(rates), n_items), dtype=torch.float32, device="cpu")
+        out = torch.from_numpy(columns)
+        loops.counted(counts, first, last, events, by_kind.numpy(), columns[ALWAYS:])
+        decays = torch.from_numpy((-rates[:ALWAYS, None]).astype(np.float32))
+        torch.mul(out[ALWAYS], decays, out=out[:ALWAYS]).exp2_().mul_(by_kind[:ALWAYS])
+        divided = torch.stack([by_kind[ALWAYS] + SHRINK, out[RECENT] + SHRINK_RECENT]).sqrt_()
+        out.log1p_()
+        return divided.numpy()
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).
