@@ -92,18 +92,22 @@ class Ranker:
         seen, allowed = self._seen(limits), None if mask is None else mask[:known]
         quick = catalogue.first_stage()
         candidates = best_of_all(quick, users, k + CANDIDATES, known, boost=None, seen=seen, allowed=allowed)
-        taken, lists = self._counts.taken_since(self._kept.event), list[Best]()
-        for user, (rows, _) in zip(users[:, None], candidates, strict=True):
+        taken, rows = self._counts.taken_since(self._kept.event), list[Ints]()
+        for user, (near, _) in zip(users[:, None], candidates, strict=True):
             more = np.concatenate([catalogue.worthwhile(user), taken])
             more = more[more < n_items]
             if mask is not None:
                 more = more[mask[more]]
             if seen is not None:
                 more = more[~seen.contains(pair_keys(np.repeat(user, len(more)), more))]
-            rows = distinct(np.concatenate([rows, more]))
-            ((places, values),) = best(self._updater.score(user, rows[None, :], time), k)
-            lists.append((rows[places], values))
-        return lists
+            rows.append(distinct(np.concatenate([near, more])))
+        # Shorter lines are filled with the first item, whose scores nobody reads.
+        lines = np.zeros((len(users), max(map(len, rows))), dtype=np.int64)
+        for line, some in zip(lines, rows, strict=True):
+            line[: len(some)] = some
+        scores = self._updater.score(users, lines, time)
+        lists = [best(line[None, : len(some)], k)[0] for line, some in zip(scores, rows, strict=True)]
+        return [(some[places], values) for some, (places, values) in zip(rows, lists, strict=True)]
 
     def _seen(self, limits: Limits) -> SeenPairs | None:
         return self._updater.history.seen if limits.filter_seen else None
