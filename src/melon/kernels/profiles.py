@@ -212,7 +212,7 @@ def _share(lasts: SmallInts, item: int, fade: float) -> float:
 
 
 def lean(users: Ints, time: int, events: int, means: Singles, moments: Ints, overall: Floats, out: Floats) -> None:
-    """Leanings of users, log(1 + days) and log(1 + interactions) since the last event, and how much is known."""
+    """Leanings of users; where there is room, logs of days and events since the last one, and how much is known."""
     width = means.shape[1]
     for n in range(users.size):
         user, line, taken = users[n], out[n], 0.0
@@ -220,6 +220,8 @@ def lean(users: Ints, time: int, events: int, means: Singles, moments: Ints, ove
             taken = np.float64(moments[user, 0])
         for f in range(width):
             line[f] = taken / (taken + 3.0) * (means[user, f] - overall[f]) if taken > 0 else 0.0
+        if line.size == width:
+            continue
         line[width], line[width + 1] = NEVER_THERE, math.log1p(np.float64(events))
         if taken > 0:
             line[width] = math.log1p(np.float64(max(time - moments[user, 1], 0)) / DAY)

@@ -47,12 +47,10 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
+_LEANINGS = (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS))
 #: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; and what the user tends to take, by itself and times the candidate's own, and when the user was there.
-MORE = {
-    "profiles": MATCHES,
-    "tastes": (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS), "days", "events", "known"),
-}
+#: implicit ALS; what the user tends to take, by itself and times the candidate's own; that and when the user was there.
+MORE = {"profiles": MATCHES, "leanings": _LEANINGS, "tastes": (*_LEANINGS, "days", "events", "known")}
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 Columns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
@@ -100,7 +98,8 @@ class StreamFeatures:
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
-        self.tastes = Tastes(dtype=dtype) if "tastes" in more else None
+        self.tastes = Tastes(dtype=dtype) if "tastes" in more or "leanings" in more else None
+        self._gaps = "tastes" in more
         self._no_followers = ItemNeighbours(slots=1)
         self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
 
@@ -112,8 +111,11 @@ class StreamFeatures:
     @property
     def more(self) -> tuple[str, ...]:
         """The names of what `of_both` gives."""
-        parts = {"profiles": self.profiles, "tastes": self.tastes}
-        return tuple(name for group, names in MORE.items() if parts[group] is not None for name in names)
+        return (*(() if self.profiles is None else MATCHES), *(() if self.tastes is None else self._leanings))
+
+    @property
+    def _leanings(self) -> tuple[str, ...]:
+        return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
         """Solve rows for a whole log before it is observed, where rows are asked for."""
@@ -208,9 +210,9 @@ class StreamFeatures:
         if self.profiles is not None:
             self.profiles.match(users, lines, past, given, width)
         if self.tastes is not None:
-            about, suits = self.tastes.read(users, time, self.counts.events), policy.load("profiles")
+            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+            suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
             assert suits is not None
-            first = width + len(more) - len(MORE["tastes"])
             suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
@@ -220,7 +222,8 @@ class StreamFeatures:
         if self.profiles is not None:
             self.profiles.match(users, named.items, past, out)
         if self.tastes is not None:
-            about, first = self.tastes.read(users, time, self.counts.events), len(self.more) - len(MORE["tastes"])
+            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+            first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
 
