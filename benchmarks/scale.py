@@ -3,8 +3,8 @@
     python benchmarks/scale.py                       # 10 million interactions, 500,000 users, 100,000 items
     python benchmarks/scale.py --interactions 100_000_000 --users 5_000_000 --items 1_000_000 --folder /tmp
 
-The log is made by rule, in pieces: items have a heavy-tailed popularity that drifts, users have a taste. Each line is
-a process of its own, whose peak memory it is; CPU seconds and seconds by the wall clock, one thread. A process ends
+The log is made by rule, in pieces: items have a heavy-tailed popularity that drifts, users have a taste. Each line is a
+process of its own, whose peak memory it is; CPU seconds and seconds by the wall clock, one thread. A process ends
 itself where it would leave less than --leave-gb of the machine's memory. The folder's files are removed at the end.
 """
 

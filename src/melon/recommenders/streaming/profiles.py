@@ -53,7 +53,7 @@ class Profiles:
         self.rows.observe(users, items, past)
 
     def match(self, users: Ints, items: Ints, past: History, out: Rows | None = None, first: int = 0) -> Rows:
-        """How candidates n × c go with their users, three ways (`MATCHES`): in `out`, from input `first` on."""
+        """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._takers.dtype
         directions, profiles = np.zeros((2, len(users), self.rows.dim), dtype=dtype)
         out = np.empty((*items.shape, len(MATCHES)), dtype=dtype) if out is None else out

@@ -225,6 +225,7 @@ class RowFacts:
         self._slot_of: Ints = np.empty(0, dtype=np.int64)
         self._row_of: dict[int, int] = {}
         self._described = 0
+        self._slots: Ints | None = None
 
     def slots(self, rows: int) -> Ints:
         """The slot of each of the first rows; those without facts have the slot behind the last."""
@@ -242,7 +243,9 @@ class RowFacts:
                 if 0 <= row < len(self._slot_of):
                     self._slot_of[row], self._row_of[slot] = slot, row
             self._described = len(self.facts)
-        return np.where(self._slot_of[:rows] < 0, len(self.facts), self._slot_of[:rows])
+        if new_rows or new_slots or self._slots is None or len(self._slots) != rows:
+            self._slots = np.where(self._slot_of[:rows] < 0, len(self.facts), self._slot_of[:rows])
+        return self._slots
 
     def rows(self, slots: Ints) -> Ints:
         """The rows of slots that the model has met; call `slots` first."""
