@@ -16,6 +16,7 @@ from melon.kernels.types import (
     INTS,
     SINGLE_CUBE,
     SINGLE_TABLE,
+    SINGLES,
     SMALL_INT_TABLE,
     Fields,
     Signature,
@@ -62,6 +63,9 @@ SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
     "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
     "match": (_PAIRS, INT, DOUBLE, DOUBLE, INT, SINGLE_CUBE),
+    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, INT, DOUBLE, SINGLE_TABLE),
+    "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
+    "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
     "lean": (INTS, INT, INT, *_TASTES, DOUBLE_TABLE),
     "suit": (INT_TABLE, SINGLE_TABLE, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
     "suit_lines": (INT, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
@@ -173,6 +177,48 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
             said[first] = left * to_takers / (left * weight + 1.0)
             said[first + 1] = to_item / (long * math.sqrt(size + TINY))
             said[first + 2] = both / (long * math.sqrt(wide + TINY))
+
+
+def prepare(
+    item_rows: Singles, takers: Singles, weight: Floats, last: Ints, now: int, rate: float, out: Singles
+) -> None:
+    """What `match_all` needs of each item: a factor for each of the three ways."""
+    decay = -rate * math.log(2.0)
+    for item in range(out.shape[0]):
+        row, profile, left = item_rows[item], takers[item], math.exp(decay * (now - last[item]))
+        out[item, 0] = left / (left * weight[item] + 1.0)
+        out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
+        out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+
+
+def match_all(
+    direction: Singles, profile: Singles, item_rows: Singles, takers: Singles, factors: Singles, out: Singles
+) -> None:
+    """The same as `match` for one user and the first items, of which the user has had none."""
+    long = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+    for item in range(factors.shape[0]):
+        row, others = item_rows[item], takers[item]
+        to_takers, to_item, both = np.float32(0), np.float32(0), np.float32(0)
+        for d in range(row.size):
+            to_takers += direction[d] * others[d]
+            to_item += profile[d] * row[d]
+            both += profile[d] * others[d]
+        out[item, 0] = factors[item, 0] * to_takers
+        out[item, 1] = long * factors[item, 1] * to_item
+        out[item, 2] = long * factors[item, 2] * both
+
+
+def taken_by(user: int, rings: SmallInts, taken: Ints, items: Ints) -> int:
+    """The items among whose last takers a user is; returns how many there are."""
+    count, wanted = 0, np.int32(user)
+    for item in range(rings.shape[0]):
+        ring, times = rings[item], 0
+        for k in range(ring.size):
+            times += ring[k] == wanted
+        if times and _times(ring, taken[item], user):
+            items[count] = item
+            count += 1
+    return count
 
 
 def _products(

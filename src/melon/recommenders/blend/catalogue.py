@@ -10,7 +10,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lists import Remembered, Weights
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import Named, StreamFeatures, activity
+from melon.recommenders.blend.features import StreamFeatures, activity
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
@@ -41,16 +41,17 @@ class BlendCatalogue(Catalogue):
     ) -> None:
         self._loops, self._rows, self._stream, self._past, self._time = loops, rows, stream, past, time
         self._n_items = len(rows.bias)
-        everything = np.arange(self._n_items)
-        self._named = Named(everything[None, :], everything, everything[None, :])
-        columns, divisors = stream.of_items(everything)
+        columns, divisors = stream.of_items(np.arange(self._n_items))
         of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
         of_items[0], of_items[1:] = rows.bias.numpy(), columns.T
         self._items = of_items, np.ascontiguousarray(divisors.T)
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
-        self._columns = np.ascontiguousarray(columns)
+        self._profiles = policy.load("profiles", like=rows.bias)
+        self._factors: Singles | None = None
+        if stream.profiles is not None and self._profiles is not None:
+            self._factors = stream.profiles.prepare(self._profiles, self._n_items, past)
         self._liked: Ints | None = None
         self._no_bias = torch.zeros_like(rows.bias)
 
@@ -89,10 +90,14 @@ class BlendCatalogue(Catalogue):
         if not self._stream.more:
             self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
             return
+        profiles, besides = self._stream.profiles, np.zeros((self._n_items, 0), dtype=np.float32)
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
-            besides = self._stream.of_both(user, self._named, self._columns, self._past, self._time)[0]
-            self._loops.head_beside(self._head, *self._items, *own, slots, besides, scores[line])
+            if profiles is not None and self._profiles is not None and self._factors is not None:
+                besides = np.empty((self._n_items, self._factors.shape[1]), dtype=np.float32)
+                profiles.match_all(self._profiles, user, self._factors, self._past, besides)
+            head = self._stream.folded(self._head, user, self._time)
+            self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 
 
 def highest(values: npt.NDArray[np.floating]) -> Ints:

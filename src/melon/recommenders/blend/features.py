@@ -16,6 +16,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
+from melon.kernels.lists import Weights
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
@@ -226,6 +227,25 @@ class StreamFeatures:
             first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
+
+    def folded(self, head: Weights, user: Ints, time: int) -> Weights:
+        """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
+        if self.tastes is None:
+            return head
+        width, first = len(LOOKS), head.linear.size - len(self._leanings)
+        known = self.tastes.read(user, time, self.counts.events, gaps=self._gaps)[0]
+        columns, usual = INPUTS.index(ITEM_FEATURES[0]) + _LOOKS, self.tastes.usual
+
+        def fold(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Floats]:
+            own, rest = weights[..., first:].astype(np.float64), weights[..., :first].copy()
+            suits = own[..., width : 2 * width] * known[:width]
+            rest[..., columns] += suits.astype(np.float32)
+            same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
+            return rest, same
+
+        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
+        return Weights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
