@@ -122,6 +122,8 @@ class TestInput:
             model.partial_fit([(5, "i1", 1_000)])
         with pytest.raises(DataError, match="user 5"):
             model.recommend([5])
+        with pytest.raises(DataError, match=f"time of event 1 is {2**63}, which is no moment"):
+            model.partial_fit([("u1", "i1", 1_000), ("u1", "i2", 2**63)])
         assert saved_bytes(model, tmp_path) == before
 
 

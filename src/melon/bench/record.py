@@ -33,7 +33,7 @@ WARM_UP_BATCHES = 10
 
 
 @dataclass(frozen=True)
-class Recorded:
+class CellRecord:
     """One cell at its end. The tally of the strategy is under `strategy`, those of baselines under their names."""
 
     config: CellConfig

@@ -59,7 +59,7 @@ def log_replay(
     ] = None,
     strategy: Annotated[str | None, typer.Option(help="Learn with another strategy.")] = None,
 ) -> None:
-    """Rebuild a model from the log in its recorded batches: any past, one without somebody, or another strategy's."""
+    """Rebuild a model from the recorded batches of the log: up to a time, without a person, or by another strategy."""
     from melon.atomic import require_writable
     from melon.service.learner.replaying import replay
     from melon.service.log.exchange import typed

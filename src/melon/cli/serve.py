@@ -164,7 +164,7 @@ Where = Annotated[Path, typer.Option(help="The folder of the service's data, whi
 def keys_add(
     data: Where,
     scope: Annotated[list[str], typer.Option(help="read, write or admin. Repeatable.")],
-    days: Annotated[float | None, typer.Option(help="The key ends after so many days. (default: never)")] = None,
+    days: Annotated[float | None, typer.Option(help="The key ends after this many days. (default: never)")] = None,
     note: Annotated[str, typer.Option(help="What the key is for.")] = "",
 ) -> None:
     """Make a key and print it; only its digest is stored, so it is shown once."""

@@ -21,6 +21,7 @@ from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
 from melon.learning.updater import Updater
@@ -291,16 +292,16 @@ def without_trials(settings: Plain) -> Plain:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads inside the block."""
+    """Let torch use this many threads inside the block."""
     before = torch.get_num_threads()
     if before == count:  # setting the same number takes longer than learning an event
         yield
         return
-    torch.set_num_threads(count)
+    use_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 def _deployed(fitting: Fitting, choices: Plain) -> Updater:

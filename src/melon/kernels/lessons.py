@@ -41,7 +41,7 @@ MET = 4 + COUNTS
 ACTIVE = MET + 3
 FOLLOWED = ACTIVE + 4
 _ACTIVE_COUNTS = (1, 3)
-#: The head works on so many lines at a time: long loops over items, whose numbers stay in the first cache.
+#: The head works on this many lines at a time: long loops over items, whose numbers stay in the first cache.
 LINES_AT_ONCE = 8
 
 _PAST: Signature = (SMALL_INT_TABLE, INTS, INT)

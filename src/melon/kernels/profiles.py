@@ -171,7 +171,7 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
                 away = max(far + again * (again * size - 2 * to_item), 0.0)
                 wide = max(wide + part * (part * one - 2 * to_takers), 0.0)
                 to_item, to_takers, weight = to_item - again * size, to_takers - part * one, weight - part
-                if own == pairs.taken[item]:  # nobody else took it
+                if own == pairs.taken[item]:  # no other user took it
                     to_takers, both = 0.0, 0.0
             left, long = math.exp(decay * (now - pairs.last[item])), math.sqrt(away + TINY)
             said[first] = left * to_takers / (left * weight + 1.0)

@@ -194,7 +194,7 @@ def head_lines(
     slots: Ints, bits: int, starts: Ints, past: SmallInts, root: np.uint64, pool: int, items_met: Ints, known: int,
     users: Ints, items: Ints, events: Ints, taken: Ints, lines: Ints, allowed: Flags,
 ) -> int:  # fmt: skip
-    """Lines of draws beside each item that somebody has taken before; returns how many there are.
+    """Lines of draws beside each item that was taken before; returns how many there are.
 
     `taken` gets their places in the batch, and `allowed` says which draws are not the user's own.
     """

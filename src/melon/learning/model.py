@@ -80,7 +80,7 @@ class LiveModel:
         return min(self.updater.recommender.rows_of(role) or seen, len(book))
 
     def warm_up(self) -> None:
-        """Load the compiled loops of learning and of lists before somebody waits for them."""
+        """Load the compiled loops of learning and of lists before the first call needs them."""
         policy.warm_up("lists", "neighbours")  # `neighbours` counts what is popular
         self.updater.warm_up()
 

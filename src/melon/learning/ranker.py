@@ -20,7 +20,7 @@ from melon.types import Flags, Ints, Scores
 
 #: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
-#: Two stages: a scorer serves for so many interactions, and so many best products are scored again.
+#: Two stages: a scorer serves for this many interactions, and this many best products are scored again.
 STALE, CANDIDATES = 256, 100
 
 

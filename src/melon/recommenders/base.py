@@ -88,7 +88,7 @@ class Recommender(ABC):
     """Scores pairs from rows; the updater alone writes the rows, and scoring changes nothing.
 
     Required: `declare` and `scores`. Everything below them has a default that follows from these two; what is worth
-    overriding stands under "optional", what nobody needs to override under "provided".
+    overriding stands under "optional", what needs no overriding under "provided".
     """
 
     name: ClassVar[str]

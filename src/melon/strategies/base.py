@@ -280,7 +280,7 @@ class Strategy(ABC):
         """New rows for the batch; pure."""
 
     def plain_rates(self, interactions: int) -> PlainRates | None:
-        """Optional: what `propose` does to a batch of so many interactions, where that is a plain step; else None.
+        """Optional: what `propose` does to a batch of that many interactions, where that is a plain step; else None.
 
         Compiled loops then make the step. A subclass that changes `propose` does not have it.
         """

@@ -76,7 +76,7 @@ class PartnerRings:
         return self._ring, self._met
 
     def reserve(self, capacity: int) -> None:
-        """Make room for so many rows in all."""
+        """Make room for this many rows in all."""
         if capacity <= len(self._met):
             return
         # Unused slots stay zero, so that equal histories have equal bytes.
@@ -230,7 +230,7 @@ class History:
         self._forget_oldest()
 
     def bound(self, max_pairs: int | None) -> None:
-        """Remember at most so many pairs from now on; None: all of them."""
+        """Remember at most this many pairs from now on; None: all of them."""
         self.max_pairs = max_pairs
         self._forget_oldest()
 

@@ -15,9 +15,9 @@ _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _FULLEST = 0.5
-#: Keys are put in so many at a time: room is made for all of them, and some may be there already.
+#: Keys are added this many at a time: room is made for all of them, and some may be there already.
 AT_ONCE = 1 << 12
-#: The latest pairs are sorted into the others once there are so many, and a quarter as many as of the others.
+#: The latest pairs are sorted into the others once there are this many, and a quarter as many as of the others.
 SORTED_FROM = 1 << 17
 #: The slots and bits of a `PairSet`, and where each user's items begin and the items themselves (`Taken`).
 Storage = tuple[Ints, int, Ints, SmallInts]

@@ -24,7 +24,7 @@ from melon.stream.candidates import Candidates
 #: A pass whose loss is this many times the first one's is rejected.
 _ASTRAY = 1.5
 _ADAM = Adam(0.9, 0.98, 1e-9)
-#: Passes take turns with so many draws of training negatives.
+#: Passes take turns with this many draws of training negatives.
 _DRAWS = 2
 _APART = 1_000
 

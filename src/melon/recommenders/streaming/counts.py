@@ -19,7 +19,7 @@ class ItemCounts:
     """Exponentially decayed counts of each item's interactions; half-lives and ages are counted in interactions.
 
     An interaction that is k interactions old counts 2^(-k / half-life). A count is stored as of its item's last
-    interaction and decayed when it is read, so an item that nobody touches costs nothing.
+    interaction and decayed when it is read, so an idle item costs nothing.
     """
 
     def __init__(self, half_lives: Sequence[float]) -> None:

@@ -53,7 +53,7 @@ class Tastes:
         loops.taste(*batch, self._means[: self._count], self._moments[: self._count], self._overall)
 
     def read(self, users: Ints, time: int, events: int, *, gaps: bool = True) -> Floats:
-        """Leanings of users at a time of the stream, after so many events, and log gaps in days and events; and how
+        """Leanings of users at a time of the stream, after `events` events, and log gaps in days and events; and how
         much is known of them, from −1 to about 1: n × 7; without `gaps` leanings alone, n × 4.
         """
         out = np.empty((len(users), len(LOOKS) + 3 * gaps))

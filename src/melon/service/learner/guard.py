@@ -22,7 +22,7 @@ from melon.service.log.steps import StepReader
 
 logger = logging.getLogger("melon.service")
 
-#: The median is that of so many batches, once there are enough of them.
+#: The median is that of the last batches, this many, once there are enough of them.
 REMEMBERED, ENOUGH = 101, 20
 #: What is compared, by its name in a step's `about`.
 MEASURED = {

@@ -24,9 +24,9 @@ from melon.types import Floats, Ints, Plain, Scores
 MODELS = ("served", "frozen", "popular")
 #: Events that the service brought about itself, those that a user repeats, and all others.
 PARTS = ("organic", "recommended", "repeats")
-#: One event in so many is also ranked among all items, as long as that takes no more than this share of a core.
+#: One event in this many is also ranked among all items, as long as that takes no more than this share of a core.
 SAMPLED, _SHARE = 50, 0.02
-#: The loss before and after a step is compared on so many events.
+#: The loss before and after a step is compared on this many events.
 _PROBED = 32
 _Z = 1.96
 

@@ -48,7 +48,7 @@ class LogSettings:
     """How the log is written.
 
     Args:
-        most_waiting: so many events may wait for their commit; more are refused with `BusyError`.
+        most_waiting: at most this many events may wait for their commit; more are refused with `BusyError`.
         reserve: bytes that are set aside on disk, and given up when it is full, so that the learner can go on.
         keep_ids_days: how long event ids are remembered.
     """

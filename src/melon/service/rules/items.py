@@ -96,7 +96,7 @@ class ItemFacts:
 
     def __init__(self) -> None:
         self.version = 0
-        self.lock = threading.Lock()  # for whoever writes, or reads more than one item, in another thread
+        self.lock = threading.Lock()  # held by a thread that writes, or that reads more than one item
         self.book = IdBook("item")
         self._facts: list[Facts] = []
         self._capacity = 1024
