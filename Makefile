@@ -7,6 +7,8 @@ NEEDS := pyproject.toml constraints.txt
 QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
 	tests/recommenders tests/explain/test_matrix.py tests/fitting/test_search.py tests/strategies/test_default.py \
 	tests/strategies/test_sequential.py tests/strategies/test_reductions.py tests/strategies/test_golden.py
+# Each process gets a run of neighbours, so that what tests of a file share is made once; the first to end takes from the others.
+SPREAD := -n auto --dist worksteal
 SPEED := startup prepare prequential recommend lists blend cores grid limits bench peers
 
 .PHONY: help demo serve quick test test-slow check lint bench format clean
@@ -44,10 +46,10 @@ serve: $(VENV)/.run-stamp
 
 # Rows, streams, evaluation, learning and strategies' formulas; no command is started and nothing is compiled anew.
 quick: $(VENV)/.dev-stamp
-	$(BIN)/python -m pytest -n auto -m "not slow" $(QUICK)
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow" $(QUICK)
 
 test: $(VENV)/.dev-stamp
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
 
 test-slow: $(VENV)/.dev-stamp
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,ray]'

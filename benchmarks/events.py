@@ -2,6 +2,7 @@
 
     python benchmarks/events.py                       # bpr and blend, 1, 16 and 256 events at a time
     python benchmarks/events.py --recommenders bpr --fading 20000
+    python benchmarks/events.py --recommenders blend --settings '{"inputs": [], "transitions": false}'
 
 CPU milliseconds on one thread, medians; nothing is predicted. The log is made by rule: 6,022 users, 3,043 items of a
 heavy-tailed popularity, 950 thousand interactions, d = 64. Goals: one event in 0.2 ms on bpr and 1 ms on blend; on
@@ -16,6 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import argparse
+import json
 import time
 
 import numpy as np
@@ -41,13 +43,13 @@ def popular(rng: np.random.Generator, count: int) -> Ints:
     return np.minimum((rng.pareto(1.2, count) * ITEMS / 20).astype(np.int64), ITEMS - 1)
 
 
-def lived(recommender: str, fading: float | None) -> melon.Melon:
+def lived(recommender: str, fading: float | None, settings: dict[str, object]) -> melon.Melon:
     """A model with the whole log behind it, and a head that speaks where there is one."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, USERS, EVENTS), popular(rng, EVENTS)
     users[:USERS], items[:ITEMS] = np.arange(USERS), np.arange(ITEMS)
     log = Interactions(users, items, np.arange(EVENTS), np.arange(USERS), np.arange(ITEMS))
-    made, history = RECOMMENDERS[recommender].load()(), History()
+    made, history = RECOMMENDERS[recommender].load()(settings), History()
     made.grow(USERS, np.arange(USERS), ITEMS, np.arange(ITEMS))
     live_through(made, history, log)
     if isinstance(made, Blend):
@@ -76,28 +78,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recommenders", default="bpr,blend")
     parser.add_argument("--fading", type=float)
+    parser.add_argument("--alone", action="store_true", help="leave the general path out")
+    parser.add_argument("--settings", type=json.loads, default={}, help="of the recommenders, as JSON")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{USERS:,} users, {ITEMS:,} items, {EVENTS:,} interactions; 1 thread; CPU ms, medians")
     print(f"{'recommender':14}{'events':>8}{'ms':>10}{'general':>10}")
     for recommender in asked.recommenders.split(","):
-        model, general, rng = (
-            lived(recommender, asked.fading),
-            lived(recommender, asked.fading),
-            np.random.default_rng(1),
-        )
+        model, rng = lived(recommender, asked.fading, asked.settings), np.random.default_rng(1)
+        general = model if asked.alone else lived(recommender, asked.fading, asked.settings)
         for size, times in SIZES.items():
             taken = []
             for number in range(times):
                 os.environ.pop("MELON_KERNEL", None)
                 ours = spent(model, rng, size, EVENTS + number)
-                if number % 4 == 0:
+                if number % 4 == 0 and not asked.alone:
                     os.environ["MELON_KERNEL"] = "torch"
                     taken.append((ours, spent(general, rng, size, EVENTS + number)))
                 else:
                     taken.append((ours, np.nan))
-            ours, theirs = np.nanmedian(np.array(taken[times // 5 :]), axis=0)
+            ours = np.median([own for own, _ in taken[times // 5 :]])
+            theirs = np.nan if asked.alone else np.nanmedian([other for _, other in taken[times // 5 :]])
             print(f"{recommender:14}{size:8}{ours:10.3f}{theirs:10.2f}", flush=True)
+        os.environ.pop("MELON_KERNEL", None)
+        users, lines, taken = rng.integers(0, USERS, 256), rng.integers(0, ITEMS, (256, 100)), []
+        for _ in range(20):
+            began = time.process_time()
+            model.updater.score(users, lines, EVENTS)
+            taken.append((time.process_time() - began) * 1e3)
+        print(f"{recommender:14}256 × 100 predicted: {np.median(taken):.2f} ms", flush=True)
 
 
 if __name__ == "__main__":

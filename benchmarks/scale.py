@@ -4,8 +4,8 @@
     python benchmarks/scale.py --interactions 100_000_000 --users 5_000_000 --items 1_000_000 --folder /tmp
 
 The log is made by rule, in pieces: items have a heavy-tailed popularity that drifts, users have a taste. Each line is a
-process of its own, whose peak memory it is; CPU seconds and seconds by the wall clock, one thread. The folder's files
-are removed at the end.
+process of its own, whose peak memory it is; CPU seconds and seconds by the wall clock, one thread. A process ends
+itself where it would leave less than --leave-gb of the machine's memory. The folder's files are removed at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -52,6 +53,16 @@ def write_log(path: Path, interactions: int, users: int, items: int) -> None:
         writer.write_table(table)
     if writer is not None:
         writer.close()
+
+
+def leave(gigabytes: float) -> None:
+    """End this process once less than this is available on the machine."""
+    while True:
+        (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+        if int(line.split()[1]) < gigabytes * 1024**2:
+            print(f"stopped: less than {gigabytes:g} GB of memory were left", file=sys.stderr, flush=True)
+            os._exit(1)
+        time.sleep(0.2)
 
 
 class Clock:
@@ -107,12 +118,14 @@ def main() -> None:
     for name, size in (("interactions", 10_000_000), ("users", 500_000), ("items", 100_000)):
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--models", default="bpr,auto")
+    parser.add_argument("--leave-gb", type=float, default=2.0)
     parser.add_argument("--folder", default=None, help="where files may lie while this runs")
     parser.add_argument("--phase", nargs=3, metavar=("PHASE", "FOLDER", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     size = (options.interactions, options.users, options.items)
     if options.phase:
         phase, folder, kind = options.phase
+        threading.Thread(target=leave, args=[options.leave_gb], daemon=True).start()
         clock = Clock()
         PHASES[phase](clock, Path(folder), kind, size)
         print(json.dumps(clock.lines))
@@ -123,7 +136,7 @@ def main() -> None:
         write_log(Path(folder) / "raw.parquet", *size)
         jobs = [("prepare", "–"), *((phase, kind) for kind in options.models.split(",") for phase in ("fit", "use"))]
         for phase, kind in jobs:
-            command = [sys.executable, __file__, "--phase", phase, folder, kind]
+            command = [sys.executable, __file__, "--phase", phase, folder, kind, f"--leave-gb={options.leave_gb}"]
             command += [f"--{name}={n}" for name, n in zip(("interactions", "users", "items"), size, strict=True)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:

@@ -2,10 +2,13 @@
 
     python benchmarks/service_load.py --items 100000 --users 200000 --lists 500 --events 1000 --seconds 20
 
+    python benchmarks/service_load.py --recommender blend --strategy default --two-stage --lists 200 300
+
 Starts `melon serve` on loopback with a model of that size, waits until it has learned an event, and loads it with
-`melon load` (open loop, latency from when a request was due). The generator runs on the same machine; its CPU is told
-apart from that of the service. `learned` counts the events that the served model knows when the last answer has come.
-`list_cpu_ms` is measured beforehand in one process: lists under the service's rules, each 1, 8 or 16 made together.
+`melon load` (open loop, latency from when a request was due), one rate after another. The generator runs on the same
+machine; its CPU is told apart from that of the service. `learned` counts the events that the served model knows when
+the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists under the service's rules, each
+1, 8 or 16 made together, also right after an update.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ def build(folder: Path, args: argparse.Namespace) -> None:
     from melon.strategies.registry import STRATEGIES
 
     draws = np.random.default_rng(0)
-    recommender = RECOMMENDERS[args.recommender].load()({"dim": args.dim})
+    settings: dict[str, Any] = {"dim": args.dim}
+    if args.two_stage:
+        settings["lists"] = "two_stage"
+    recommender = RECOMMENDERS[args.recommender].load()(settings)
     model = LiveModel(Updater(recommender, STRATEGIES[args.strategy].load()({})))
     count = max(args.users, args.items) * 2
     users = np.concatenate([np.arange(args.users), draws.integers(0, args.users, count)])
@@ -48,7 +54,7 @@ def build(folder: Path, args: argparse.Namespace) -> None:
 
 
 def list_cpu(folder: Path, users: int) -> dict[str, float]:
-    """CPU milliseconds of one list when some are made together, and of the first after an update; medians."""
+    """CPU milliseconds of one list when some are made together, also right after an update; medians."""
     from melon.learning.model import LiveModel
     from melon.service.answers import ListMaker, Query
     from melon.service.log.base import Position
@@ -72,7 +78,8 @@ def list_cpu(folder: Path, users: int) -> dict[str, float]:
         return round(1e3 * float(np.median(spent)), 2)
 
     each(1)
-    return {**{str(count): each(count) for count in (1, 8, 16)}, "first after an update": each(1, updated=True)}
+    together = {str(count): each(count) for count in (1, 8, 16)}
+    return together | {f"{count} after an update": each(count, updated=True) for count in (1, 8, 16)}
 
 
 def call(url: str, body: object = None) -> Any:
@@ -88,24 +95,53 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def memory(pid: int) -> int:
+    """Megabytes of memory that a process holds now."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) // 1024
+
+
 def children(pid: int) -> dict[str, int]:
     listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
     return {role: int(one) for one, role in re.findall(r"^\s*(\d+) .*supervisor (\w+) ", listed.stdout, re.MULTILINE)}
+
+
+def measured(melon: str, url: str, pids: dict[str, int], lists: float, args: argparse.Namespace) -> dict[str, Any]:
+    """One load, with what each process used for it."""
+    first = call(f"{url}/v1/status")["log"]["offset"]
+    before = {role: cpu(pid) for role, pid in pids.items()}
+    given = {"lists": lists, "user-form": "{}", "item-form": "{}"}
+    given |= {name: getattr(args, name) for name in ("events", "batch", "seconds", "users", "items", "connections")}
+    words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    done = subprocess.run([melon, "load", url, *words, "--json"], capture_output=True, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    report["learned"] = report["model"]["offset"] - first
+    report["cpu_s"] = {role: round(cpu(pid) - before[role], 2) for role, pid in pids.items()}
+    report["memory_mb"] = {role: memory(pid) for role, pid in pids.items()}
+    report["load_average"] = os.getloadavg()[0]
+    return report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("items", 100_000), ("users", 200_000), ("dim", 64), ("batch", 10), ("connections", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, default in (("lists", 500.0), ("events", 1000.0), ("seconds", 20.0)):
+    parser.add_argument("--lists", type=float, nargs="+", default=[500.0])
+    for name, default in (("events", 1000.0), ("seconds", 20.0)):
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--recommender", default="bpr")
     parser.add_argument("--strategy", default="melon")
+    parser.add_argument("--two-stage", action="store_true", help="the blend's lists in two stages")
+    parser.add_argument("--model", type=Path, help="a folder for the model, which is made there once")
     args = parser.parse_args()
+    melon = str(Path(sys.executable).with_name("melon"))
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder) / "model", args)
-        lists = list_cpu(Path(folder) / "model", args.users)
-        command = [str(Path(sys.executable).with_name("melon")), "serve", f"{folder}/model", "--port", "0"]
+        model = args.model or Path(folder) / "model"
+        if not model.exists():
+            build(model, args)
+        report: dict[str, Any] = {"list_cpu_ms": list_cpu(model, args.users)}
+        command = [melon, "serve", str(model), "--data", f"{folder}/live", "--port", "0"]
         service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert service.stdout is not None
         url = next(found[1] for line in service.stdout if (found := re.search(r"serving on (\S+);", line)))
@@ -117,40 +153,14 @@ def main() -> None:
                 break
             except OSError:
                 time.sleep(0.2)
-        ready = time.monotonic() - started
+        report["ready_s"] = round(time.monotonic() - started, 1)
         first = call(f"{url}/v1/interactions", {"user": 0, "item": 0})["offset"]
         while call(f"{url}/v1/status")["model"]["offset"] < first:
             time.sleep(0.1)
-        learns = time.monotonic() - started
+        report["learns_s"] = round(time.monotonic() - started, 1)
         pids = children(service.pid)
-        before = {role: cpu(pid) for role, pid in pids.items()}
-        words = [
-            "load",
-            url,
-            "--lists",
-            args.lists,
-            "--events",
-            args.events,
-            "--batch",
-            args.batch,
-            "--seconds",
-            args.seconds,
-        ]
-        words += ["--users", args.users, "--items", args.items, "--user-form", "{}", "--item-form", "{}"]
-        words += ["--connections", args.connections, "--json"]
-        done = subprocess.run([command[0], *map(str, words)], capture_output=True, text=True, check=True)
-        report = json.loads(done.stdout)
-        used = {role: round(cpu(pid) - before[role], 2) for role, pid in pids.items()}
-        report |= {
-            "learned": report["model"]["offset"] - first,
-            "cpu_s": used,
-            "list_cpu_ms": lists,
-            "ready_s": round(ready, 1),
-            "learns_s": round(learns, 1),
-            "load_average": os.getloadavg()[0],
-            "cores": os.cpu_count(),
-        }
-        report["settings"] = vars(args)
+        report["loads"] = {lists: measured(melon, url, pids, lists, args) for lists in args.lists}
+        report |= {"cores": os.cpu_count(), "settings": {name: str(value) for name, value in vars(args).items()}}
         print(json.dumps(report, indent=1))
         service.send_signal(signal.SIGTERM)
         service.wait(120)

@@ -13,9 +13,9 @@ before it and on one that was trained again before the judged part; then HR@5 an
 recommender is trained again on everything before it (as `melon evaluate` does), and when the one from before the window
 goes on instead (L2 0.1, 24 epochs).
 
---duel: two strategies with the settings in `configs/`, compared as claims are. Each seed trains its own recommenders
-and draws its own candidates; what is compared are the events by which settings are judged: paired, averaged over seeds,
-with 95 % intervals from resampling users and items.
+--duel: two strategies with the settings in `configs/` (`network/melon` means configs/network), compared as claims are.
+Each seed trains its own recommenders and draws its own candidates; what is compared are the events by which settings
+are judged: paired, averaged over seeds, with 95 % intervals from resampling users and items.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def duel(log: Interactions, stream: str, recommender: str, names: Sequence[str],
     for seed in range(seeds):
         work = Work()  # both of a seed start from the same recommenders
         for name in names:
-            options = read_config(configs / f"{stream}-{recommender}-{name}.toml")
+            folder, _, strategy = name.rpartition("/")
+            options = read_config(configs / folder / f"{stream}-{recommender}-{strategy}.toml")
             tally = _judged(log, CellConfig(**{**options, "seed": seed}), work)
             tallies[name].append(tally)
             level = metrics(tally.rank)

@@ -2,8 +2,8 @@
 
 import json
 import re
+import runpy
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import typer
 
 import melon
+from commands import Run
 from melon import errors
 from melon.cli import app
 from melon.data.raw.formats import FORMATS
@@ -88,6 +89,25 @@ def test_every_command_and_its_options_are_documented(name: str) -> None:
     known = section(text, name) + section(text, SHARED)
     for option in sorted(options(COMMANDS[name])):
         assert re.search(rf"{option}(?![\w-])", known), f"docs/cli.md does not tell about {name} {option}"
+
+
+def test_the_walks_of_the_design_name_what_is_there() -> None:
+    text = text_of("design.md").partition("## Two walks")[2].partition("## Load-bearing")[0]
+    lines = re.findall(r"^ *(\S+\.py) +(\w[\w.]*(?:, \w+)*)", text, re.MULTILINE)
+    assert len(lines) > 15
+    for path, names in lines:
+        code = (ROOT / "src" / "melon" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^ *(?:class|def) {name}\b", code, re.MULTILINE), f"docs/design.md: {path} has no {name}"
+
+
+def test_every_benchmark_is_listed() -> None:
+    folder = ROOT / "benchmarks"
+    rows = re.findall(r"^\| `(\w+)\.py`( \*)? \|", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    missing = {path.stem for path in folder.glob("*.py")} ^ {name for name, _ in rows}
+    assert not missing, f"benchmarks/README.md and the folder differ: {sorted(missing)}"
+    (speed,) = re.findall(r"^SPEED := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, star in rows if star} == set(speed.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -209,24 +229,23 @@ def python_in(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_in(page)], ids=lambda page: page.name)
-def test_python_in_the_docs_runs(page: Path, tmp_path: Path) -> None:
+def test_python_in_the_docs_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ratings = [f"{n % 11},{n % 13},4.0,{1_600_000_000 + n}" for n in range(400)]
     (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *ratings]), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", python_in(page)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "program.py").write_text(python_in(page), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("program.py", run_name="__main__")  # in this process: starting another takes longer than most pages
 
 
-def test_the_result_file_is_told_field_by_field(tmp_path: Path) -> None:
-    script = Path(sys.executable).with_name("melon")
+def test_the_result_file_is_told_field_by_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.chdir(tmp_path)
     few = ["--budget", "1", "--epochs", "1", "--set", "recommender.dim=4", "--split", "0.7,0.1,0.2", "--full-ranking"]
     for words in (
         ["data", "synthetic", "news", "--out", "stream.parquet", "--events", "2000"],
         ["evaluate", "stream.parquet", "--json", "result.json", *few],
     ):
-        done = subprocess.run([script, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        ended = run(*words)
+        assert ended.code == 0, ended.err
     record = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     told = section(text_of("evaluation.md"), "The result file")
     columns = pl.read_parquet_schema(tmp_path / record["ranks"])

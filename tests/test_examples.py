@@ -1,8 +1,6 @@
 """The programs in examples/ run as they are, and are short."""
 
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,11 @@ def test_there_are_three() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_an_example_runs_and_is_short(program: Path, tmp_path: Path) -> None:
+def test_an_example_runs_and_is_short(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert len(program.read_text(encoding="utf-8").splitlines()) <= 50
-    done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ}
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(program), run_name="__main__")
+    assert capsys.readouterr().out
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"

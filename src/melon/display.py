@@ -51,7 +51,7 @@ _SPARE = (
 
 
 def label(method: str) -> str:
-    """A method's display name: `melon (paper)` is MeLON (paper); names that nobody registered stay as they are."""
+    """A method's display name: `melon (paper)` is MeLON (paper); names that are not registered stay as they are."""
     name = base(method)
     entry = _entry(STRATEGIES, name)
     shown = _OTHERS[name][0] if name in _OTHERS else (entry.label if entry else "") or name

@@ -11,6 +11,7 @@
     ├── MissingExtraError  an optional dependency that is not installed
     ├── LogError           a log of events that cannot be opened, read or written
     │   ├── BusyError      too much waits to be written; try again shortly
+    │   ├── HeldError      another process has the log for itself
     │   └── DiskFullError  no room; nothing of the last append was stored
     ├── ServiceError       a request that the service refuses, or a service that cannot be reached
     └── StoppedError       a command that was stopped and can go on
@@ -71,6 +72,14 @@ class LogError(MelonError):
 
 class BusyError(LogError):
     """More is waiting than the log takes on; the caller should try again shortly."""
+
+
+class HeldError(LogError):
+    """Another process has the right to write; `url` is where it takes requests, if it does."""
+
+    def __init__(self, message: str, url: str | None) -> None:
+        super().__init__(message)
+        self.url = url
 
 
 class DiskFullError(LogError):

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.data.frames import interactions_from
-from melon.errors import CheckpointError, DataError, NotFittedError, unknown_name
+from melon.errors import CheckpointError, DataError, NotFittedError
 from melon.fitting import values
-from melon.fitting.arguments import id_list, plain_events, plan_of
+from melon.fitting.arguments import Arguments, id_list, plain_events, plan_of
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.fit import fit, threads
 from melon.fitting.plan import name_of
@@ -33,23 +33,12 @@ from melon.types import Plain
 if TYPE_CHECKING:
     import polars as pl
 
-#: The arguments of `Melon`, in order; the second group is saved with a model.
+#: Arguments that name parts, and those that are saved with a model.
 _NAMES = ("recommender", "strategy")
 _SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "fading", "settings", "pretrain_settings")
-_PARAMETERS = (
-    *_NAMES,
-    *_SAVED,
-    "recommender_settings",
-    "threads",
-    "max_pairs",
-    "dtype",
-    "device",
-    "progress",
-    "report",
-)
 
 
-class Melon:
+class Melon(Arguments):
     """A recommender that keeps up with its users.
 
     Args:
@@ -69,7 +58,7 @@ class Melon:
         max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
         dtype: "float32" or "float64".
         device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
-        progress: whether `fit` shows on standard error how it comes along.
+        progress: whether `fit` shows on standard error its progress.
         report: called with each line of progress, whether it is shown or not.
 
     After `fit`, `choices` holds the chosen settings; `notes_` says why there was no choice, or that time cut it short.
@@ -107,19 +96,6 @@ class Melon:
         self._columns: dict[str, str | None] = {}
         self._model: LiveModel | None = None
         plan_of(self).check()  # wrong names, values and pairings are refused before anything is spent
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor, as scikit-learn's tools want them."""
-        return {name: getattr(self, name) for name in _PARAMETERS}
-
-    def set_params(self, **parameters: Any) -> Self:
-        """Change arguments of the constructor; they count from the next `fit` on."""
-        for name in parameters:
-            if name not in _PARAMETERS:
-                raise unknown_name("parameter of Melon", name, _PARAMETERS)
-        checked = type(self)(**{**self.get_params(), **parameters})
-        self.__dict__.update(checked.get_params())
-        return self
 
     def __repr__(self) -> str:
         learned = f"{self.n_interactions} interactions" if self._model else "nothing yet"

@@ -78,12 +78,12 @@ def evaluate(
         candidates: where negatives come from: "catalogue", "full-log" or "born"; `negatives` says how many.
         align_ties: whether parts and batches are cut only where the time changes.
         full_ranking: whether to rank among the whole catalogue too.
-        retrain_every: evaluate a model beside it that is trained from scratch every so many interactions.
+        retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.
         threads: threads of the arithmetic.
         device: where the tables live.
         json: a file for the full result, with the rank of every event beside it.
         resume: whether to resume the same evaluation where it was stopped.
-        progress: whether to show on standard error how it comes along.
+        progress: whether to show on standard error its progress.
     """
     given = {name: value for name, value in locals().items() if name in _FIELDS and value is not None}
     given |= {"recommender": _named(RECOMMENDERS, recommender), "strategy": _named(STRATEGIES, strategy)}

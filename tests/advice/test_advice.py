@@ -10,7 +10,7 @@ from commands import Run
 from melon.advice.advise import NO_TIME, AdvicePlan
 from melon.advice.judging import Advice, Method, judge, judged
 from melon.bench.executors import LocalExecutor
-from melon.bench.grid import Outcome, Task, run_grid, tasks_of
+from melon.bench.grid import CellOutcome, Task, run_grid, tasks_of
 from melon.errors import SettingsError
 from melon.progress import Progress
 from melon.types import Floats
@@ -203,12 +203,12 @@ def test_a_grid_ends_where_there_is_enough(stream: Path, tmp_path: Path) -> None
     class Ended(Progress):
         count = 0
 
-        def ended(self, outcome: Outcome) -> None:
+        def ended(self, outcome: CellOutcome) -> None:
             self.count += 1
 
     base = CellConfig(split=(0.8, 0.05, 0.15), budget=1, epochs=1, negatives=15, batch_size=64)
     tasks: list[Task] = tasks_of({"news": base.split}, ["bpr"], ["eals"], 1, base)
-    executor: LocalExecutor[Outcome] = LocalExecutor({"news": stream}, tmp_path, jobs=1, threads=1)
+    executor: LocalExecutor[CellOutcome] = LocalExecutor({"news": stream}, tmp_path, jobs=1, threads=1)
     progress = Ended()
     try:
         outcomes = list(run_grid(tasks, {}, executor, lambda _: None, progress, lambda: progress.count == 1))

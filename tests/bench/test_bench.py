@@ -8,22 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+import torch
 
-from commands import Run
+from commands import Run, melon
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.executors import LocalExecutor, environment
-from melon.bench.grid import Outcome, Task, run_grid, tasks_of
+from melon.bench.grid import CellOutcome, Task, run_grid, tasks_of
 from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.errors import LearningError
 from melon.evaluation.predictors import RIVALS
+from melon.kernels.threads import use_threads
 from melon.progress import Progress
 from melon.terminal.runs import bench_table
 
@@ -48,16 +50,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two streams, two recommenders, three strategies, one seed, on two processes."""
     out = tmp_path_factory.mktemp("bench") / "runs"
-    command = [*command_of(folder, out), "--jobs", "2"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = melon(*command_of(folder, out)[3:], "--jobs", 2)
+    assert ended.code == 0, ended.err
     return out
 
 
-def command_of(folder: Path, out: Path) -> list[str]:
-    streams = [str(folder / "flip.parquet"), str(folder / "news.parquet")]
-    which = ["--recommenders", "bpr,ncf", "--strategies", "eals,als", "--seeds", "1"]
-    return [sys.executable, "-m", "melon", "bench", *streams, *which, *OPTIONS, "--out", str(out)]
+def command_of(
+    folder: Path, out: Path, *, streams: tuple[str, ...] = ("flip", "news"), recommenders: str = "bpr,ncf"
+) -> list[str]:
+    paths = [str(folder / f"{name}.parquet") for name in streams]
+    which = ["--recommenders", recommenders, "--strategies", "eals,als", "--seeds", "1"]
+    return [sys.executable, "-m", "melon", "bench", *paths, *which, *OPTIONS, "--out", str(out)]
 
 
 def records_of(out: Path) -> dict[str, Any]:
@@ -118,24 +121,23 @@ def test_a_finished_bench_is_only_shown_again(bench: Path, folder: Path, run: Ru
     assert {path: path.stat().st_mtime_ns for path in bench.glob("*-*.json")} == before
 
 
-@pytest.mark.parametrize("moment", [pytest.param(0.25, marks=pytest.mark.slow), 0.6])
+@pytest.mark.parametrize("records", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_records(
-    bench: Path, folder: Path, tmp_path: Path, moment: float
+    bench: Path, folder: Path, tmp_path: Path, run: Run, records: int
 ) -> None:
-    out, expected = tmp_path / "runs", records_of(bench)
-    command = [*command_of(folder, out), "--jobs", "2"]
+    out, expected = tmp_path / "runs", {name: one for name, one in records_of(bench).items() if "flip-bpr" in name}
+    command = [*command_of(folder, out, streams=("flip",), recommenders="bpr"), "--jobs", "2"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-    wanted = max(int(moment * len(expected)), 1)
     until = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < until and len(list(out.glob("*-*.json"))) < wanted:
-        time.sleep(0.05)
-    time.sleep(random.uniform(0, 1))
+    while process.poll() is None and time.monotonic() < until and len(list(out.glob("*-*.json"))) < records:
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.3))
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(records_of(out)) < len(expected) or process.returncode == 0
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert records_of(out) == expected
+    assert len(list(out.glob("*-*.json"))) < len(expected) or process.returncode == 0
+    ended = run(*command[3:])
+    assert ended.code == 0, ended.err
+    assert {name: one for name, one in records_of(out).items() if name != "bench"} == expected
 
 
 def test_a_stopped_bench_says_how_to_go_on(folder: Path, tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ class Fails(Progress):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         self.told.append(f"{outcome.task.key} {'record' if outcome.record else outcome.problem}")
 
 
@@ -215,7 +217,7 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
         def submit(self, task: Task) -> None:
             self.queue.append(task)
 
-        def outcome(self, patience: float) -> Outcome:
+        def outcome(self, patience: float) -> CellOutcome:
             return self.queue.pop().run(log, Work())
 
         def stop(self) -> None: ...
@@ -370,16 +372,36 @@ class TestAFolderOfConfigs:
 def test_processes_are_told_how_many_threads_to_use(folder: Path, tmp_path: Path) -> None:
     assert environment(2)["OMP_NUM_THREADS"] == "2"
     before = dict(os.environ)
-    executor = LocalExecutor({"flip": folder / "flip.parquet"}, tmp_path, jobs=1, threads=2)
-    worker = executor._hire()
+    executor: LocalExecutor[Any] = LocalExecutor({"flip": folder / "flip.parquet"}, tmp_path, jobs=1, threads=2)
     try:
-        while not (told := Path(f"/proc/{worker.process.pid}/environ").read_bytes().split(b"\0"))[0]:
-            time.sleep(0.01)  # the new program has not been loaded yet
-        assert b"OMP_NUM_THREADS=2" in told
+        executor.submit(Looks())
+        while (told := executor.outcome(1.0)) is None:
+            pass
+        assert told == ("2", 2)
         assert dict(os.environ) == before
     finally:
+        worker = executor._pool[0]
         executor.stop()
     assert not worker.process.is_alive()
+
+
+@dataclass
+class Looks:
+    """A job that says how many threads its process uses."""
+
+    key: str = "looks"
+    group: str = "looks"
+    stream: str = "flip"
+    keeps_work: bool = False
+    lays_foundation: bool = False
+
+    def run(self, log: Any, work: Any) -> tuple[str, int]:
+        use_threads(2)
+        torch.ones(100_000).exp().sum()
+        return os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
+
+    def lost(self, why: str) -> str:
+        return why
 
 
 @pytest.mark.parametrize("name", ["flip-bpr-0-eals.json", "bench.json"])
@@ -397,6 +419,7 @@ def test_a_torn_file_is_one_line_that_names_it(
     assert "emove it" in ended.said
 
 
+@pytest.mark.slow  # the same of two evaluations: tests/test_cli.py
 def test_two_benches_at_once_do_not_disturb_each_other(folder: Path, tmp_path: Path) -> None:
     words = ["bench", str(folder / "flip.parquet"), "--strategies", "eals", "--seeds", "1", *OPTIONS]
     command = [sys.executable, "-m", "melon", *words, "--out", str(tmp_path / "runs")]

@@ -483,16 +483,18 @@ class Stops(Progress):
         self._count()
 
 
-@pytest.mark.parametrize("pretrain", ["shared", "own"])
+@pytest.mark.parametrize(
+    ("pretrain", "every"), [("shared", 4), ("own", 7), pytest.param("shared", 1, marks=pytest.mark.slow)]
+)
 def test_stopped_anywhere_and_resumed_gives_the_same_record(
-    pretrain: str, flips: Interactions, small: MakeConfig, timeless: Timeless, tmp_path: Path
+    pretrain: str, every: int, flips: Interactions, small: MakeConfig, timeless: Timeless, tmp_path: Path
 ) -> None:
     config = small(strategy="eals", pretrain=pretrain, budget=1, epochs=1, batch_size=128)
     counter = Stops(-1)
     straight = Cell(flips, config, counter).run("here")
     wanted = timeless(straight.record)
     assert counter.calls > 25
-    for at in range(1, counter.calls + 1, 1 if pretrain == "shared" else 5):
+    for at in range(1, counter.calls + 1, every):
         folder = tmp_path / str(at)
         with pytest.raises(KeyboardInterrupt):
             Cell(flips, config, Stops(at), Work(folder)).run("here")

@@ -10,7 +10,7 @@ import pytest
 
 from melon.bench.cell import Cell, CellResult
 from melon.bench.config import CellConfig
-from melon.bench.grid import Outcome, Task
+from melon.bench.grid import CellOutcome, Task
 from melon.bench.run import BenchFolder
 from melon.bench.work import RatesKeeper, Work
 from melon.data.interactions import Interactions
@@ -78,11 +78,11 @@ def test_cells_without_rates_are_run_again_where_rates_are_asked_for(
     seen: CellResult, small: MakeConfig, tmp_path: Path
 ) -> None:
     folder, task = BenchFolder(tmp_path), Task("flips", small(strategy="melon", budget=1, epochs=1))
-    folder.keep(Outcome(task, 1.0, seen.record, seen.ranks))
+    folder.keep(CellOutcome(task, 1.0, seen.record, seen.ranks))
     asked = replace(task, rates=True)
     assert folder.done([task])
     assert not folder.done([asked])
-    folder.keep(Outcome(asked, 1.0, seen.record, seen.ranks, rates=seen.rates))
+    folder.keep(CellOutcome(asked, 1.0, seen.record, seen.ranks, rates=seen.rates))
     assert folder.rates(asked).exists()
     assert folder.done([asked])
 
@@ -93,5 +93,5 @@ def test_a_solver_without_learning_rates_is_not_run_again_for_them(
     folder, task = BenchFolder(tmp_path), Task("flips", small(strategy="als", budget=1, epochs=1), rates=True)
     result = Cell(flips, task.config, rates=True).run()
     assert result.rates is None
-    folder.keep(Outcome(task, 1.0, result.record, result.ranks))
+    folder.keep(CellOutcome(task, 1.0, result.record, result.ranks))
     assert folder.done([task])

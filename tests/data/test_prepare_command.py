@@ -73,7 +73,7 @@ def test_help_shows_examples_of_the_options(run: Run) -> None:
     shown = run("data", "prepare", "--help").out
     for words in (
         "--separator ';' --encoding cp1252",
-        "--time-format '%d.%m.%Y %H:%M'",
+        "--time-format '%d.%m.%Y'",
         "--no-header --user 1",
         "excel",
     ):

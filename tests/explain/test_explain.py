@@ -156,7 +156,7 @@ class TestWhichBatch:
             self.about(saved, log, **asked)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+@pytest.mark.parametrize("suffix", [".png", ".svg", pytest.param(".pdf", marks=pytest.mark.slow)])
 def test_a_picture_of_each_kind(suffix: str, saved: Callable[..., Path], log: Interactions, tmp_path: Path) -> None:
     model, _ = LiveModel.load(saved("ncf", "melon"))
     found = explain_batch(model, log, at=None, batch=0, batch_size=20)

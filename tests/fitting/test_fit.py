@@ -20,12 +20,14 @@ from melon.data.synthetic import synthetic_stream
 from melon.estimator import Melon
 from melon.fitting.fit import PRETRAINING, Fitted, fit
 from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import deploy, refit
 from melon.fitting.selection import Selection
 from melon.learning.pretrain import Pretraining
 from melon.progress import Progress
 from melon.recommenders.bpr import BPR
 from melon.registry import Space
 from melon.strategies.default import Default
+from melon.stream.batch import batch_of
 from melon.stream.split import split
 
 SMALL: dict[str, Any] = {"epochs": 2, "budget": 2, "batch_size": 64, "recommender_settings": {"dim": 6}}
@@ -215,6 +217,21 @@ class TestSteps:
         trained.clear()
         fit(log, plan(strategy="default", budget=1))
         assert trained.count(len(log)) == 1
+
+    @pytest.mark.parametrize("recommender", ["bpr", "blend"])
+    def test_rows_that_are_deployed_without_a_copy_are_the_same(self, log: Interactions, recommender: str) -> None:
+        chosen = plan(recommender=recommender, budget=0, epochs=1)
+        states = []
+        for once in (False, True):
+            state = refit(chosen, log, {"epochs": 1}, once=once)
+            updater = deploy(chosen.make_strategy({"fading": 100.0}), state, log)
+            updater.learn(batch_of(log, 0, 64))
+            states.append(updater)
+        one, other = states
+        assert one.history.seen.keys().tobytes() == other.history.seen.keys().tobytes()
+        for name, table in one.recommender.tables.items():
+            for part, tensor in table.state().items():
+                assert torch.equal(tensor, other.recommender.tables[name].state()[part]), (name, part)
 
     def test_choices_are_known_before_the_long_training(self, log: Interactions) -> None:
         told: list[Any] = []

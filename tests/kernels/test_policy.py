@@ -93,7 +93,7 @@ def learned(make: Any) -> dict[str, Any]:
 
 
 #: What either strategy uses on the blend.
-SUITES_OF_BOTH = ("stream", "factor", "neighbours", "blend", "lessons", ("melon", 20), "s2meta")
+SUITES_OF_BOTH = ("stream", "factor", "neighbours", "lessons", ("melon", 20), "s2meta")
 
 
 @pytest.mark.parametrize("strategy", [MeLON, pytest.param(S2Meta, marks=pytest.mark.slow)])

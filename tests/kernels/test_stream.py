@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
+from melon.stream import pairs
 from melon.stream.candidates import MODES, Candidates
 from melon.stream.draws import Draws
 from melon.stream.history import History
@@ -18,9 +19,11 @@ from melon.stream.pairs import PairSet
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 14)), min_size=1, max_size=200)
 
 
-@pytest.fixture(autouse=True)
-def _as_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[pairs.SORTED_FROM, 3])
+def _as_found(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Loops as on this machine; pairs in the hash set alone, or nearly all of them sorted."""
     monkeypatch.delenv("MELON_KERNEL", raising=False)
+    monkeypatch.setattr(pairs, "SORTED_FROM", request.param)
 
 
 def both_ways(make: Callable[[], Any]) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """Blocks of work on several threads: all of them, once each, whoever takes them, and errors reach the caller."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -111,3 +113,26 @@ def test_one_thread_is_nothing_to_lend(allowed: Any) -> None:
     allowed(1)
     with kernels_first():
         assert torch.get_num_threads() == threads.allowed() == 1
+
+
+FORK = """
+import os, signal, torch
+from melon.kernels.threads import use_threads
+use_threads(2)
+torch.ones(2_000_000).exp().sum()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    use_threads(2)
+    torch.ones(2_000_000).exp().sum()
+    os._exit(torch.get_num_threads())
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP after a fork is a matter of Linux")
+def test_a_forked_process_computes_with_one_thread() -> None:
+    """With two it would wait for ever: OpenMP's threads are those of the parent."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "2"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from melon.errors import DataError
+from melon.fitting.auto import SETTINGS
 from melon.learning import ranker
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
@@ -23,7 +24,7 @@ USERS, ITEMS = 30, 700
 KINDS: dict[str, tuple[type[Recommender], dict[str, Any]]] = {
     "bpr": (BPR, {"dim": 9}),
     "ncf": (NCF, {"dim": 3, "layers": (4, 3)}),
-    "blend": (Blend, {"dim": 5, "slots": 8, "head_units": 5, "head_negatives": 4, "head_rest": 20}),
+    "blend": (Blend, {"dim": 5, "slots": 8, "head_units": 5, "head_negatives": 4, "head_rest": 20, **SETTINGS}),
     "blend without hidden units": (Blend, {"dim": 5, "slots": 8, "head_units": 0, "head_rest": 20}),
     "blend with transitions": (Blend, {"dim": 4, "slots": 8, "head_units": 4, "head_rest": 20, "transitions": True}),
     "blend without rows": (Blend, {"dim": 4, "head_units": 4, "head_rest": 20, "without": ("personal",)}),
@@ -101,8 +102,9 @@ def test_the_kept_scorer_follows_what_is_learned(kind: str) -> None:
     assert [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=False)] == expected
 
 
-def test_lists_within_limits() -> None:
-    model, users, rng = model_of("blend"), np.array([1, 2]), np.random.default_rng(0)
+@pytest.mark.parametrize("kind", ["bpr", "blend"])
+def test_lists_within_limits(kind: str) -> None:
+    model, users, rng = model_of(kind), np.array([1, 2]), np.random.default_rng(0)
     n_items = model.rows_of("item")
     allowed, boost = rng.random(n_items) < 0.3, rng.normal(size=n_items - 5)
     exclude = np.array([0, 1, 2, n_items + 3, -1])
@@ -145,7 +147,7 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
             found = model.best(users, 10, filter_seen=seen, **limits)
             wanted = exact.best(users, 10, filter_seen=seen, **limits)
             shared = [len(set(a.tolist()) & set(b.tolist())) for (a, _), (b, _) in zip(found, wanted, strict=True)]
-            assert np.mean(shared) > 9.8
+            assert np.mean(shared) > 9.7
     assert model._ranker._kept is kept
     learn(model, ranker.STALE, seed=9)
     list(model.best(users, 10, filter_seen=True))

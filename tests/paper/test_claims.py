@@ -7,11 +7,11 @@ import pytest
 from melon.paper.claims import (
     affordable,
     both_paces,
+    claim_results,
     consistent_gains,
     quick_adaptation,
     together,
     two_directions,
-    verdicts,
 )
 from melon.report.contests import Contest
 from melon.report.numbers import Comparisons
@@ -148,6 +148,6 @@ class TestBothPaces:
 
 def test_without_melon_everything_is_open(tmp_path: Path) -> None:
     write_run(tmp_path, "eals")
-    found = verdicts(bench_of(tmp_path), Comparisons())
+    found = claim_results(bench_of(tmp_path), Comparisons())
     assert len(found) == 5
     assert {each.outcome for each in found} == {"not decided"}

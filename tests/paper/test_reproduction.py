@@ -19,7 +19,7 @@ Event = tuple[int, int, int]
 START = 1_483_228_800  # 2017-01-01
 
 
-def events(seed: int, n: int = 6_600, users: int = 100, items: int = 300) -> list[Event]:
+def events(seed: int, n: int = 3_960, users: int = 70, items: int = 180) -> list[Event]:
     """User, item, seconds: everybody and everything often enough to be kept, and one user who comes too rarely."""
     rng = np.random.default_rng(seed)
     found = [(int(u), int(i)) for u, i in zip(rng.integers(users, size=n), np.arange(n) % items, strict=True)]
@@ -68,8 +68,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All five, each in another of the shapes that they come in."""
     folder = tmp_path_factory.mktemp("raw")
     week = events(0)
-    write(folder / "one_week" / "20170101", adressa(week[:4_000]))
-    write(folder / "one_week" / "20170102", adressa(week[4_000:]))
+    write(folder / "one_week" / "20170101", adressa(week[:2_400]))
+    write(folder / "one_week" / "20170102", adressa(week[2_400:]))
     write(folder / "ratings_Books.csv", amazon_2014(events(1)))
     write(folder / "Electronics.csv.gz", amazon_2018(events(2)), packed=True)
     write(folder / "reviews_Grocery_and_Gourmet_Food.json.gz", amazon_reviews(events(3)), packed=True)
@@ -130,7 +130,7 @@ class TestTheWholeWay:
         }
         for stream in streams:
             log = load_stream(out / "data" / f"{stream}.parquet")
-            assert len(log) == 6_600, "the rare user is gone, and so is the front page"
+            assert len(log) == 3_960, "the rare user is gone, and so is the front page"
         record = json.loads((out / "amazon_grocery-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["dataset"]["split"] == [0.8, 0.02, 0.18]
         page = (out / "report" / "report.html").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from melon.checks import check_pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.errors import CheckpointError, SettingsError
 from melon.estimator import Melon, load
+from melon.kernels.ials import STEPS
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.ials import IALS
@@ -25,7 +26,7 @@ DIM, MISSING, REG = 4, 0.02, 0.05
 
 
 class Twin:
-    """Lists of partners, Gram matrices from scratch, one solve for each row that a batch touches."""
+    """Lists of partners, Gram matrices from scratch, and the best row within reach for each that a batch touches."""
 
     def __init__(self, first_items: np.ndarray) -> None:
         self.users: dict[int, np.ndarray] = {}
@@ -50,10 +51,9 @@ class Twin:
         for user in range(int(users.max()) + 1):
             self.users.setdefault(user, np.zeros(DIM))
         for item in sorted(set(items.tolist())):
-            row = self.solved(self.takers[item][-RING:], self.users)
-            self.items[item] = row if row.any() else self.items[item]
+            self.items[item] = self.nearer(self.items[item], self.takers[item][-RING:], self.users)
         for user in sorted(set(users.tolist())):
-            self.users[user] = self.solved(self.taken[user][-RING:], self.items)
+            self.users[user] = self.nearer(self.users[user], self.taken[user][-RING:], self.items)
 
     def remember(self, users: Ints, items: Ints) -> None:
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
@@ -61,10 +61,23 @@ class Twin:
             self.takers.setdefault(item, []).append(user)
 
     def solved(self, partners: list[int], others: dict[int, np.ndarray]) -> np.ndarray:
+        return np.linalg.solve(*self.system(partners, others))
+
+    def nearer(self, row: np.ndarray, partners: list[int], others: dict[int, np.ndarray]) -> np.ndarray:
+        """The least energy within reach of STEPS conjugate gradients: in the span of rest, matrix · rest, …"""
+        matrix, right = self.system(partners, others)
+        rest = right - matrix @ row
+        if not right.any() or not rest.any():
+            return row
+        reach = np.stack([np.linalg.matrix_power(matrix, power) @ rest for power in range(STEPS)], axis=1)
+        basis, _ = np.linalg.qr(reach / np.linalg.norm(reach, axis=0))
+        return row + basis @ np.linalg.solve(basis.T @ matrix @ basis, basis.T @ rest)
+
+    def system(self, partners: list[int], others: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         vectors, everything = np.array([others[one] for one in partners]), np.array(list(others.values()))
         ridge = REG * (len(partners) + MISSING * len(others))
         matrix = MISSING * everything.T @ everything + vectors.T @ vectors + ridge * np.eye(DIM)
-        return np.linalg.solve(matrix, vectors.sum(0))
+        return matrix, vectors.sum(0)
 
 
 def made(dtype: type = np.float32) -> ImplicitALS:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from melon.report.document import Table
+from melon.report.document import TextTable
 from melon.report.numbers import (
     Comparisons,
     batch_sizes,
@@ -245,7 +245,7 @@ class TestComparisons:
         n = 400
         write_run(tmp_path, "default", ranks_with(200, n), baselines={"recent_popularity": ranks_with(320, n)})
         table = against_reference(contest_of(tmp_path), Comparisons())
-        assert isinstance(table, Table)
+        assert isinstance(table, TextTable)
         verdicts = {row[0].method: row[7].text for row in table.rows}
         assert verdicts == {"frozen": "worse", "popularity": "worse", "recent_popularity": "better"}
         assert "Family: 3 comparisons of baselines." in table.caption

@@ -16,7 +16,7 @@ from commands import Run
 from melon.demo import write_synthetic
 from melon.paper.sections import paper_report
 from melon.report.build import report, report_folders, results_csv, results_tex, write_report
-from melon.report.document import Cell, Table, interval, number, signed
+from melon.report.document import TextCell, TextTable, interval, number, signed
 from melon.report.html import html_page, inline
 from melon.report.markdown import escaped, markdown_page
 from melon.report.numbers import Comparisons
@@ -265,7 +265,7 @@ def test_pieces_of_text() -> None:
     assert inline("run `a<b` now") == "run <code>a&lt;b</code> now"
     assert inline("a lonely ` tick") == "a lonely ` tick"
     assert escaped("a|b_c\n*d*") == "a\\|b\\_c \\*d\\*"
-    assert Table(["a"], [[Cell("b")]]).left == 1
+    assert TextTable(["a"], [[TextCell("b")]]).left == 1
 
 
 @pytest.fixture(scope="module")

@@ -217,6 +217,64 @@ class TestLists:
         assert (wrong.status, wrong.headers["Allow"]) == (405, "GET")
 
 
+class TestQuickWay:
+    """Lists of one user and posts of events have a way of their own; in another form, they go the general way."""
+
+    @pytest.mark.parametrize(
+        "query", ["", "?k=3", "?k=1000&filter_seen=false", "?after=1&wait_ms=0", "?after=99999999"]
+    )
+    @pytest.mark.parametrize("user", ["u1", "nobody:7", "u0"])
+    def test_lists_are_the_same_both_ways(self, service: Service, user: str, query: str) -> None:
+        general = f"%{ord(user[0]):02x}{user[1:]}"
+        answers = [service.call("GET", f"/v1/recommendations/{one}{query}") for one in (user, general)]
+        assert _comparable(answers[0]) == _comparable(answers[1])
+        assert answers[0].status == 200
+
+    @pytest.mark.parametrize("query", ["?k=0", "?k=1001", "?k=05", "?k=x", "?k=1&k=2", "?wait_ms=10001", "?kk=1", "?k"])
+    def test_what_is_not_plain_goes_the_general_way(self, service: Service, query: str) -> None:
+        quick = service.app.gate._quick
+        scope = {"method": "GET", "raw_path": b"/v1/recommendations/u1", "query_string": query[1:].encode()}
+        assert quick.take({**scope, "query_string": b"k=9"}, {}, None) is not None
+        assert quick.take(scope, {}, None) is None
+        assert quick.take({**scope, "query_string": b"k=9"}, {b"content-length": b"2"}, None) is None
+        assert service.call("GET", f"/v1/recommendations/u1{query}").status == (200 if query == "?k=05" else 400)
+
+    @pytest.mark.parametrize(
+        ("body", "headers"),
+        [
+            (b'{"user": "u1", "item": "i1", "event_id": "both ways"}', {}),
+            (b'[{"user": "u1", "item": "i1", "event_id": "both ways"}]', {"Idempotency_Key": "x"}),
+            (b"[]", {}),
+            (b"", {}),
+            (b'{"user": "u1"}', {}),
+            (b'{"user": "u1", "item": "i1", "item": "i2"}', {}),
+            (b'[{"user": "u1", "item": ""}]', {}),
+            (b'[{"user": "u1", "item": "i1", "type": "stare"}]', {}),
+            (b'{"user": NaN}', {}),
+            (b"\xff", {}),
+            (b"{}", {"Content_Type": "text/plain"}),
+            (b"{}", {"Idempotency_Key": "x" * 201}),
+            (b"{}", {"Host": "elsewhere.example"}),
+        ],
+    )
+    def test_posts_are_the_same_both_ways(self, service: Service, body: bytes, headers: dict[str, str]) -> None:
+        service.post({"user": "u1", "item": "i1", "event_id": "both ways"})
+        answers = [
+            service.call("POST", path, body, **headers)
+            for path in ("/v1/interactions", "/v1/interactions?partial=false")
+        ]
+        assert _comparable(answers[0]) == _comparable(answers[1])
+
+
+def _comparable(answer: Any) -> Any:
+    """An answer without what differs between two equal requests."""
+    content = {name: held for name, held in answer.content.items() if name not in ("ms", "recommendation", "model")}
+    if "error" in content:
+        content["error"] = {name: held for name, held in content["error"].items() if name != "request"}
+    names = sorted(name.lower() for name in answer.headers)
+    return answer.status, content, names, answer.headers["content-type"]
+
+
 class TestItems:
     def test_facts_are_put_changed_read_and_removed(self, service: Service) -> None:
         path = "/v1/items/caf%C3%A9%2F1"
@@ -302,6 +360,33 @@ class TestAdmin:
         assert service.get("/v1/batches?status=set_aside") == {"batches": []}
         assert service.call("POST", "/v1/batches/987654/retry").status == 404
         assert service.call("POST", "/v1/batches/1/retry").status == 409
+
+    def test_bad_batches_are_set_aside_while_answers_go_on(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        from melon.errors import LearningError
+
+        service = start()
+        with monkeypatch.context() as broken:
+
+            def fail(*_: object) -> float:
+                raise LearningError("the loss is not finite")
+
+            broken.setattr("melon.learning.updater.Updater.learn_undoable", fail)
+            for n in range(10):
+                service.post({"user": "u1", "item": f"i{n}"})
+                service.wait(lambda n=n: service.get("/v1/status")["set_aside"] > n)  # type: ignore[misc]
+                assert len(service.get("/v1/recommendations/u2?k=3")["items"]) == 3
+            service.post({"user": "u1", "item": "i11"})
+            service.wait(lambda: any("learning waits" in one for one in service.get("/v1/status")["alarms"]))
+        assert service.get("/v1/status")["lag"] == 1
+        batch = service.get("/v1/batches")["batches"][0]
+        assert "not finite" in batch["reason"]
+        resumed = service.call("POST", "/v1/resume")
+        assert resumed.status == 202
+        retried = service.call("POST", f"/v1/batches/{batch['batch']}/retry").content["job"]
+        for job in (resumed.content["job"], retried):
+            service.wait(lambda job=job: service.get(f"/v1/jobs/{job}")["done"])  # type: ignore[misc]
+        told = service.get("/v1/status")
+        assert (told["set_aside"], told["lag"]) == (9, 0)
 
     def test_the_stream_tells_of_batches(self, service: Service) -> None:
         seen: list[str] = []

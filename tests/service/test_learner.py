@@ -11,10 +11,11 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
+from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
-from melon.service.learner.guard import Alarms
+from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
 from melon.service.learner.loop import Learner
-from melon.service.learner.quality import between, shares
+from melon.service.learner.quality import PARTS, between, shares
 from melon.service.learner.run import run_learner
 from melon.service.learner.start import warm_up
 from melon.service.log.base import Event
@@ -22,7 +23,9 @@ from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
+from melon.service.quality import quality_between
 from melon.service.replica import Replica
+from melon.stream.pairs import pair_keys
 
 USERS = [f"u{n}" for n in range(60)]
 
@@ -120,6 +123,72 @@ def test_alarms_of_a_learner_that_was_killed_are_over(tmp_path: Path) -> None:
             assert learner.book.alarms() == []
 
 
+def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("melon.service.learner.quality.SAMPLED", 1)
+    monkeypatch.setattr("melon.service.learner.quality._SHARE", 1e9)
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model, negatives=5)) as learner:
+        log.append(stream(240))
+        learn_all(learner)
+        totals = learner.book.last().totals  # type: ignore[union-attr]
+        for rival in ("frozen", "popular"):
+            for kind in PARTS:
+                served, other = totals["served"][kind], totals[rival][kind]
+                assert served["ranked"] == other["ranked"]
+                assert served["hits@10"] - other["hits@10"] == other["won@10"] - other["lost@10"]
+        told = quality_between(None, learner.book.last())
+        assert 0.9 < told["full_rank"]["sampled"] + totals["served"]["repeats"]["ranked"] / 200 <= 2
+        assert 0 < told["full_rank"]["HR@10"] < 1
+        low, high = told["models"]["popular"]["served_ahead"]["interval"]
+        assert low <= told["models"]["popular"]["served_ahead"]["HR@10"] <= high
+        live, events = learner.course.model, stream(6, seed=77)
+        log.append(events)
+        batch = learner.course.events(241, 246)
+        counts = learner.quality.measure(live, batch)
+        seen = live.updater.history.seen
+        expected, hits = 0, 0
+        for event in batch.stored:
+            user, item = int(live.users.rows([event.user])[0]), int(live.items.rows([event.item])[0])
+            if min(user, item) < 0 or seen.contains(pair_keys(np.array([user]), np.array([item])))[0]:
+                continue
+            scores = live.updater.score_catalogue(np.array([user]), live.updater.history.items_born, live.last_time)[0]
+            free = [n for n in range(len(scores)) if not seen.contains(pair_keys(np.array([user]), np.array([n])))[0]]
+            expected, hits = expected + 1, hits + (sum(scores[n] > scores[item] for n in free) < 10)
+        assert (counts["full"]["ranked"], counts["full"]["hits@10"]) == (expected, hits)
+
+
+def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model, batch_most=10)) as learner:
+        log.append(stream(400))
+        learn_all(learner)
+        book, last = learner.book, learner.book.last()
+        assert last is not None
+        book._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
+        book.thin(60 * 9.0)
+        assert [step.number for step in book.after(0) if step.totals] == [
+            3,
+            7,
+            11,
+            15,
+            19,
+            23,
+            27,
+            31,
+            35,
+            *range(36, 41),
+        ]
+        assert (book.since(60 * 5.0), book.done_by(60 * 5.0)) == (book.step(19), book.step(20))
+        book.thin(60 * 10.0)
+        assert [step.number for step in book.after(35) if step.totals] == [39, 40]
+        assert last.totals == book.step(40).totals  # type: ignore[union-attr]
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+        assert state_digest(copy) == state_digest(learner.course.model)
+
+
 class TestGuard:
     def test_a_batch_that_cannot_be_learned_is_set_aside_and_can_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +239,35 @@ class TestGuard:
                 copy, digest = clean_replay(folder)
                 assert digest == learner.position.digest
                 assert state_digest(copy) == state_digest(learner.course.model)
+
+    def test_head_and_meta_parameters_are_measured_like_rows(self) -> None:
+        past = [{"moved": 1.0, "head": 2.0, "memory": None}] * ENOUGH
+        for about, word in (
+            ({"head": 41.0}, "shared parameters"),
+            ({"head": float("nan")}, "shared"),
+            ({"moved": 21.0}, "rows"),
+        ):
+            assert word in str(Guard(20.0, past).judge(about))
+        assert Guard(20.0, past).judge({"moved": 19.0, "head": 39.0, "memory": 1e9}) is None
+        assert Guard(0.0, past).judge({"moved": 1e9}) is None
+
+    def test_a_rival_that_is_better_for_an_hour_and_a_loss_that_rises_are_alarms(self, tmp_path: Path) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
+            texts: list[list[str]] = []
+            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append))
+            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}})  # too few
+            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}})  # too near
+            assert not texts
+            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}})
+            assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1][0]
+            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
+            assert texts[-1] == []
+            for rose in (True, True, False, True, True):
+                watch.loss(rose=rose)
+            assert len(texts) == 2
+            watch.loss(rose=True)
+            assert "higher loss" in texts[-1][0]
 
     def test_too_many_in_a_row_stop_learning_until_somebody_resumes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +326,52 @@ def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
             assert control is not None
             assert str(control.body["user"]).startswith("forgotten-")
             assert len(reader.of_user(str(control.body["user"]), 99)) == 9
+
+
+@pytest.mark.parametrize("start", ["deployed", "cold"])
+def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
+    """The model is what it would be had the person never come."""
+    model = saved_model(tmp_path / "model") if start == "deployed" else None
+    person, folder, other, events = "u3", tmp_path / "live", tmp_path / "other", stream(200)
+    never = [one for one in events if one.user != person]
+    assert len(never) < len(events)
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model)) as learner, Replica(folder) as replica:
+        replica.load()
+        log.append(events[:160])
+        learn_all(learner)
+        offset = log.forget(person, unlearn=True).result()
+        log.append([one for one in events[160:] if one.user != person])
+        learn_all(learner)
+        learner.save(wait=True)
+        wait_until(lambda: len(learner.log.to_unlearn(0)) == 1)
+
+        def unlearned() -> bool:
+            learner.consider_fitting()
+            return learner.book.unlearned() >= offset
+
+        wait_until(unlearned, 600)
+        replica.follow()
+        assert replica.position == learner.position
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+        without = learner.course.model
+        assert state_digest(copy) == state_digest(without)
+        assert Checkpoints(folder).numbers() == [learner.position.batch]
+        batches = [
+            sum(not str(one.user).startswith("forgotten-") for one in learner.log.events(step.first, step.last))
+            for step in learner.book.after(0)
+            if step.kind == "events"
+        ]
+    with EventLog(other, LOG) as log, Learner(settings(other, model)) as learner:
+        twin = learner.course.model
+        if start == "deployed":
+            assert forget(twin, person, "nobody") is not None
+        for count in batches:
+            log.append(never[:count])
+            never = never[count:]
+            learn_all(learner)
+        assert twin.recommend(["u1", "u2"], 9) == without.recommend(["u1", "u2"], 9)
+        assert np.array_equal(twin.score(["u1"], ["i1"]), without.score(["u1"], ["i1"]))
 
 
 class TestRefusals:
@@ -333,7 +477,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
                 learner.consider_fitting()
                 return learner.position.version != "cold"
 
-            wait_until(switched, 120)
+            wait_until(switched, 600)
             assert learner.position.version == "fit-300"
             assert learner.course.model.updater.history.events == 350
             log.append(stream(30, seed=9))

@@ -8,6 +8,7 @@ from service_scenes import LOG, learn_all, saved_model, settings, stream
 
 import melon
 from commands import Run
+from conftest import Start
 from melon.errors import DataError
 from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel
@@ -72,6 +73,30 @@ def test_export_and_import_go_round(live: Path, run: Run, tmp_path: Path) -> Non
         for refused in (run("log", "import", live, tmp_path / "events.ndjson"), run("log", "forget", live, "u1")):
             assert refused.code == 1
             assert "has a writer already: process" in refused.err
+
+
+def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, tmp_path: Path) -> None:
+    from melon.service.keys import KeyFile
+
+    service, lines = start(), tmp_path / "events.ndjson"
+    service.app.state.backend.log.announce(service.url)
+    folder = service.settings.folder
+    events = [{"user": "ann", "item": f"i{n}", "event_id": f"e{n}", "time": 5_000 + n} for n in range(1_200)]
+    lines.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert "1200 events appended up to offset 1200" in run("log", "import", folder, lines).out
+    assert "1200 were known already" in run("log", "import", folder, lines).out
+    lines.write_text('{"user": "ann", "item": "i1"}\n{"user": "ann", "item": "i1", "type": "eaten"}\n')
+    refused = run("log", "import", folder, lines)
+    assert refused.code == 1
+    assert "eaten" in refused.err
+    assert f"by the service on {service.url}" in run("log", "forget", folder, "ann").out
+    key, _ = KeyFile(service.settings.key_file).add(["admin", "read"])
+    service.wait(lambda: service.call("GET", "/v1/status").status == 401)
+    service.key = key
+    service.wait(lambda: service.get("/v1/jobs/forget-1201")["done"])
+    assert service.get("/v1/users/ann/history")["events"] == []
+    assert run("log", "forget", folder, "u2").code == 1  # no key
+    assert "forgotten at offset 1202" in run("log", "forget", folder, "u2", "--key", key).out
 
 
 def test_forget_waits_for_the_learner(live: Path, run: Run) -> None:

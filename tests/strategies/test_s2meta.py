@@ -165,7 +165,7 @@ class TestMetaGradient:
         assert max(found.values()) < RELATIVE, found
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
-    @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), ("bpr", "B persist"), ("ncf", "B persist")])
+    @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), slow("bpr", "B persist"), ("ncf", "B persist")])
     def test_with_another_loss_or_more_negatives(self, kind: str, cell: str, recommender: dict[str, Any]) -> None:
         found = worst_error(*scene(kind, {**CELLS[cell], "most_rate": 0.02}, **recommender))
         assert max(found.values()) < RELATIVE, found
@@ -526,7 +526,7 @@ class TestSettings:
 
 
 class TestOddInput(OddInput):
-    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
+    @pytest.fixture(autouse=True, params=[slow("A"), slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -535,7 +535,7 @@ class TestOddInput(OddInput):
 
 
 class TestState(State):
-    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
+    @pytest.fixture(autouse=True, params=[slow("A"), slow("A persist"), "B persist"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -544,7 +544,7 @@ class TestState(State):
 
 
 class TestOwnRecommender(OwnRecommender):
-    @pytest.fixture(autouse=True, params=["A", slow("A persist"), "B persist"])
+    @pytest.fixture(autouse=True, params=["A", slow("A persist"), slow("B persist")])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 

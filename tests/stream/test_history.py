@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from melon.data.interactions import Interactions
 from melon.stream.draws import Draws
 from melon.stream.history import NEIGHBOURS, NOBODY, RING, History, PartnerRings
 from melon.stream.pairs import pair_keys
@@ -148,6 +149,20 @@ def test_bulk_append_equals_batch_by_batch_and_the_state_comes_back(batches: lis
     slow.append(*more)
     again.append(*more)
     assert same_bytes(slow.state(), again.state())
+
+
+@given(BATCHES)
+@settings(max_examples=40)
+def test_a_log_that_is_expected_makes_the_same_history(batches: list[list[tuple[int, int]]]) -> None:
+    users, items = columns([pair for pairs in batches for pair in pairs])
+    log = Interactions.from_ids(users, items, np.arange(len(users)))
+    plain, expecting = History(), History()
+    expecting.expect(log)
+    for history in (plain, expecting):
+        for start in range(0, len(log), 7):
+            history.append(log.users[start : start + 7], log.items[start : start + 7])
+    assert same_bytes(plain.state(), expecting.state())
+    assert plain.items_born == expecting.items_born
 
 
 def test_state_is_a_copy() -> None:

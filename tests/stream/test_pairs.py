@@ -1,10 +1,16 @@
 """The set of pairs against Python's own set and dict."""
 
+from copy import deepcopy
+
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from melon.stream.pairs import FirstSeen, PairSet, pair_keys
+from melon.data.interactions import Interactions
+from melon.data.taken import Taken
+from melon.stream import pairs as module
+from melon.stream.pairs import FirstSeen, PairSet, SeenPairs, pair_keys
 
 ROWS = st.integers(0, 2**31 - 1)
 PAIRS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)) | st.tuples(ROWS, ROWS), max_size=60)
@@ -56,6 +62,48 @@ def test_growth_keeps_every_key_and_leaves_half_of_the_slots_free() -> None:
     assert (pair_set.find(known) == slots).all()
     unknown = pair_keys(rng.integers(3_000, 4_000, 5_000), rng.integers(0, 50, 5_000))
     assert (pair_set.find(unknown) == -1).all()
+
+
+SMALL_PAIRS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=60)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "numba"])
+@given(st.lists(SMALL_PAIRS, min_size=1, max_size=6), SMALL_PAIRS, st.sampled_from([0, 3, 10, 1000]))
+@settings(max_examples=40)
+def test_all_pairs_so_far_are_a_set_wherever_they_are_kept(kernel: str, rounds: list, asked: list, most: int) -> None:
+    """Some sorted and some in the hash set; taken out again by pair and by user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MELON_KERNEL", kernel)
+        patch.setattr(module, "SORTED_FROM", most)
+        seen, twin = SeenPairs(), set()
+        for pairs in rounds:
+            seen.add(keys_of(pairs))
+            twin |= set(pairs)
+            assert len(seen) == len(twin)
+        copy = deepcopy(seen)
+        for user in (None, 4, 99):
+            if user is None:
+                seen.remove(keys_of(rounds[0][:5]))
+                twin -= set(rounds[0][:5])
+            else:
+                seen.forget(user)
+                twin = {pair for pair in twin if pair[0] != user}
+            assert seen.contains(keys_of(asked)).tolist() == [pair in twin for pair in asked]
+            assert seen.keys().tolist() == sorted(keys_of(sorted(twin)).tolist())
+        assert set(copy.keys().tolist()) >= set(seen.keys().tolist())
+        copy.add(keys_of(asked))
+        assert copy.contains(keys_of(asked)).all()
+
+
+@given(PAIRS.filter(bool))
+def test_what_users_took_is_each_pair_once(pairs: list[tuple[int, int]]) -> None:
+    users, items = np.array(pairs).T
+    log = Interactions.from_ids(users, items, np.arange(len(pairs)))
+    keys = pair_keys(log.users, log.items)
+    assert log.taken.keys().tolist() == sorted(set(keys.tolist()))
+    assert log.taken.items.itemsize == 4
+    assert np.array_equal(np.diff(log.taken.starts), np.bincount(log.users[~log.repeats]))
+    assert not len(Taken.of(keys[:0]).keys())
 
 
 def test_any_shape_can_be_asked() -> None:

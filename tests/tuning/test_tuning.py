@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands import Run
+from commands import Run, melon
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.config_files import config_text, read_config, toml, trials_behind
@@ -26,10 +26,9 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError, SettingsError
 from melon.evaluation.prequential import Point
 from melon.evaluation.ranking import Ranks
-from melon.fitting.search import Curve, Search, neighbours, search
-from melon.fitting.search import Trial as SearchTrial
+from melon.fitting.search import Curve, Search, Trial, neighbours, search
 from melon.registry import Space
-from melon.tuning.study import Study, Trial, Tried, alone, best
+from melon.tuning.study import PlannedTrial, Study, Tried, alone, best
 from melon.tuning.tune import Foundation, TrialJob
 
 SPLIT = (0.8, 0.05, 0.15)
@@ -175,7 +174,7 @@ def study_in(folder: Path, together: int = 4, strategy: str = "made up") -> Stud
     return Study(folder / "s.journal", Search(SPACE, {}, together), {"strategy": strategy})
 
 
-def rounds(study: Study, most: int) -> Iterator[list[Trial]]:
+def rounds(study: Study, most: int) -> Iterator[list[PlannedTrial]]:
     while trials := study.round(most):
         yield trials
         for trial in trials:
@@ -201,7 +200,7 @@ class TestStudy:
     def test_one_at_a_time_it_is_the_search_of_a_fit(self, tmp_path: Path) -> None:
         study = study_in(tmp_path, together=1)
         list(rounds(study, 9))
-        walk = search(SPACE, 9, lambda point, _: SearchTrial(point, landscape(point).score))
+        walk = search(SPACE, 9, lambda point, _: Trial(point, landscape(point).score))
         assert points(study)[:9] == [trial.settings for trial in walk.trials]
 
     def test_a_round_lies_beside_the_best_of_the_rounds_before(self, tmp_path: Path) -> None:
@@ -364,11 +363,11 @@ def command(stream: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def tuned(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tuned") / "eals.toml"
-    ended = subprocess.run(command(stream, out, "--jobs", "2"), capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "chosen for eals" in ended.stdout
-    assert "over the strategy's defaults" in ended.stdout
-    assert "6 of 6, best" in ended.stderr
+    ended = melon(*command(stream, out, "--jobs", "2")[3:])
+    assert ended.code == 0, ended.err
+    assert "chosen for eals" in ended.out
+    assert "over the strategy's defaults" in ended.out
+    assert "6 of 6, best" in ended.err
     return out
 
 
@@ -387,7 +386,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("lines", [pytest.param(2, marks=pytest.mark.slow), 5])
     def test_killed_and_started_again_it_gives_the_same_file(
-        self, tuned: Path, stream: Path, tmp_path: Path, lines: int
+        self, tuned: Path, stream: Path, tmp_path: Path, run: Run, lines: int
     ) -> None:
         out = tmp_path / "x.toml"
         process = subprocess.Popen(command(stream, out, "--jobs", "2"), stderr=subprocess.DEVNULL)
@@ -398,8 +397,8 @@ class TestCommand:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        ended = subprocess.run(command(stream, out), capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
+        ended = run(*command(stream, out)[3:])
+        assert ended.code == 0, ended.err
         assert out.read_text(encoding="utf-8") == tuned.read_text(encoding="utf-8")
 
     def test_stopped_it_keeps_what_is_done_and_writes_the_best_so_far(self, stream: Path, tmp_path: Path) -> None:

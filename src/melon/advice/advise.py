@@ -15,7 +15,7 @@ from melon.advice.judging import SIMPLE, Advice, Method, judge, judged
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.executors import executor_for
-from melon.bench.grid import FOUNDATION, Outcome, Task, run_grid
+from melon.bench.grid import FOUNDATION, CellOutcome, Task, run_grid
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
@@ -109,11 +109,13 @@ def advise_stream(
     return _advice(stream, log, recent, plan, outcomes)
 
 
-def _run(plan: AdvicePlan, recent: Interactions, jobs: int, progress: Progress, *, until: float) -> dict[str, Outcome]:
+def _run(
+    plan: AdvicePlan, recent: Interactions, jobs: int, progress: Progress, *, until: float
+) -> dict[str, CellOutcome]:
     def time_is_up() -> bool:
         return time.monotonic() >= until
 
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, CellOutcome] = {}
     with tempfile.TemporaryDirectory(prefix="melon-advice-") as folder:
         path = Path(folder) / f"{_NAME}.parquet"
         events = {"user": recent.users, "item": recent.items, "ts": recent.times}
@@ -141,7 +143,7 @@ def _label(task: Task) -> str:
 
 
 def _advice(
-    stream: Path, log: Interactions, recent: Interactions, plan: AdvicePlan, outcomes: Mapping[str, Outcome]
+    stream: Path, log: Interactions, recent: Interactions, plan: AdvicePlan, outcomes: Mapping[str, CellOutcome]
 ) -> Advice:
     cells = plan.phases()[-1]
     done = [outcomes[task.key] for task in cells if task.key in outcomes and outcomes[task.key].record is not None]
@@ -169,25 +171,25 @@ def _advice(
     )
 
 
-def _record(outcome: Outcome) -> Plain:
+def _record(outcome: CellOutcome) -> Plain:
     assert outcome.record is not None
     return outcome.record
 
 
-def _cost(outcome: Outcome) -> float:
+def _cost(outcome: CellOutcome) -> float:
     return float(_record(outcome)["update_ms"]["median"])
 
 
-def _settings(outcome: Outcome) -> Plain:
+def _settings(outcome: CellOutcome) -> Plain:
     settings: Plain = _record(outcome)["config"]["chosen"][outcome.task.config.strategy]["settings"]
     return settings
 
 
-def _missing(outcome: Outcome | None) -> bool:
+def _missing(outcome: CellOutcome | None) -> bool:
     return outcome is None or outcome.record is None
 
 
-def _why(outcome: Outcome | None) -> str:
+def _why(outcome: CellOutcome | None) -> str:
     if outcome is None:
         return NO_TIME
     return outcome.not_applicable or f"it failed: {(outcome.problem or '').strip().splitlines()[-1]}"

@@ -37,7 +37,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """The advice: what to take, and every comparison behind it."""
 
     taken: Method
@@ -57,7 +57,7 @@ class Verdict:
         return self.taken is not self.strategy
 
 
-def judge(strategies: Sequence[Method], simple: Sequence[Method], users: Ints, items: Ints) -> Verdict:
+def judge(strategies: Sequence[Method], simple: Sequence[Method], users: Ints, items: Ints) -> Decision:
     """Strategies (the reference first) and the simple ways, all on the same events."""
 
     def against(ours: Method, theirs: Method) -> Comparison:
@@ -72,7 +72,7 @@ def judge(strategies: Sequence[Method], simple: Sequence[Method], users: Ints, i
     beats = holm(rivals)
     unbeaten = [one for one in simple if not beats[one.name]]  # each of them costs less than any strategy
     taken = max(unbeaten, key=lambda one: one.hit_rate, default=strategy)
-    return Verdict(taken, reference, challengers, better, rivals, beats, strategy)
+    return Decision(taken, reference, challengers, better, rivals, beats, strategy)
 
 
 def _cheapest_equal(winners: Sequence[Method], against: Callable[[Method, Method], Comparison]) -> Method:
@@ -99,7 +99,7 @@ class Advice:
     span: tuple[int, int]
     judged: int
     without_repeats: bool
-    verdict: Verdict
+    verdict: Decision
     methods: tuple[Method, ...]
     #: Simple rivals that are shown and not advised: they serve as a yardstick.
     beside: tuple[str, ...]

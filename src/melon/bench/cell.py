@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from melon.bench.config import CellConfig
-from melon.bench.record import Recorded
+from melon.bench.record import CellRecord
 from melon.bench.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
@@ -23,6 +22,7 @@ from melon.fitting.baselines import choose_popularity, choose_rivals
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.progress import Progress
@@ -85,7 +85,7 @@ class Cell:
 
     def run(self, path: str = "") -> CellResult:
         """Choose, refit, stream, report."""
-        torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         choices = self.choose()
         began = time.perf_counter()
         state = self.fitting.pretrained(choices)
@@ -103,7 +103,7 @@ class Cell:
             )
             for name, make in self._predictors(choices, state, practice, log).items()
         }
-        recorded = Recorded(self.config, path, log, self.parts, choices, tallies, pretrain_s, self.fitting.notes)
+        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, self.fitting.notes)
         rates = self._work.known(f"rates/{self._label('strategy')}", RatesKeeper())
         return CellResult(recorded.record(), recorded.ranks(), rates)
 
@@ -191,7 +191,7 @@ class Cell:
         tally, hits, seen = Tally(), 0.0, 0
         watched = None
         if self._watches and name == "strategy" and isinstance(predictor, Updater):
-            predictor = watched = Watched(predictor, self._last_full_batch(log))
+            predictor = watched = RateCapture(predictor, self._last_full_batch(log))
         total = self.parts.stop - self.parts.train_stop
         for first, last in (
             (self.parts.train_stop, self.parts.validation_stop),
@@ -233,7 +233,7 @@ class Cell:
                 )
 
 
-class Watched:
+class RateCapture:
     """An updater that shows its learning rates for the batch that starts at an event, after it has scored it.
 
     What is scored and learned is the same as without it.

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import traceback
@@ -143,7 +144,7 @@ class LocalExecutor(Executor[Ended]):
 
     def __init__(self, streams: Mapping[str, Path], folder: Path, *, jobs: int, threads: int) -> None:
         self.workers, self._streams, self._folder, self._threads = jobs, streams, folder, threads
-        self._context = mp.get_context("spawn")
+        self._context = _context()
         self._pool: list[_Worker[Ended]] = []
 
     def submit(self, job: Job[Ended]) -> None:
@@ -178,18 +179,25 @@ class LocalExecutor(Executor[Ended]):
 
     def _hire(self) -> _Worker[Ended]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=_serve, args=(theirs, dict(self._streams), self._folder), daemon=True, name="melon job"
-        )
         with _environment(environment(self._threads)):
+            given = (theirs, dict(self._streams), self._folder, dict(os.environ))
+            process = self._context.Process(target=_serve, args=given, daemon=True, name="melon job")
             process.start()
         theirs.close()
         self._pool.append(_Worker(process, ours))
         return self._pool[-1]
 
 
-def _serve(pipe: Connection, streams: Mapping[str, Path], folder: Path) -> None:
+def _context() -> Any:
+    """How processes are started: forked from one that has loaded torch and computed nothing, where that can be done."""
+    context: Any = mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(["melon.bench.cell"])
+    return context
+
+
+def _serve(pipe: Connection, streams: Mapping[str, Path], folder: Path, variables: Mapping[str, str]) -> None:
     """A worker's loop: a job in, an outcome out, until the pipe is closed."""
+    os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     load = cache(load_stream)
@@ -210,7 +218,7 @@ def _safely(job: Job[Ended], log: Callable[[], Interactions], folder: Path) -> E
 
 
 def _end_with_parent() -> None:
-    """End a worker whose parent was killed: nobody is left to take its result."""
+    """End a worker whose parent was killed: no process is left to take its result."""
     parent = mp.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -220,16 +228,13 @@ def _end_with_parent() -> None:
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for processes that are started inside."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _manner(code: int | None) -> str:

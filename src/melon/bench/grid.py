@@ -54,28 +54,28 @@ class Task:
         """A stopped cell resumes from its choices and from what it has streamed."""
         return True
 
-    def run(self, log: Interactions, work: Work) -> Outcome:
+    def run(self, log: Interactions, work: Work) -> CellOutcome:
         """Run the cell in this process; a problem becomes an outcome."""
         began = time.perf_counter()
         try:
             cell = Cell(log, self.config, work=work, rates=self.rates)
         except SettingsError as reason:  # the pairing does not exist
-            return Outcome(self, not_applicable=str(reason))
+            return CellOutcome(self, not_applicable=str(reason))
         except MelonError as problem:
-            return Outcome(self, problem=str(problem))
+            return CellOutcome(self, problem=str(problem))
         try:
             result: CellResult = cell.run(self.stream)
         except MelonError as problem:
-            return Outcome(self, time.perf_counter() - began, problem=str(problem))
-        return Outcome(self, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
+            return CellOutcome(self, time.perf_counter() - began, problem=str(problem))
+        return CellOutcome(self, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
 
-    def lost(self, problem: str) -> Outcome:
+    def lost(self, problem: str) -> CellOutcome:
         """The outcome of a cell whose worker died."""
-        return Outcome(self, problem=problem)
+        return CellOutcome(self, problem=problem)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How a cell ended: a result, a reason why there can be none, or a problem."""
 
     task: Task
@@ -119,12 +119,12 @@ def _preset(base: CellConfig, strategy: str) -> str:
 
 def run_grid(
     tasks: Sequence[Task],
-    done: Mapping[str, Outcome],
-    executor: Executor[Outcome],
-    keep: Callable[[Outcome], None],
+    done: Mapping[str, CellOutcome],
+    executor: Executor[CellOutcome],
+    keep: Callable[[CellOutcome], None],
     progress: Progress,
     enough: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome]:
+) -> Iterator[CellOutcome]:
     """Run what is not done yet; outcomes come as cells end, each kept before it is reported.
 
     Where there is `enough`, cells that still run are given up.
@@ -153,11 +153,11 @@ def run_grid(
             ready[:0] = of_group
             continue
         for task in of_group:
-            fallen = Outcome(task, problem=f"its pre-training failed: {ended.problem or ended.not_applicable}")
+            fallen = CellOutcome(task, problem=f"its pre-training failed: {ended.problem or ended.not_applicable}")
             keep(fallen)
             progress.ended(fallen)
             yield fallen
 
 
-def _stands(outcome: Outcome | None) -> bool:
+def _stands(outcome: CellOutcome | None) -> bool:
     return outcome is not None and outcome.record is not None

@@ -28,12 +28,12 @@ from melon.fitting.auto import settle_auto
 from melon.stream.split import Parts
 from melon.types import Flags, Floats, Plain
 
-Columns = dict[str, np.ndarray[Any, Any]]
+RankColumns = dict[str, np.ndarray[Any, Any]]
 WARM_UP_BATCHES = 10
 
 
 @dataclass(frozen=True)
-class Recorded:
+class CellRecord:
     """One cell at its end. The tally of the strategy is under `strategy`, those of baselines under their names."""
 
     config: CellConfig
@@ -116,10 +116,10 @@ class Recorded:
             },
         }
 
-    def ranks(self) -> Columns:
+    def ranks(self) -> RankColumns:
         """The rank of every evaluated event under every method, and what is known of the event."""
         log, events = self.log, self._ours.events
-        columns: Columns = {
+        columns: RankColumns = {
             "event": events,
             "user": log.users[events],
             "item": log.items[events],
@@ -230,7 +230,8 @@ def method_name(record: Mapping[str, Any]) -> str:
 def is_auto(request: Mapping[str, Any]) -> bool:
     """Whether a record's request is `auto`: what runs when no recommender and no strategy is named."""
     usual = {**settle_auto({}), "preset": "default", "pretrain": "shared"}
-    return all(request.get(name) == value for name, value in usual.items() if name not in ("minutes", "auto"))
+    apart = ("minutes", "auto", "recommender_settings")  # others than the usual ones are written in the label
+    return all(request.get(name) == value for name, value in usual.items() if name not in apart)
 
 
 def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[Line]:

@@ -12,7 +12,7 @@ from melon.atomic import require_writable, write_text
 from melon.bench.config import CellConfig
 from melon.bench.config_files import Tuned, read_tuned
 from melon.bench.executors import executor_for
-from melon.bench.grid import Outcome, Task, run_grid, tasks_of
+from melon.bench.grid import CellOutcome, Task, run_grid, tasks_of
 from melon.bench.record import read_json, write_result
 from melon.bench.work import RatesKeeper
 from melon.data.files import load_stream
@@ -61,10 +61,10 @@ class BenchResult:
 
     out: Path
     tasks: Sequence[Task]
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, CellOutcome]
 
     @property
-    def failed(self) -> list[Outcome]:
+    def failed(self) -> list[CellOutcome]:
         """Cells that failed; the same command tries them again."""
         return [outcome for outcome in self.outcomes.values() if outcome.problem is not None]
 
@@ -110,16 +110,16 @@ class BenchFolder:
         """The learning rates of a cell, beside its record."""
         return self.out / f"{task.key}{RatesKeeper.suffix}"
 
-    def done(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
+    def done(self, tasks: Sequence[Task]) -> dict[str, CellOutcome]:
         """Cells that have a record of the same settings, with everything that is asked for."""
         outcomes = {task.key: self._outcome(task) for task in tasks if self.path(task).exists()}
         return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
 
-    def _outcome(self, task: Task) -> Outcome | None:
+    def _outcome(self, task: Task) -> CellOutcome | None:
         path = self.path(task)
         record = read_json(path)
         if "not_applicable" in record:
-            return Outcome(task, not_applicable=record["not_applicable"])
+            return CellOutcome(task, not_applicable=record["not_applicable"])
         try:
             request, seconds = record["config"]["asked"], float(record["seconds"])
         except (KeyError, TypeError, ValueError):
@@ -130,7 +130,7 @@ class BenchFolder:
             )
         if self._expects_rates(task) and not self.rates(task).exists():
             return None
-        return Outcome(task, seconds, record)
+        return CellOutcome(task, seconds, record)
 
     @staticmethod
     def _expects_rates(task: Task) -> bool:
@@ -140,7 +140,7 @@ class BenchFolder:
         strategy = STRATEGIES[task.config.strategy].load()
         return task.rates and not task.lays_foundation and strategy.learning_rates is not Strategy.learning_rates
 
-    def keep(self, outcome: Outcome) -> None:
+    def keep(self, outcome: CellOutcome) -> None:
         """Write a cell's outcome; why one failed stands beside the records, and the cell is tried again next time."""
         path, failed = self.path(outcome.task), self.path(outcome.task).with_suffix(".failed.txt")
         if not outcome.task.lays_foundation:  # a failed cell starts afresh: it may be asked for with other settings

@@ -1,4 +1,4 @@
-"""Conformance checks: what every recommender and every strategy must do, whoever wrote it.
+"""Conformance checks: what every recommender and every strategy must do, also those of other packages.
 
     from functools import partial
     from melon.checks import check_strategy

@@ -46,15 +46,6 @@ def data_prepare(
 
     What is not said is guessed, and the output says how. What can be read in two ways is refused, and the message names
     the option that decides.
-
-    \b
-    Examples, each with --out stream.parquet:
-    melon data prepare a.csv.gz --user reader --item article --time clicked
-    melon data prepare b.csv --separator ';' --encoding cp1252
-    melon data prepare c.csv --time-format '%d.%m.%Y %H:%M'
-    melon data prepare d.txt --no-header --user 1 --item 2 --time 4
-    melon data prepare e.csv --time-format excel
-    melon data prepare f.csv --missing ''      (a user may be called NA)
     """
     from melon.data.prepare import prepare
     from melon.terminal.tables import show_preparation

@@ -15,6 +15,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data prepare": (
         "melon data prepare ratings.csv.gz --out stream.parquet",
         "melon data prepare clicks.csv --user reader --item article --time clicked_at --out stream.parquet",
+        "melon data prepare german.csv --separator ';' --encoding cp1252 --time-format '%d.%m.%Y' --out s.parquet",
+        "melon data prepare plain.txt --no-header --user 1 --item 2 --time 4 --out stream.parquet",
+        "melon data prepare sheet.csv --time-format excel --out stream.parquet",
+        "melon data prepare names.csv --missing '' --out stream.parquet   (a user may be called NA)",
     ),
     "data info": ("melon data info stream.parquet",),
     "data synthetic": ("melon data synthetic news --events 20000 --out stream.parquet",),

@@ -16,6 +16,9 @@ log = Commands(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the service: its log, batches and checkpoints.")]
+Key = Annotated[
+    str | None, typer.Option(envvar="MELON_KEY", help="A key of the service that runs there, if it has keys.")
+]
 
 
 @log.command("info")
@@ -56,7 +59,7 @@ def log_replay(
     ] = None,
     strategy: Annotated[str | None, typer.Option(help="Learn with another strategy.")] = None,
 ) -> None:
-    """Rebuild a model from the log in its recorded batches: any past, one without somebody, or another strategy's."""
+    """Rebuild a model from the recorded batches of the log: up to a time, without a person, or by another strategy."""
     from melon.atomic import require_writable
     from melon.service.learner.replaying import replay
     from melon.service.log.exchange import typed
@@ -102,19 +105,29 @@ def log_export(
 
 @log.command("import")
 def log_import(
-    folder: Folder, source: Annotated[Path, typer.Argument(help="Lines of JSON, as melon log export writes them.")]
+    folder: Folder,
+    source: Annotated[Path, typer.Argument(help="Lines of JSON, as melon log export writes them.")],
+    key: Key = None,
 ) -> None:
     """Append events from lines of JSON; those whose event_id the log knows are not stored again.
 
-    Needs the log for itself: while a service runs, post the events to it instead.
+    Where a service runs in the folder, the events are posted to it.
     """
-    from melon.errors import DataError
+    from melon.client import Client
+    from melon.errors import DataError, HeldError
     from melon.service.log.events import EventLog
-    from melon.service.log.exchange import imported
+    from melon.service.log.exchange import imported, over_http
 
     try:
-        with source.open(encoding="utf-8") as lines, EventLog(folder) as opened:
-            done = imported(opened, lines, str(source))
+        with source.open(encoding="utf-8") as lines:
+            try:
+                with EventLog(folder) as opened:
+                    done = imported(opened.append, lines, str(source))
+            except HeldError as held:
+                if held.url is None:
+                    raise
+                with Client(held.url, key=key) as client:
+                    done = imported(over_http(client), lines, str(source))
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"{source} cannot be read as lines of JSON: {problem}.") from None
     typer.echo(
@@ -124,20 +137,28 @@ def log_import(
 
 
 @log.command("forget")
-def log_forget(folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")]) -> None:
+def log_forget(folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")], key: Key = None) -> None:
     """Have a person forgotten: rows, past, and ids in the log and in every checkpoint.
 
-    Needs the log for itself: while a service runs, ask it by DELETE /v1/users/USER.
+    Where a service runs in the folder, it is asked to; otherwise it happens when the learner next runs.
     """
+    from melon.client import Client
+    from melon.errors import HeldError
     from melon.service.log.events import EventLog
     from melon.service.log.exchange import typed
     from melon.service.log.reader import LogReader
 
     with LogReader(folder) as reader:
         named = typed(user, reader)
-    with EventLog(folder) as opened:
-        offset = opened.forget(named).result()
-    typer.echo(f"{user} will be forgotten at offset {offset}, when the learner next runs")
+    try:
+        with EventLog(folder) as opened:
+            offset, when = opened.forget(named).result(), "when the learner next runs"
+    except HeldError as held:
+        if held.url is None:
+            raise
+        with Client(held.url, key=key) as client:
+            offset, when = client.forget(named)["offset"], f"by the service on {held.url}"
+    typer.echo(f"{user} will be forgotten at offset {offset}, {when}")
 
 
 def _moment(text: str) -> float:

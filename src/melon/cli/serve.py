@@ -77,7 +77,7 @@ def serve(
     if role not in ("all", "learner", "api"):
         raise unknown_name("role", role, ("all", "learner", "api"))
     require_serving("melon serve")
-    from melon.service.supervisor import Supervisor, check_model, check_reachable, listen, run_role
+    from melon.service.supervisor import Supervisor, check_free, check_model, check_reachable, listen, run_role
 
     if demo:
         from melon.service.demo import run_demo_service
@@ -89,6 +89,7 @@ def serve(
     if role != "all":
         run_role(role, settings)  # type: ignore[arg-type]
         return
+    check_free(settings.folder)
     supervisor = Supervisor(settings, listen(settings))
     supervisor.run(lambda url: say(f"serving on {url}; the log is in {settings.folder}; stop with Ctrl-C"))
 
@@ -164,7 +165,7 @@ Where = Annotated[Path, typer.Option(help="The folder of the service's data, whi
 def keys_add(
     data: Where,
     scope: Annotated[list[str], typer.Option(help="read, write or admin. Repeatable.")],
-    days: Annotated[float | None, typer.Option(help="The key ends after so many days. (default: never)")] = None,
+    days: Annotated[float | None, typer.Option(help="The key ends after this many days. (default: never)")] = None,
     note: Annotated[str, typer.Option(help="What the key is for.")] = "",
 ) -> None:
     """Make a key and print it; only its digest is stored, so it is shown once."""

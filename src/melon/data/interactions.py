@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from melon.data.ids import Ids, id_bytes, id_keys, rows_by_first_appearance
+from melon.data.taken import Taken
 from melon.errors import DataError
 from melon.types import Flags, Ints
 
@@ -74,6 +75,17 @@ class Interactions:
         first = np.zeros(len(keys), dtype=bool)
         first[np.unique(keys, return_index=True)[1]] = True
         return ~first
+
+    @cached_property
+    def taken(self) -> Taken:
+        """Which items each user took."""
+        keys = self.users << 32
+        keys |= self.items
+        keys.sort()
+        if len(keys):
+            distinct = np.concatenate([[True], keys[1:] != keys[:-1]])
+            keys = keys if distinct.all() else keys[distinct]
+        return Taken.of(keys)
 
     @cached_property
     def user_keys(self) -> Ints:

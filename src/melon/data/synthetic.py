@@ -114,7 +114,7 @@ class News(World):
 
     topics = 8
     taste = 6.0
-    step = 64  # pulls change slowly: they are worked out once in so many events
+    step = 64  # pulls change slowly: they are computed once per this many events
 
     def __init__(self, n_users: int = 500, n_items: int = 1_000, n_events: int = 20_000, seed: int = 0) -> None:
         super().__init__(n_users, n_items, n_events, seed)

@@ -92,7 +92,7 @@ def compare_mean(streams: Sequence[Sides], *, seed: int = 0) -> Comparison:
 def holm(comparisons: Mapping[str, Comparison], level: float = 1 - LEVEL) -> dict[str, bool]:
     """Which of a declared family are better, their p-values corrected by Holm's method.
 
-    A p-value from so many resamples is at least .001, so families of more than fifty can show nothing: declare one for
+    A p-value from these resamples is at least .001, so families of more than fifty can show nothing: declare one for
     each stream rather than one for all.
     """
     better = dict.fromkeys(comparisons, False)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 
 from melon.data.ids import Id
-from melon.errors import DataError
+from melon.errors import DataError, unknown_name
 from melon.fitting import values
 from melon.fitting.auto import settle_auto
 from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
+from melon.types import Plain
 
 #: So many events are learned without building a log of them first.
 _FEW = 1_024
 _ID_TYPES = (int, str, uuid.UUID)
 
 
-class Arguments(Protocol):
-    """The attributes of a `Melon` that say how a model is made."""
+class Arguments:
+    """The arguments of `Melon` as attributes, in the constructor's order; read and changed as scikit-learn does it."""
 
     recommender: str | RecommenderFactory
     strategy: str | StrategyFactory
@@ -39,6 +40,21 @@ class Arguments(Protocol):
     max_pairs: int | None
     dtype: str
     device: str
+    progress: bool
+    report: Callable[[str], None] | None
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, as scikit-learn's tools want them."""
+        return {name: getattr(self, name) for name in Arguments.__annotations__}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Change arguments of the constructor; they count from the next `fit` on."""
+        for name in parameters:
+            if name not in Arguments.__annotations__:
+                raise unknown_name("parameter of Melon", name, Arguments.__annotations__)
+        constructor: Callable[..., Self] = type(self)
+        self.__dict__.update(constructor(**{**self.get_params(), **parameters}).get_params())
+        return self
 
 
 def plan_of(given: Arguments) -> Plan:
@@ -57,7 +73,8 @@ def plan_of(given: Arguments) -> Plan:
         _store(given, name, values.settings_table)
     values.one_of("dtype", given.dtype, DTYPES)
     given.device = str(given.device)
-    request = {"recommender": given.recommender, "strategy": given.strategy}
+    request: Plain = {"recommender": given.recommender, "strategy": given.strategy}
+    request["recommender_settings"] = dict(given.recommender_settings or {})
     request |= {name: getattr(given, name) for name in ("fading", "minutes") if getattr(given, name) is not None}
     settled = settle_auto(request)
     fading, minutes = settled.get("fading", "off"), settled.get("minutes")
@@ -74,7 +91,7 @@ def plan_of(given: Arguments) -> Plan:
         settled["recommender"],
         settled["strategy"],
         settings=dict(given.settings or {}),
-        recommender_settings=dict(given.recommender_settings or {}),
+        recommender_settings=settled["recommender_settings"],
         pretrain_settings=dict(given.pretrain_settings or {}),
         fading=fading,
         budget=given.budget,
@@ -102,7 +119,7 @@ def plain_events(source: Any) -> tuple[list[Id], list[Id], list[int]] | None:
     if not isinstance(source, list | tuple) or not 0 < len(source) <= _FEW:
         return None
     for event in source:
-        if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or event[2] < 0:
+        if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or not 0 <= event[2] < 2**63:
             return None
         if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES:
             return None

@@ -19,8 +19,9 @@ import torch
 from melon.data.interactions import Interactions
 from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit, untrained
+from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
 from melon.learning.updater import Updater
@@ -28,7 +29,7 @@ from melon.progress import Progress, Stop
 from melon.recommenders.heads import HeadedRecommender
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.linear import LinearStrategy
+from melon.strategies.practised import LinearStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
 
@@ -178,13 +179,13 @@ class Fitting:
         def train() -> PretrainedState:
             self.progress.stage(f"pre-training {self.plan.recommender_name} on {len(self.past):,} interactions")
             settings = choices["pretrain"]["settings"]
-            observed: Observed | None = None if self._deploys_once else {}
             return refit(
                 self.plan,
                 self.past,
                 settings,
                 partial(self._epoch, settings.get("epochs") or most_epochs(len(self.past))),
-                observed,
+                observed={},
+                once=self._deploys_once,
                 helpers=self._helpers,
                 goes_on=self._cut_short,
             )
@@ -291,16 +292,16 @@ def without_trials(settings: Plain) -> Plain:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads inside the block."""
+    """Let torch use this many threads inside the block."""
     before = torch.get_num_threads()
     if before == count:  # setting the same number takes longer than learning an event
         yield
         return
-    torch.set_num_threads(count)
+    use_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 def _deployed(fitting: Fitting, choices: Plain) -> Updater:
@@ -330,4 +331,4 @@ def _all_but_validation(log: Interactions) -> Parts:
 
 def _spare_items(log: Interactions) -> int:
     """How many items nine users in ten have not had: no more than that can stand beside each positive."""
-    return log.n_items - 1 - int(np.quantile(np.bincount(log.users[~log.repeats]), 0.9))
+    return log.n_items - 1 - int(np.quantile(np.diff(log.taken.starts), 0.9))

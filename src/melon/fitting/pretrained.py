@@ -33,7 +33,7 @@ Practice = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 Observed = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
-Arrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+TableArrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
 
 def silent(_: str) -> None:
@@ -51,6 +51,14 @@ class PretrainedState:
         self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: Observed | None = None
     ) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
+        self._once: list[Recommender] | None = None
+
+    @classmethod
+    def once(cls, plan: Plan, recommender: Recommender) -> PretrainedState:
+        """The recommender itself, for one deployment: its rows are never copied."""
+        state = cls(plan, {})
+        state._once = [recommender]
+        return state
 
     @classmethod
     def of(cls, plan: Plan, recommender: Recommender, observed: Observed | None = None) -> PretrainedState:
@@ -58,14 +66,14 @@ class PretrainedState:
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
 
     @classmethod
-    def from_arrays(cls, plan: Plan, arrays: Arrays, observed: Observed | None = None) -> PretrainedState:
+    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: Observed | None = None) -> PretrainedState:
         """The state that `arrays` described."""
         tables = {
             name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
         }
         return cls(plan, tables, observed)
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> TableArrays:
         """The tables as arrays, which can be sent to another process."""
         return {
             name: {part: tensor.cpu().numpy() for part, tensor in some.items()} for name, some in self.tables.items()
@@ -93,6 +101,8 @@ class PretrainedState:
 
     def copy(self) -> Recommender:
         """A recommender with the trained rows."""
+        if self._once is not None:
+            return self._once.pop()
         recommender = self.fresh()
         for name, state in self.tables.items():
             recommender.tables[name].restore(state)
@@ -130,6 +140,7 @@ class PretrainedState:
         known, key = self._known(log), ("history", len(log))
         if key not in known:
             known[key] = History()
+            known[key].expect(log)
             known[key].append(log.users, log.items)
         history: History = known[key] if self._observed is None else deepcopy(known[key])
         return history
@@ -167,10 +178,11 @@ def refit(
     report: Report = silent,
     observed: Observed | None = None,
     *,
+    once: bool = False,
     helpers: int = 0,
     goes_on: Callable[[int, int], bool] = lambda _done, _all: False,
 ) -> PretrainedState:
-    """The plan's recommender, pre-trained on a whole log with the chosen settings.
+    """The plan's recommender, pre-trained on a whole log with the chosen settings; for one deployment with `once`.
 
     `helpers` are threads that draw ahead. Where people stop it and `goes_on` says so, the epochs that are done have to
     do.
@@ -185,7 +197,7 @@ def refit(
     except KeyboardInterrupt:
         if not training.epochs_done or not goes_on(training.epochs_done, epochs):
             raise
-    return PretrainedState.of(plan, recommender, observed)
+    return PretrainedState.once(plan, recommender) if once else PretrainedState.of(plan, recommender, observed)
 
 
 def untrained(plan: Plan) -> PretrainedState:

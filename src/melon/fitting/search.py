@@ -90,7 +90,7 @@ class Choice:
 
 
 class Search:
-    """Proposes points of a space round by round; what it proposes depends on the trials it was told alone.
+    """Proposes points of a space round by round; what it proposes depends on the reported trials alone.
 
     A round has `together` points at most. Axes in `fixed` are not searched.
     """
@@ -134,7 +134,7 @@ class Search:
         return max(self.trials, key=_worth, default=None)
 
     def opponent(self, point: Plain) -> Curve | None:
-        """Whom a point has to keep up with: the best trial so far, or nobody where it is a start point."""
+        """The trial that a point has to keep up with: the best so far, or none for a start point."""
         best = self.best()
         return None if best is None or point in self.starts else best.curve
 

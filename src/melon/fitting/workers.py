@@ -55,7 +55,7 @@ class Pending(Generic[_Result]):
         return result
 
     def cancel(self) -> None:
-        """End it; nobody wants its result."""
+        """End it; its result is no longer needed."""
         if self._process is None:
             return
         self._pipe.close()
@@ -89,5 +89,5 @@ def _run(pipe: Connection, work: Callable[[], Any], first: Callable[[], None]) -
         outcome = work(), None
     except Exception as error:
         outcome = None, error
-    with suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for it any more
+    with suppress(BrokenPipeError, ConnectionResetError):  # the parent no longer waits for it
         pipe.send(outcome)

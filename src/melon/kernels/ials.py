@@ -18,9 +18,14 @@ from melon.kernels.types import (
 )
 from melon.types import Floats, Ints, Singles, SmallInts
 
+#: Steps of conjugate gradients that a row makes towards the solution when the stream touches it.
+STEPS = 3
+
+_PARTNERS: Signature = (INTS, INTS, INTS)
 SIGNATURES: dict[str, Signature] = {
     "last_partners": (SMALL_INT_TABLE, INTS, INT, *[INTS] * 3, SMALL_INTS, INTS, INTS),
-    "solve": (INTS, INTS, INTS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
+    "solve": (*_PARTNERS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
+    "follow": (*_PARTNERS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
 }
 
 
@@ -96,6 +101,126 @@ def solve(
         if known:
             _eliminate(matrix, right, ridge)
             _replace(own[rows[n]], right, own_gram)
+
+
+def follow(
+    rows: Ints,
+    starts: Ints,
+    partners: Ints,
+    others: Singles,
+    gram: Floats,
+    missing: float,
+    reg: float,
+    own: Singles,
+    own_gram: Floats,
+) -> None:
+    """Bring each row nearer to what `solve` gives, by STEPS conjugate gradients from where it stands.
+
+    A batch changes few of a row's partners, so that it stands near its solution; nothing of size dim × dim is built.
+    """
+    dim, most = own.shape[1], 1
+    for n in range(rows.size):
+        most = max(most, starts[n + 1] - starts[n])
+    padded = dim + (-dim) % 4
+    vectors, unseen = np.zeros((most + 3, dim), dtype=own.dtype), np.zeros((padded, dim), dtype=own.dtype)
+    for a in range(dim):
+        for b in range(dim):
+            unseen[a, b] = missing * gram[a, b]
+    row, rest, way = np.empty(dim, own.dtype), np.empty(dim, own.dtype), np.zeros(padded, own.dtype)
+    image = np.empty(dim, own.dtype)
+    for n in range(rows.size):
+        count, stored = starts[n + 1] - starts[n], own[rows[n]]
+        _gather(others, partners[starts[n] : starts[n + 1]], vectors, rest)
+        if _square(rest) != 0:
+            ridge = np.float32(reg * (count + missing * others.shape[0]))
+            _descend(vectors, count, unseen, ridge, stored, row, rest, way, image)
+            _replace(stored, row, own_gram)
+
+
+def _gather(others: Singles, partners: Ints, vectors: Singles, total: Singles) -> None:
+    """Partners' rows side by side, with three zeros behind them, and their sum."""
+    dim, count = total.size, partners.size
+    for d in range(dim):
+        total[d] = 0
+    for q in range(count + 3):
+        vector, copy = others[partners[min(q, count - 1)]], vectors[q]
+        for d in range(dim):
+            copy[d] = vector[d] if q < count else np.float32(0)
+    for q in range(0, count, 4):
+        v0, v1, v2, v3 = vectors[q], vectors[q + 1], vectors[q + 2], vectors[q + 3]
+        for d in range(dim):
+            total[d] += (v0[d] + v1[d]) + (v2[d] + v3[d])
+
+
+def _descend(
+    vectors: Singles,
+    count: int,
+    unseen: Singles,
+    ridge: np.float32,
+    start: Singles,
+    row: Singles,
+    rest: Singles,
+    way: Singles,
+    image: Singles,
+) -> None:
+    """Conjugate gradients from a start; `rest` is the right side and becomes what is left of it."""
+    dim = row.size
+    for d in range(dim):
+        row[d], way[d] = start[d], start[d]
+    _image(vectors, count, unseen, ridge, way, image)
+    for d in range(dim):
+        rest[d] -= image[d]
+        way[d] = rest[d]
+    far = _square(rest)
+    for _ in range(STEPS):
+        _image(vectors, count, unseen, ridge, way, image)
+        curved = _along(image, way)
+        if not curved > 0:
+            break
+        step = far / curved
+        for d in range(dim):
+            row[d] += step * way[d]
+            rest[d] -= step * image[d]
+        near = _square(rest)
+        turned, far = near / far, near
+        for d in range(dim):
+            way[d] = rest[d] + turned * way[d]
+
+
+def _square(vector: Singles) -> np.float32:
+    total = np.float32(0)
+    for d in range(vector.size):
+        total += vector[d] * vector[d]
+    return total
+
+
+def _along(vector: Singles, way: Singles) -> np.float32:
+    total = np.float32(0)
+    for d in range(vector.size):
+        total += vector[d] * way[d]
+    return total
+
+
+def _image(vectors: Singles, count: int, unseen: Singles, ridge: np.float32, way: Singles, out: Singles) -> None:
+    """(unseen + Σ v vᵀ + ridge) · way, over the first vectors; four at a time, three zeros stand behind them."""
+    dim = out.size
+    for a in range(dim):
+        out[a] = ridge * way[a]
+    for a in range(0, dim, 4):
+        f0, f1, f2, f3 = way[a], way[a + 1], way[a + 2], way[a + 3]
+        u0, u1, u2, u3 = unseen[a], unseen[a + 1], unseen[a + 2], unseen[a + 3]
+        for b in range(dim):
+            out[b] += f0 * u0[b] + f1 * u1[b] + f2 * u2[b] + f3 * u3[b]
+    for q in range(0, count, 4):
+        v0, v1, v2, v3 = vectors[q], vectors[q + 1], vectors[q + 2], vectors[q + 3]
+        t0, t1, t2, t3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for d in range(dim):
+            t0 += v0[d] * way[d]
+            t1 += v1[d] * way[d]
+            t2 += v2[d] * way[d]
+            t3 += v3[d] * way[d]
+        for d in range(dim):
+            out[d] += t0 * v0[d] + t1 * v1[d] + t2 * v2[d] + t3 * v3[d]
 
 
 def _sum_up(vectors: Singles, count: int, gram: Floats, missing: float, matrix: Singles, right: Singles) -> None:

@@ -41,7 +41,7 @@ MET = 4 + COUNTS
 ACTIVE = MET + 3
 FOLLOWED = ACTIVE + 4
 _ACTIVE_COUNTS = (1, 3)
-#: The head works on so many lines at a time: long loops over items, whose numbers stay in the first cache.
+#: The head works on this many lines at a time: long loops over items, whose numbers stay in the first cache.
 LINES_AT_ONCE = 8
 
 _PAST: Signature = (SMALL_INT_TABLE, INTS, INT)
@@ -51,11 +51,12 @@ _HEAD: Signature = (SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE)
 SIGNATURES: dict[str, Signature] = {
     "inputs": (
         INTS, INT_TABLE, *_PAST, *_COUNTED, *_SLOTS, *_SLOTS, INT, INT, INT, *ROWS, *ROWS, *ROWS,
-        SMALL_INTS, SMALL_INTS, SINGLE_CUBE,
+        SMALL_INTS, SMALL_INTS, INT, SINGLE_CUBE,
     ),
     "head_step": (
         SINGLE_CUBE, FLAG_TABLE, SINGLES, SINGLES, DOUBLE, DOUBLES, *_HEAD * 6,
     ),
+    "head_scores": (SINGLE_CUBE, DOUBLE, DOUBLE, *_HEAD, SINGLE_TABLE),
 }  # fmt: skip
 
 
@@ -96,12 +97,13 @@ def inputs(
     user_factors: Singles, users_touched: Ints, users_half_life: float,
     item_factors: Singles, items_touched: Ints, items_half_life: float,
     item_bias: Singles, bias_touched: Ints, bias_half_life: float,
-    item_at: SmallInts, columns: SmallInts, out: Singles,
+    item_at: SmallInts, columns: SmallInts, kinds: int, out: Singles,
 ) -> None:  # fmt: skip
     """The head's inputs of lines of items n × c, from storage.
 
     Rings, counts and slots are those of the past; rows beyond `users_known` and `items_known` read as the zeros that
     stand there. `item_at` is scratch with a number for each item; `columns` has an EMPTY for each, before and after.
+    `kinds` says how many inputs of transitions there are; what stands behind them in `out` is left alone.
     """
     n_lines, width = lines.shape
     places, distinct, n_items = np.empty((n_lines, width), np.int64), np.empty(lines.size, np.int64), 0
@@ -117,7 +119,7 @@ def inputs(
             lasts[n, back], weights[n, back] = item, GAIN / math.sqrt(taken + SHRINK)
     features, divisors = _of_items(distinct, n_items, counts, first, last, rates, events)
     sums = add_up(ids, meetings, recent, lasts, weights, lines, now, columns)
-    transitions = followers.shape[0] > 0 and out.shape[2] > FOLLOWED
+    transitions = followers.shape[0] > 0 and kinds > 0
     if transitions:
         last_ones, last_weights = np.ascontiguousarray(lasts[:, :1]), np.ascontiguousarray(weights[:, :1])
         followed = add_up(followers, follows, follows_recent, last_ones, last_weights, lines, follows_now, columns)
@@ -142,7 +144,7 @@ def inputs(
             for f in range(2):
                 line[ACTIVE + 1 + f] = active * line[2 + _ACTIVE_COUNTS[f]]
             line[ACTIVE + 3] = active * line[MET]
-            for kind in range(out.shape[2] - FOLLOWED):
+            for kind in range(kinds):
                 both = followed[2 * kind, n, c] if transitions else 0.0
                 line[FOLLOWED + kind] = math.log(1.0 + both / divisors[at, kind]) if both != 0 else 0.0
 
@@ -271,3 +273,32 @@ def head_step(
     _adam(hidden, hidden_1, hidden_2, to_hidden, rates, new_hidden, new_hidden_1, new_hidden_2)
     _adam(shift, shift_1, shift_2, to_shift, rates, new_shift, new_shift_1, new_shift_2)
     _adam(output, output_1, output_2, to_output, rates, new_output, new_output_1, new_output_2)
+
+
+def head_scores(
+    inputs: Singles, trust: float, constant: float,
+    linear: Singles, hidden: Singles, shift: Singles, output: Singles, out: Singles,
+) -> None:  # fmt: skip
+    """Scores of lines of items from their inputs, by a head over unscaled inputs; `constant` is taken off each."""
+    (lines, width, n_inputs), units = inputs.shape, output.shape[1]
+    some = max(LINES_AT_ONCE * 32 // max(width, 1), 1)
+    columns, deep = np.empty((n_inputs, some * width), np.float32), np.empty((units, some * width), np.float32)
+    scores = np.empty((1, some * width), np.float32)
+    for start in range(0, lines, some):
+        size = min(lines - start, some) * width
+        for n in range(size):
+            said = inputs[start + n // width, n % width]
+            scores[0, n] = trust * (said[0] + said[1]) - constant
+            for f in range(n_inputs):
+                columns[f, n] = said[f]
+        for unit in range(units):
+            for n in range(size):
+                deep[unit, n] = shift[unit, 0]
+        _add_products(hidden, columns, size, deep)
+        for unit in range(units):
+            for n in range(size):
+                deep[unit, n] = np.float32(0) if deep[unit, n] < 0 else deep[unit, n]  # a NaN stays one
+        _add_products(linear, columns, size, scores)
+        _add_products(output, deep, size, scores)
+        for n in range(size):
+            out[start + n // width, n % width] = scores[0, n]

@@ -22,7 +22,7 @@ from melon.kernels.types import (
 )
 from melon.types import Floats, Ints, Singles, SmallInts
 
-#: A slot that holds nobody.
+#: An empty slot.
 EMPTY = -1
 _FREE = np.int32(EMPTY)
 _SIGN, _LARGEST = np.int32(31), np.int32(0x7FFFFFFF)

@@ -129,7 +129,7 @@ def _prepared(key: tuple[str, int]) -> Loops | None:
 
 
 def _forget_threads() -> None:
-    """A thread that compiles does not come along into a forked process."""
+    """A forked process does not inherit the thread that compiles."""
     _locks.clear()
     _coming.clear()
 

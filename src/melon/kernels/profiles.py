@@ -16,6 +16,7 @@ from melon.kernels.types import (
     INTS,
     SINGLE_CUBE,
     SINGLE_TABLE,
+    SINGLES,
     SMALL_INT_TABLE,
     Fields,
     Signature,
@@ -24,6 +25,8 @@ from melon.types import Floats, Ints, Singles, SmallInts
 
 #: Added under a root, so that a row of zeros has the direction of zeros.
 TINY = 1e-9
+#: Seconds of a day, and log(1 + days) since a user who was never there was there.
+DAY, NEVER_THERE = 86_400.0, 6.0
 
 
 class Pairs(NamedTuple):
@@ -38,7 +41,7 @@ class Pairs(NamedTuple):
     items: Ints
     directions: Singles
     profiles: Singles
-    lasts: Ints
+    lasts: SmallInts
     item_rows: Singles
     takers: Singles
     weight: Floats
@@ -49,14 +52,24 @@ class Pairs(NamedTuple):
 
 _VECTORS: Signature = (SINGLE_TABLE, SINGLE_TABLE)
 _PAIRS: Fields = Fields(
-    Pairs, (INTS, INT_TABLE, *[SINGLE_TABLE] * 2, INT_TABLE, *[SINGLE_TABLE] * 2, DOUBLES, INTS, SMALL_INT_TABLE, INTS)
+    Pairs,
+    (
+        *(INTS, INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, SMALL_INT_TABLE),
+        *(SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, SMALL_INT_TABLE, INTS),
+    ),
 )
+_TASTES: Signature = (SINGLE_TABLE, INT_TABLE, DOUBLES)
 SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
-    "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, SINGLE_TABLE, INT_TABLE, SINGLE_TABLE),
-    "match": (_PAIRS, INT, DOUBLE, DOUBLE, SINGLE_CUBE),
+    "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
+    "match": (_PAIRS, INT, DOUBLE, DOUBLE, INT, SINGLE_CUBE),
+    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, INT, DOUBLE, SINGLE_TABLE),
+    "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
+    "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
+    "lean": (INTS, INT, INT, *_TASTES, DOUBLE_TABLE),
     "suit": (INT_TABLE, SINGLE_TABLE, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
-    "taste": (*[INTS] * 3, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, SINGLE_TABLE, INT_TABLE, DOUBLES),
+    "suit_lines": (INT, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
+    "taste": (*[INTS] * 3, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, *_TASTES),
 }
 
 
@@ -100,21 +113,29 @@ def recent(
     known: int,
     users: Ints,
     fade: float,
+    user_rows: Singles,
     item_rows: Singles,
-    lasts: Ints,
+    lasts: SmallInts,
+    directions: Singles,
     out: Singles,
 ) -> None:
-    """The last items of each user, newest first, −1 beyond them, and Σ_k fade^k · the direction of the k-th's row."""
+    """The last items of each user, newest first, −1 beyond them, and Σ_k fade^k · the direction of the k-th's row.
+
+    And the direction of the user's own row; zeros where there is none.
+    """
     most = rings.shape[1]
     for n in range(users.size):
-        user, profile, weight = users[n], out[n], 1.0
+        user, profile, direction, weight = users[n], out[n], directions[n], 1.0
         count = min(met[user], most) if user < known else 0
+        share = 0.0
+        row = user_rows[min(user, user_rows.shape[0] - 1)]
+        if user < user_rows.shape[0]:
+            share = 1.0 / math.sqrt(_product(row, row) + TINY)
         for d in range(profile.size):
-            profile[d] = 0
-        for k in range(most):
+            profile[d], direction[d] = 0, row[d] * share
+        for k in range(count, most):
             lasts[n, k] = -1
-            if k >= count:
-                continue
+        for k in range(count):
             item = np.int64(rings[user, (met[user] - 1 - k) % most])
             lasts[n, k] = item
             if item < item_rows.shape[0]:
@@ -125,22 +146,23 @@ def recent(
             weight *= fade
 
 
-def match(pairs: Pairs, now: int, rate: float, fade: float, out: Singles) -> None:
+def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Singles) -> None:
     """The user against the item's takers, and the user's profile against the item and against its takers.
 
-    The user's own part in the takers' profile and the item's own part in the user's profile are left out.
+    They are written from input `first` on. The user's own part in the takers' profile and the item's own part in the
+    user's profile are left out.
     """
+    decay = -rate * math.log(2.0)
     for n in range(pairs.users.size):
         direction, profile = pairs.directions[n], pairs.profiles[n]
         far, along, one = _product(profile, profile), _product(direction, profile), _product(direction, direction)
         for c in range(pairs.items.shape[1]):
-            item = pairs.items[n, c]
+            item, said = pairs.items[n, c], out[n, c]
             if item >= pairs.item_rows.shape[0] or item >= pairs.takers.shape[0]:
-                out[n, c, 0], out[n, c, 1], out[n, c, 2] = 0, 0, 0
+                said[first], said[first + 1], said[first + 2] = 0, 0, 0
                 continue
-            row, takers, weight = pairs.item_rows[item], pairs.takers[item], pairs.weight[item]
-            size, wide, away = _product(row, row), _product(takers, takers), far
-            to_takers, to_item, both = _product(direction, takers), _product(profile, row), _product(profile, takers)
+            row, takers, weight, away = pairs.item_rows[item], pairs.takers[item], pairs.weight[item], far
+            size, wide, to_takers, to_item, both = _products(direction, profile, row, takers)
             own = _times(pairs.rings[item], pairs.taken[item], pairs.users[n]) if item < pairs.taken.size else 0
             again = _share(pairs.lasts[n], item, fade) / math.sqrt(size + TINY)
             if own or again > 0:
@@ -149,12 +171,69 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, out: Singles) -> Non
                 away = max(far + again * (again * size - 2 * to_item), 0.0)
                 wide = max(wide + part * (part * one - 2 * to_takers), 0.0)
                 to_item, to_takers, weight = to_item - again * size, to_takers - part * one, weight - part
-                if own == pairs.taken[item]:  # nobody else took it
+                if own == pairs.taken[item]:  # no other user took it
                     to_takers, both = 0.0, 0.0
-            left, long = math.pow(2.0, -rate * (now - pairs.last[item])), math.sqrt(away + TINY)
-            out[n, c, 0] = left * to_takers / (left * weight + 1.0)
-            out[n, c, 1] = to_item / (long * math.sqrt(size + TINY))
-            out[n, c, 2] = both / (long * math.sqrt(wide + TINY))
+            left, long = math.exp(decay * (now - pairs.last[item])), math.sqrt(away + TINY)
+            said[first] = left * to_takers / (left * weight + 1.0)
+            said[first + 1] = to_item / (long * math.sqrt(size + TINY))
+            said[first + 2] = both / (long * math.sqrt(wide + TINY))
+
+
+def prepare(
+    item_rows: Singles, takers: Singles, weight: Floats, last: Ints, now: int, rate: float, out: Singles
+) -> None:
+    """What `match_all` needs of each item: a factor for each of the three ways."""
+    decay = -rate * math.log(2.0)
+    for item in range(out.shape[0]):
+        row, profile, left = item_rows[item], takers[item], math.exp(decay * (now - last[item]))
+        out[item, 0] = left / (left * weight[item] + 1.0)
+        out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
+        out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+
+
+def match_all(
+    direction: Singles, profile: Singles, item_rows: Singles, takers: Singles, factors: Singles, out: Singles
+) -> None:
+    """The same as `match` for one user and the first items, of which the user has had none."""
+    long = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+    for item in range(factors.shape[0]):
+        row, others = item_rows[item], takers[item]
+        to_takers, to_item, both = np.float32(0), np.float32(0), np.float32(0)
+        for d in range(row.size):
+            to_takers += direction[d] * others[d]
+            to_item += profile[d] * row[d]
+            both += profile[d] * others[d]
+        out[item, 0] = factors[item, 0] * to_takers
+        out[item, 1] = long * factors[item, 1] * to_item
+        out[item, 2] = long * factors[item, 2] * both
+
+
+def taken_by(user: int, rings: SmallInts, taken: Ints, items: Ints) -> int:
+    """The items among whose last takers a user is; returns how many there are."""
+    count, wanted = 0, np.int32(user)
+    for item in range(rings.shape[0]):
+        ring, times = rings[item], 0
+        for k in range(ring.size):
+            times += ring[k] == wanted
+        if times and _times(ring, taken[item], user):
+            items[count] = item
+            count += 1
+    return count
+
+
+def _products(
+    direction: Singles, profile: Singles, row: Singles, takers: Singles
+) -> tuple[float, float, float, float, float]:
+    """row², takers², direction · takers, profile · row, profile · takers, in one pass."""
+    size, wide, to_takers = np.float32(0), np.float32(0), np.float32(0)
+    to_item, both = np.float32(0), np.float32(0)
+    for d in range(row.size):
+        size += row[d] * row[d]
+        wide += takers[d] * takers[d]
+        to_takers += direction[d] * takers[d]
+        to_item += profile[d] * row[d]
+        both += profile[d] * takers[d]
+    return np.float64(size), np.float64(wide), np.float64(to_takers), np.float64(to_item), np.float64(both)
 
 
 def _times(ring: SmallInts, taken: int, user: int) -> int:
@@ -165,17 +244,49 @@ def _times(ring: SmallInts, taken: int, user: int) -> int:
     return times
 
 
-def _share(lasts: Ints, item: int, fade: float) -> float:
+def _share(lasts: SmallInts, item: int, fade: float) -> float:
     """An item's weight in the profile of a user's last items."""
-    times = 0
+    times, wanted = 0, np.int32(item)
     for k in range(lasts.size):
-        times += lasts[k] == item
+        times += lasts[k] == wanted
     share, weight = 0.0, 1.0
     if times:
         for k in range(lasts.size):
-            share += weight if lasts[k] == item else 0.0
+            share += weight if lasts[k] == wanted else 0.0
             weight *= fade
     return share
+
+
+def lean(users: Ints, time: int, events: int, means: Singles, moments: Ints, overall: Floats, out: Floats) -> None:
+    """Leanings of users; where there is room, logs of days and events since the last one, and how much is known."""
+    width = means.shape[1]
+    for n in range(users.size):
+        user, line, taken = users[n], out[n], 0.0
+        if user < means.shape[0]:
+            taken = np.float64(moments[user, 0])
+        for f in range(width):
+            line[f] = taken / (taken + 3.0) * (means[user, f] - overall[f]) if taken > 0 else 0.0
+        if line.size == width:
+            continue
+        line[width], line[width + 1] = NEVER_THERE, math.log1p(np.float64(events))
+        if taken > 0:
+            line[width] = math.log1p(np.float64(max(time - moments[user, 1], 0)) / DAY)
+            line[width + 1] = math.log1p(np.float64(max(events - moments[user, 2], 0)))
+        line[width + 2] = math.log1p(taken) / 4 - 1
+
+
+def suit_lines(columns: int, which: Ints, about: Floats, usual: Floats, first: int, out: Singles) -> None:
+    """The same as `suit`, where the features of each pair's item stand in `out` from input `columns` on."""
+    width = which.size
+    for n in range(out.shape[0]):
+        known = about[n]
+        for c in range(out.shape[1]):
+            line = out[n, c]
+            for f in range(width):
+                line[first + f] = known[f]
+                line[first + width + f] = known[f] * (line[columns + which[f]] - usual[f])
+            for f in range(width, known.size):
+                line[first + width + f] = known[f]
 
 
 def suit(places: Ints, columns: Singles, which: Ints, about: Floats, usual: Floats, first: int, out: Singles) -> None:

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.types import FLAG, FLAG_TABLE, FLAGS, INT, INT_TABLE, INTS, SMALL_INT_TABLE, WORD, Signature
+from melon.kernels.types import (
+    FLAG,
+    FLAG_TABLE,
+    FLAGS,
+    INT,
+    INT_TABLE,
+    INTS,
+    SMALL_INT_TABLE,
+    SMALL_INTS,
+    WORD,
+    Signature,
+)
 from melon.types import Flags, Ints, SmallInts
+
+#: All pairs seen (`SeenPairs.storage`): slots and bits of the latest, and each user's items of the past.
+_SEEN: Signature = (INTS, INT, INTS, SMALL_INTS)
 
 SIGNATURES: dict[str, Signature] = {
     "remember": (SMALL_INT_TABLE, INTS, INTS, INTS),
     "sample": (SMALL_INT_TABLE, INTS, INT, INTS, WORD, INT, INT_TABLE, INTS),
     "find": (INTS, INT, INTS, INTS),
     "place": (INTS, INT, INTS),
-    "append": (SMALL_INT_TABLE, INTS, SMALL_INT_TABLE, INTS, INTS, INT, INTS, INTS),
-    "negatives": (INTS, INT, WORD, INT, INT, INTS, INTS, INT_TABLE),
-    "head_lines": (INTS, INT, WORD, INT, INTS, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAG_TABLE),
-    "candidates": (INTS, INT, INTS, FLAG, WORD, INT, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAGS),
+    "contains": (*_SEEN, INTS, FLAGS),
+    "append": (SMALL_INT_TABLE, INTS, SMALL_INT_TABLE, INTS, *_SEEN, INTS, INTS),
+    "negatives": (*_SEEN, WORD, INT, INT, INTS, INTS, INT_TABLE),
+    "head_lines": (*_SEEN, WORD, INT, INTS, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAG_TABLE),
+    "candidates": (*_SEEN, INTS, FLAG, WORD, INT, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAGS),
 }
 
 _GOLDEN, _STRIDE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _U1, _U27, _U30, _U31, _U32, _U64 = (np.uint64(n) for n in (1, 27, 30, 31, 32, 64))
-_PLACE = np.uint64(63)
+_PLACE, _LOW = np.uint64(63), np.int64(0xFFFFFFFF)
 _EMPTY, _NOBODY = np.int64(-1), np.int64(-1)
 
 
@@ -50,6 +65,21 @@ def _slot(slots: Ints, shift: np.uint64, key: np.int64) -> np.int64:
     while slots[slot] != key and slots[slot] != _EMPTY:
         slot = (slot + 1) & mask
     return slot
+
+
+def _taken(starts: Ints, past: SmallInts, user: np.int64, item: np.int64) -> bool:
+    """Whether an item is among the sorted ones of a user."""
+    if user + 1 >= starts.size:
+        return False
+    low, end = starts[user], starts[user + 1]
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if past[middle] < item:
+            low = middle + 1
+        else:
+            high = middle
+    return bool(low < end and past[low] == item)
 
 
 def remember(ring: SmallInts, met: Ints, rows: Ints, partners: Ints) -> np.int64:
@@ -113,23 +143,31 @@ def place(slots: Ints, bits: int, keys: Ints) -> int:
     return new
 
 
+def contains(slots: Ints, bits: int, starts: Ints, past: SmallInts, keys: Ints, held: Flags) -> None:
+    """Whether each key is among the pairs seen."""
+    shift = _U64 - np.uint64(bits)
+    for n in range(keys.size):
+        held[n] = slots[_slot(slots, shift, keys[n])] == keys[n] or _taken(starts, past, keys[n] >> 32, keys[n] & _LOW)
+
+
 def append(
     of_users: SmallInts, users_met: Ints, of_items: SmallInts, items_met: Ints, slots: Ints, bits: int,
-    users: Ints, items: Ints,
+    starts: Ints, past: SmallInts, users: Ints, items: Ints,
 ) -> tuple[np.int64, np.int64, int]:  # fmt: skip
     """Let users and items meet, in order; returns the most that one of either has met, and how many pairs are new."""
     shift, new = _U64 - np.uint64(bits), 0
     for n in range(users.size):
         key = (users[n] << 32) | items[n]
         slot = _slot(slots, shift, key)
-        if slots[slot] != key:
+        if slots[slot] != key and not _taken(starts, past, users[n], items[n]):
             slots[slot] = key
             new += 1
     return remember(of_users, users_met, users, items), remember(of_items, items_met, items, users), new
 
 
 def negatives(
-    slots: Ints, bits: int, root: np.uint64, pool: int, tries: int, users: Ints, keys: Ints, lines: Ints
+    slots: Ints, bits: int, starts: Ints, past: SmallInts, root: np.uint64, pool: int, tries: int, users: Ints,
+    keys: Ints, lines: Ints,
 ) -> int:  # fmt: skip
     """Fill lines, which begin with the item taken, with draws that are neither it nor among the pairs.
 
@@ -143,7 +181,9 @@ def negatives(
             first = (place - 1) << 16
             for attempt in range(tries):
                 item = _below(_word(rooted, first + attempt), pool)
-                if item != own and slots[_slot(slots, shift, user | item)] != user | item:
+                if item == own or slots[_slot(slots, shift, user | item)] == user | item:
+                    continue
+                if not _taken(starts, past, users[n], item):
                     lines[n, place] = item
                     break
             missing += lines[n, place] == _EMPTY
@@ -151,10 +191,10 @@ def negatives(
 
 
 def head_lines(
-    slots: Ints, bits: int, root: np.uint64, pool: int, items_met: Ints, known: int, users: Ints, items: Ints,
-    events: Ints, taken: Ints, lines: Ints, allowed: Flags,
+    slots: Ints, bits: int, starts: Ints, past: SmallInts, root: np.uint64, pool: int, items_met: Ints, known: int,
+    users: Ints, items: Ints, events: Ints, taken: Ints, lines: Ints, allowed: Flags,
 ) -> int:  # fmt: skip
-    """Lines of draws beside each item that somebody has taken before; returns how many there are.
+    """Lines of draws beside each item that was taken before; returns how many there are.
 
     `taken` gets their places in the batch, and `allowed` says which draws are not the user's own.
     """
@@ -171,18 +211,19 @@ def head_lines(
         for place in range(1, lines.shape[1]):
             item = lines[count, place]
             seen = not allowed[count, place] and slots[_slot(slots, shift, user | item)] == user | item
+            seen = seen or _taken(starts, past, users[n], item)
             allowed[count, place] = item != items[n] and not seen
         count += 1
     return count
 
 
 def candidates(
-    slots: Ints, bits: int, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints,
-    events: Ints, users: Ints, items: Ints, negatives: Ints, short: Flags,
+    slots: Ints, bits: int, starts: Ints, past: SmallInts, since: Ints, ever: bool, root: np.uint64, pool: int,
+    tries: int, lines: Ints, events: Ints, users: Ints, items: Ints, negatives: Ints, short: Flags,
 ) -> None:  # fmt: skip
     """Fill lines with distinct draws that their users had not taken; says which lines are short of some.
 
-    `since` holds the event from which each slot's pair counts as taken; with `ever`, all count.
+    `since` holds the event from which each slot's pair counts as taken; with `ever`, all count. Those of the past do.
     """
     count, shift = negatives.shape[1], _U64 - np.uint64(bits)
     size = 4
@@ -207,6 +248,8 @@ def candidates(
                     slot = _slot(slots, shift, user | item)
                     if slots[slot] != _EMPTY and (ever or since[slot] < event):
                         continue
+                if _taken(starts, past, users[n], item):
+                    continue
                 mark = np.int64((np.uint64(item) * _GOLDEN) >> _U32) & (size - 1)
                 while marks[mark] == at + 1 and offered[mark] != item:
                     mark = (mark + 1) & (size - 1)

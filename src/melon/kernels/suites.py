@@ -9,7 +9,7 @@ from types import ModuleType
 from melon.kernels import (
     arithmetic,
     besides,
-    blend,
+    best,
     factor,
     generator,
     ials,
@@ -64,9 +64,11 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
-    "blend": Suite("the loops of the blend", (blend,), blend.SIGNATURES, blend.WITH_TRANSITIONS),
     "lists": Suite(
-        "the loops of lists", (lists, besides), {**lists.SIGNATURES, **besides.SIGNATURES}, lists.DOUBLES_TOO
+        "the loops of lists",
+        (best, lists, besides),
+        {**best.SIGNATURES, **lists.SIGNATURES, **besides.SIGNATURES},
+        best.DOUBLES_TOO,
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
     "lessons": Suite("the loops of the blend's head", (factor, neighbours, lessons), lessons.SIGNATURES),

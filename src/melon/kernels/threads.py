@@ -21,8 +21,17 @@ PIECES = 8
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lent = 0
+_several = False  # whether PyTorch was ever allowed more than one thread here
+_forked = False  # whether it may not be any more
 _Input = TypeVar("_Input")
 _Output = TypeVar("_Output")
+
+
+def use_threads(count: int) -> None:
+    """Let PyTorch use this many threads; one in a forked process, where OpenMP would wait for threads of the parent."""
+    global _several  # noqa: PLW0603
+    _several |= count > 1
+    torch.set_num_threads(1 if _forked else count)
 
 
 @contextmanager
@@ -38,7 +47,7 @@ def kernels_first() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        use_threads(threads)
         _lent = 0
 
 
@@ -107,5 +116,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return _pools[threads]
 
 
-if hasattr(os, "register_at_fork"):  # threads do not come along into a forked process
-    os.register_at_fork(after_in_child=_pools.clear)
+def _after_fork() -> None:
+    """A forked process does not inherit threads: neither those of the pools nor those of OpenMP."""
+    global _forked  # noqa: PLW0603
+    _pools.clear()
+    if _several:
+        _forked = True
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -20,7 +20,7 @@ from melon.strategies.base import Strategy
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import Negatives
-from melon.stream.pairs import PairSet, pair_keys
+from melon.stream.pairs import SeenPairs
 from melon.stream.split import batches
 from melon.types import Ints
 
@@ -70,8 +70,7 @@ class Pretraining:
         self.epochs_done, self._helpers = 0, helpers
         self._order = Draws(seed, "shuffle")
         # Everything in the log has happened by the time its recommender is used: negatives avoid all of it.
-        seen = PairSet(pair_keys(log.users, log.items))
-        self._negatives = Negatives(log.n_items, seen, Draws(seed, "pre-training negatives"))
+        self._negatives = Negatives(log.n_items, SeenPairs(log.taken), Draws(seed, "pre-training negatives"))
         self._make_rows()
 
     def epoch(self) -> float:
@@ -165,10 +164,10 @@ def pretrain_by_strategy(strategy: Strategy, recommender: Recommender, log: Inte
 
 def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str = "interactions") -> None:
     """Count idle time from each row's last interaction in the log, in events or in seconds (docs/methods.md 8.3)."""
-    moments = np.arange(len(log)) if clock == "interactions" else log.times
-    for role, rows in (("user", log.users), ("item", log.items)):
-        last = np.zeros(int(rows.max()) + 1, dtype=np.int64)
-        np.maximum.at(last, rows, moments)
+    for role, rows, count in (("user", log.users, log.n_users), ("item", log.items, log.n_items)):
+        last = np.zeros(count, dtype=np.int64)
+        for start, stop in batches(0, len(log), _LEARNED_AT_ONCE):  # in order of time, and the last one written stays
+            last[rows[start:stop]] = np.arange(start, stop) if clock == "interactions" else log.times[start:stop]
         for table in recommender.tables.values():
             if table.spec.role == role:
                 stamps = torch.from_numpy(last[: table.rows]).to(table.device)
@@ -178,6 +177,7 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
 def live_through(recommender: Recommender, history: History, log: Interactions) -> None:
     """Observe a recorded log in order of time and append it to the history; no row is learned."""
     recommender.fit_past(log.users, log.items)
+    history.expect(log)
     for start, stop in batches(0, len(log), _OBSERVED_AT_ONCE):
         users, items = log.users[start:stop], log.items[start:stop]
         recommender.observe(users, items, log.times[start:stop], history)

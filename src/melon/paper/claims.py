@@ -23,7 +23,7 @@ SEVERAL = 3.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimResult:
     """A claim's outcome, the number that decides it, and a line for each contest."""
 
     claim: str
@@ -32,7 +32,7 @@ class Verdict:
     lines: tuple[str, ...] = ()
 
 
-def verdicts(bench: Bench, comparisons: Comparisons) -> list[Verdict]:
+def claim_results(bench: Bench, comparisons: Comparisons) -> list[ClaimResult]:
     """All five claims, on the contests of the main arrangement."""
     contests = [contest for contest in bench.main if OURS in contest.methods]
     return [
@@ -60,7 +60,7 @@ def gain(compared: Iterable[Compared]) -> Outcome:
     return "held" if rivals and all(rival.verdict == "better" for rival in rivals) else "not decided"
 
 
-def consistent_gains(contests: Sequence[Contest], comparisons: Comparisons) -> Verdict:
+def consistent_gains(contests: Sequence[Contest], comparisons: Comparisons) -> ClaimResult:
     """Better than every rival, on every stream and recommender."""
     claim = "MeLON gains consistently, over datasets and recommenders"
     if not contests:
@@ -91,10 +91,10 @@ def consistent_gains(contests: Sequence[Contest], comparisons: Comparisons) -> V
     if few and outcome == "held":
         outcome = "not decided"
         number = f"only one {' and one '.join(few)} here, too few for a claim about all of them; {number}"
-    return Verdict(claim, outcome, number, tuple(lines))
+    return ClaimResult(claim, outcome, number, tuple(lines))
 
 
-def quick_adaptation(contests: Sequence[Contest]) -> Verdict:
+def quick_adaptation(contests: Sequence[Contest]) -> ClaimResult:
     """On top most of the time, and the gap to Default does not close."""
     claim = "MeLON adapts quickly: it leads over time, and its gap to plain fine-tuning grows"
     if not contests:
@@ -126,10 +126,10 @@ def quick_adaptation(contests: Sequence[Contest]) -> Verdict:
         f"the gap grows in {growing} and closes in {closing} of {counted(len(contests), 'contest')}; on top in "
         f"{np.mean(shares):.0%} of the batches on average"
     )
-    return Verdict(claim, together(parts), number, tuple(lines))
+    return ClaimResult(claim, together(parts), number, tuple(lines))
 
 
-def two_directions(contests: Sequence[Contest], comparisons: Comparisons) -> Verdict:
+def two_directions(contests: Sequence[Contest], comparisons: Comparisons) -> ClaimResult:
     """Better than both one-directional versions of itself."""
     claim = "Two directions are needed: MeLON beats MeLON_I and MeLON_P"
     parts, lines, better = [], [], 0
@@ -145,12 +145,12 @@ def two_directions(contests: Sequence[Contest], comparisons: Comparisons) -> Ver
         lines.append(f"{where(contest)}: {gaps}: {part}")
     if not parts:
         return _absent(claim, "no contest has melon, melon_i and melon_p")
-    return Verdict(
+    return ClaimResult(
         claim, together(parts), f"better than both in {better} of {counted(len(parts), 'contest')}", tuple(lines)
     )
 
 
-def affordable(contests: Sequence[Contest]) -> Verdict:
+def affordable(contests: Sequence[Contest]) -> ClaimResult:
     """Several updates a second."""
     claim = "MeLON is affordable: several updates a second"
     lines, rates = [], []
@@ -163,12 +163,12 @@ def affordable(contests: Sequence[Contest]) -> Verdict:
     if not rates:
         return _absent(claim, "no update of MeLON was timed")
     outcome: Outcome = "held" if min(rates) >= SEVERAL else "not held"
-    return Verdict(
+    return ClaimResult(
         claim, outcome, f"{min(rates):,.1f} updates a second where it is slowest (several: {SEVERAL:g})", tuple(lines)
     )
 
 
-def both_paces(bench: Bench, contests: Sequence[Contest], comparisons: Comparisons) -> Verdict:
+def both_paces(bench: Bench, contests: Sequence[Contest], comparisons: Comparisons) -> ClaimResult:
     """Re-weighting ahead on slow streams, meta-optimisation on fast ones, MeLON not behind either on any."""
     claim = "Re-weighting suits slow streams, meta-optimisation fast ones, MeLON both"
     parts: list[Outcome] = []
@@ -203,7 +203,7 @@ def both_paces(bench: Bench, contests: Sequence[Contest], comparisons: Compariso
     if outcome == "held" and len(paces) < 2:
         outcome = "not decided"
         number = f"only {paces.pop()} streams here, and the claim is about both kinds; {number}"
-    return Verdict(claim, outcome, number, tuple(lines))
+    return ClaimResult(claim, outcome, number, tuple(lines))
 
 
 def _kin(name: str) -> bool:
@@ -216,5 +216,5 @@ def _gap(compared: Compared) -> str:
     return f"{compared.difference.difference:+.3f} HR@5 [{low:+.3f}, {high:+.3f}]"
 
 
-def _absent(claim: str, why: str = "no contest has melon") -> Verdict:
-    return Verdict(claim, "not decided", why)
+def _absent(claim: str, why: str = "no contest has melon") -> ClaimResult:
+    return ClaimResult(claim, "not decided", why)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from melon.display import label, recommender_label
-from melon.paper.claims import META_OPTIMISATION, REWEIGHTING, verdicts
+from melon.paper.claims import META_OPTIMISATION, REWEIGHTING, claim_results
 from melon.paper.published import (
     ABLATION,
     CATEGORIES,
@@ -22,7 +22,7 @@ from melon.paper.published import (
 )
 from melon.report.behaviour import milliseconds_text
 from melon.report.contests import Bench, Contest
-from melon.report.document import Block, Card, Cards, Cell, Document, Part, Section, Table, number
+from melon.report.document import Block, Card, Cards, Document, Part, Section, TextCell, TextTable, number
 from melon.report.numbers import Comparisons, Estimate, estimates, marks, milliseconds, table_of
 from melon.report.results import estimate_cell, where
 from melon.strategies.registry import STRATEGIES
@@ -44,7 +44,7 @@ def paper_report(document: Document, bench: Bench, comparisons: Comparisons) -> 
 
 def claims(bench: Bench, comparisons: Comparisons) -> Section:
     """The paper's claims, each judged by our numbers."""
-    cards = [Card(v.outcome, v.claim, v.number, v.lines) for v in verdicts(bench, comparisons)]
+    cards = [Card(v.outcome, v.claim, v.number, v.lines) for v in claim_results(bench, comparisons)]
     lead = f"What {PAPER} claims, judged on these streams by the rules of this report."
     return Section("claims", "The paper's claims", lead, [Cards(cards)])
 
@@ -64,14 +64,14 @@ def ablation(bench: Bench) -> Section | None:
                 published = theirs.get(name)
                 rows.append(
                     [
-                        Cell(where(contest)),
-                        Cell(contest.label(name), method=name),
-                        Cell(family, "soft"),
+                        TextCell(where(contest)),
+                        TextCell(contest.label(name), method=name),
+                        TextCell(family, "soft"),
                         estimate_cell(scores[name]["HR@5"], marked[name]),
                         estimate_cell(scores[name]["NDCG@10"]),
-                        Cell(number(published[0]), "theirs", number(published[1]))
+                        TextCell(number(published[0]), "theirs", number(published[1]))
                         if published
-                        else Cell("–", "theirs"),
+                        else TextCell("–", "theirs"),
                     ]
                 )
     lead = (
@@ -83,7 +83,7 @@ def ablation(bench: Bench) -> Section | None:
         "The paper's numbers are theirs, on other data, for BPR only, and for Amazon the mean of three categories."
     )
     return (
-        Section("ablation", "Two directions", lead, [Table(head, rows, caption, left=3, grouped=True)])
+        Section("ablation", "Two directions", lead, [TextTable(head, rows, caption, left=3, grouped=True)])
         if rows
         else None
     )
@@ -111,7 +111,7 @@ def beside_the_paper(bench: Bench) -> Section | None:
     return Section("paper", "Beside the paper", lead, [Part("Datasets", note, [datasets(bench)]), *parts])
 
 
-def datasets(bench: Bench) -> Table:
+def datasets(bench: Bench) -> TextTable:
     """Ours and, below each, theirs."""
     rows, seen = [], set()
     for contest in bench.contests:
@@ -121,13 +121,13 @@ def datasets(bench: Bench) -> Table:
         seen.add(about["sha256"])
         rows.append(
             [
-                Cell(contest.stream),
-                *(Cell(f"{about[name]:,}") for name in ("users", "items", "interactions")),
-                Cell(f"{contest.first['cold']['users']:.1%}"),
-                Cell(f"{contest.repeats.mean():.1%}"),
-                Cell(" : ".join(f"{100 * share:g}" for share in about["split"])),
-                Cell(f"{len(contest.first['batches']):,}"),
-                Cell(bench.pace(contest.stream)),
+                TextCell(contest.stream),
+                *(TextCell(f"{about[name]:,}") for name in ("users", "items", "interactions")),
+                TextCell(f"{contest.first['cold']['users']:.1%}"),
+                TextCell(f"{contest.repeats.mean():.1%}"),
+                TextCell(" : ".join(f"{100 * share:g}" for share in about["split"])),
+                TextCell(f"{len(contest.first['batches']):,}"),
+                TextCell(bench.pace(contest.stream)),
             ]
         )
         theirs = paper_dataset(contest.stream)
@@ -135,12 +135,12 @@ def datasets(bench: Bench) -> Table:
             counts = (f"{count:,}" for count in (theirs.users, theirs.items, theirs.interactions))
             split = " : ".join(f"{share:g}" for share in theirs.split)
             texts = [*counts, f"{theirs.cold_users} %", "–", split, f"≈ {theirs.test_batches}", "–"]
-            rows.append([Cell(f"paper: {theirs.name}", "theirs"), *(Cell(text, "theirs") for text in texts)])
+            rows.append([TextCell(f"paper: {theirs.name}", "theirs"), *(TextCell(text, "theirs") for text in texts)])
     head = ["", "users", "items", "interactions", "cold users", "repeats", "split, %", "test batches", "stream is"]
-    return Table(head, rows)
+    return TextTable(head, rows)
 
 
-def published(dataset: str, recommender: str, contests: Sequence[Contest]) -> Table:
+def published(dataset: str, recommender: str, contests: Sequence[Contest]) -> TextTable:
     """For every method ours, and theirs below; theirs of Amazon is the mean of three categories, so ours is one too."""
     theirs, rows = RESULTS[dataset, recommender], []
     methods = dict.fromkeys([*(method for contest in contests for method in contest.methods), *PAPER_NAMES])
@@ -148,11 +148,11 @@ def published(dataset: str, recommender: str, contests: Sequence[Contest]) -> Ta
         ours = averaged([contest for contest in contests if method in contest.methods], method)
         if ours:
             scores = (estimate_cell(ours.get(metric)) for metric in METRICS)
-            rows.append([Cell(label(method), method=method), Cell("ours", "soft"), *scores])
+            rows.append([TextCell(label(method), method=method), TextCell("ours", "soft"), *scores])
         if method in PAPER_NAMES:
-            name = Cell(PAPER_NAMES[method], "theirs", method=method)
-            rows.append([name, Cell("paper", "theirs"), *_theirs(theirs.get(method))])
-    return Table(["", "", *METRICS], rows, left=2)
+            name = TextCell(PAPER_NAMES[method], "theirs", method=method)
+            rows.append([name, TextCell("paper", "theirs"), *_theirs(theirs.get(method))])
+    return TextTable(["", "", *METRICS], rows, left=2)
 
 
 def averaged(contests: Sequence[Contest], method: str) -> dict[str, Estimate]:
@@ -168,18 +168,22 @@ def averaged(contests: Sequence[Contest], method: str) -> dict[str, Estimate]:
     return estimates(means)
 
 
-def _times(dataset: str, recommender: str, contests: Sequence[Contest]) -> list[Table]:
+def _times(dataset: str, recommender: str, contests: Sequence[Contest]) -> list[TextTable]:
     """Milliseconds per online batch, ours and theirs."""
     theirs, rows = ELAPSED_MS.get((dataset, recommender), {}), []
     for method, elapsed in theirs.items():
         ours = [milliseconds(contest, method) for contest in contests if method in contest.methods]
         taken = [value for value in ours if value is not None]
         if taken:
-            mean = Cell(milliseconds_text(float(np.mean(taken))))
+            mean = TextCell(milliseconds_text(float(np.mean(taken))))
             rows.append(
-                [Cell(label(method), method=method), mean, Cell("N/A" if elapsed is None else f"{elapsed:,}", "theirs")]
+                [
+                    TextCell(label(method), method=method),
+                    mean,
+                    TextCell("N/A" if elapsed is None else f"{elapsed:,}", "theirs"),
+                ]
             )
-    return [Table(["", "ours, ms per batch", "paper, ms (Titan RTX)"], rows)] if rows else []
+    return [TextTable(["", "ours, ms per batch", "paper, ms (Titan RTX)"], rows)] if rows else []
 
 
 def _table_order(method: str) -> int:
@@ -213,7 +217,7 @@ def _stands_in(dataset: str, complete: Sequence[Contest], contests: Sequence[Con
     return text + (f" Left out, because not every method ran on it: {', '.join(left)}." if left else "")
 
 
-def _theirs(scores: Mapping[str, Number] | None) -> list[Cell]:
+def _theirs(scores: Mapping[str, Number] | None) -> list[TextCell]:
     if scores is None:
-        return [Cell("N/A", "theirs")] * len(METRICS)
-    return [Cell(number(scores[name][0]), "theirs", number(scores[name][1])) for name in METRICS]
+        return [TextCell("N/A", "theirs")] * len(METRICS)
+    return [TextCell(number(scores[name][0]), "theirs", number(scores[name][1])) for name in METRICS]

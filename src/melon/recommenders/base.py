@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +21,7 @@ from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
-from melon.types import Ints
+from melon.types import Ints, Singles
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
 _SCORED_AT_ONCE = 1 << 16
@@ -56,9 +56,20 @@ class Catalogue(ABC):
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for each user."""
 
-    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
-        """For two-stage lists: quick scores of all items for one user, and rows that are worth scoring besides."""
-        return self.scores(user), np.empty(0, dtype=np.int64)
+    def scan(self, boost: Singles) -> Callable[..., int] | None:
+        """A loop that writes the best items of users without making all scores; None where there is none.
+
+        It takes what `melon.kernels.best.scan` takes behind `boost`, which is added to the scores of the first items.
+        """
+        return None
+
+    def first_stage(self) -> Catalogue:
+        """For two-stage lists: quick scores of all items."""
+        return self
+
+    def worthwhile(self, user: Ints) -> Ints:
+        """For two-stage lists: rows of items that are worth scoring besides, for one user."""
+        return np.empty(0, dtype=np.int64)
 
 
 class _PlainCatalogue(Catalogue):
@@ -70,7 +81,8 @@ class _PlainCatalogue(Catalogue):
     @torch.no_grad()
     def scores(self, users: Tensor) -> Tensor:
         lines = [
-            self._recommender.score_catalogue(user, self._n_items, self._context) for user in torch.split(users, 1)
+            self._recommender.score_catalogue(user, self._n_items, self._context)
+            for user in torch.split(users.to(self._recommender.device), 1)
         ]
         return torch.cat(lines) if lines else torch.empty((0, self._n_items), device=users.device)
 
@@ -88,7 +100,7 @@ class Recommender(ABC):
     """Scores pairs from rows; the updater alone writes the rows, and scoring changes nothing.
 
     Required: `declare` and `scores`. Everything below them has a default that follows from these two; what is worth
-    overriding stands under "optional", what nobody needs to override under "provided".
+    overriding stands under "optional", what needs no overriding under "provided".
     """
 
     name: ClassVar[str]
@@ -160,6 +172,18 @@ class Recommender(ABC):
     def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
         """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
         return self._scores(values, users, items, None)
+
+    def line_scores(self, values: Values, items: Tensor) -> Tensor:
+        """`taught_scores` of lines of candidates: line x is the x-th of the given users' rows, and `items` (n × c) are
+        positions among those of items.
+        """
+        lines = torch.arange(len(items), device=items.device)[:, None].expand_as(items)
+        return self.taught_scores(values, lines, items)
+
+    @property
+    def open_evidence(self) -> bool:
+        """Whether `evidence` can itself be differentiated, so that practice needs no second derivative of the loss."""
+        return False
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.

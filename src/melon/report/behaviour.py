@@ -15,13 +15,13 @@ from melon.explain.matrix import BatchRates, RateFacts
 from melon.report.contests import REFERENCE, Bench, Contest
 from melon.report.document import (
     Bullets,
-    Cell,
     Figure,
     Figures,
     Fold,
     Mark,
     Section,
-    Table,
+    TextCell,
+    TextTable,
     counted,
     interval,
     number,
@@ -69,20 +69,20 @@ def over_time(bench: Bench) -> Section | None:
             share = shares.get(method)
             rows.append(
                 [
-                    Cell(where(contest)),
-                    Cell(labels[method], method=method),
-                    Cell("–" if share is None else f"{share:.0%}", "best" if method in podium(shares)[0] else ""),
-                    Cell(f"{among_all.get(method, 0):.0%}"),
-                    Cell(signed(float(np.nanmean(gap))) if method != REFERENCE else "–"),
-                    Cell("–" if move is None else signed(move.per_100)),
-                    Cell("–" if move is None else interval((move.low, move.high)), "soft"),
+                    TextCell(where(contest)),
+                    TextCell(labels[method], method=method),
+                    TextCell("–" if share is None else f"{share:.0%}", "best" if method in podium(shares)[0] else ""),
+                    TextCell(f"{among_all.get(method, 0):.0%}"),
+                    TextCell(signed(float(np.nanmean(gap))) if method != REFERENCE else "–"),
+                    TextCell("–" if move is None else signed(move.per_100)),
+                    TextCell("–" if move is None else interval((move.low, move.high)), "soft"),
                 ]
             )
     gap_to = f"gap to {label(REFERENCE).partition(' (')[0]}"
     head = ["", "method", "on top of strategies", "on top of all", gap_to, "slope per 100 batches", "95 %"]
     caption = f"Share of batches on which each has the highest NDCG@10, ties shared; its {gap_to} and its slope."
     lead = f"Each batch is predicted before it is learned. The {gap_to} of a strategy that adapts grows with time."
-    table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
+    table = Fold("All methods in numbers", [TextTable(head, rows, caption, left=2, grouped=True)])
     return Section("time", "Over time", lead, [Figures(figures), Bullets(summaries), table]) if rows else None
 
 
@@ -112,7 +112,7 @@ def costs(bench: Bench) -> Section | None:
         note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."
     head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
     lead = "Elapsed time per online batch, and what it buys. Anything below the steps is beaten by something cheaper."
-    return Section("cost", "Cost", lead, [Figures(figures), Table(head, rows, note, left=2, grouped=True)])
+    return Section("cost", "Cost", lead, [Figures(figures), TextTable(head, rows, note, left=2, grouped=True)])
 
 
 def cold_users(bench: Bench) -> Section | None:
@@ -128,8 +128,8 @@ def cold_users(bench: Bench) -> Section | None:
         summaries.append(_cold_and_warm(contest, sides, counts))
         for method, both in sides.items():
             cells = [
-                Cell(f"{where(contest)} ({counts[0]:,} cold, {counts[1]:,} warm events)"),
-                Cell(contest.label(method), method=method),
+                TextCell(f"{where(contest)} ({counts[0]:,} cold, {counts[1]:,} warm events)"),
+                TextCell(contest.label(method), method=method),
             ]
             for metric in ("HR@5", "NDCG@10"):
                 for at, side in enumerate(both):
@@ -141,7 +141,7 @@ def cold_users(bench: Bench) -> Section | None:
     head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
     caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few to tell much."
     lead = "A cold user is absent from the training part: everything about them was learned online."
-    table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
+    table = Fold("All methods in numbers", [TextTable(head, rows, caption, left=2, grouped=True)])
     return Section("cold", "Cold users", lead, [Bullets(summaries), table]) if rows else None
 
 
@@ -161,8 +161,8 @@ def learning_rates(bench: Bench) -> Section | None:
         for method, parts in facts.items():
             for part, numbers in parts.items():
                 whose = {"rows": "users and items"}.get(part, "shared weights")
-                name_cell = Cell(contest.label(method), method=method)
-                rows.append([Cell(where(contest)), name_cell, Cell(whose, "soft"), *_facts(numbers)])
+                name_cell = TextCell(contest.label(method), method=method)
+                rows.append([TextCell(where(contest)), name_cell, TextCell(whose, "soft"), *_facts(numbers)])
     head = ["", "method", "parameters of", "mean rate", "σ₂/σ₁", "with loss", "with |gradient|", "by interaction"]
     head += ["by parameter", "by neither", "from one per interaction", "from one per parameter"]
     caption = (
@@ -174,7 +174,7 @@ def learning_rates(bench: Bench) -> Section | None:
         "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
         "Drawn for the best strategy of a contest whose rates vary."
     )
-    table = Table(head, rows, caption, left=3, grouped=True)
+    table = TextTable(head, rows, caption, left=3, grouped=True)
     return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
 
 
@@ -214,16 +214,16 @@ def _cold_and_warm(contest: Contest, sides: Mapping[str, Sided], counts: Sequenc
 
 def _cost_row(
     contest: Contest, method: str, point: tuple[float, float], timed: int, *, on_frontier: bool
-) -> list[Cell]:
+) -> list[TextCell]:
     taken, accuracy = point
     return [
-        Cell(where(contest)),
-        Cell(contest.label(method), method=method),
-        *(Cell(milliseconds_text(milliseconds(contest, method, what))) for what in ("median", "mean", "p95")),
-        Cell(f"{1000 / taken:,.1f}"),
-        Cell(f"{timed:,}", "soft"),
-        Cell(number(accuracy)),
-        Cell("on the frontier", "good") if on_frontier else Cell(""),
+        TextCell(where(contest)),
+        TextCell(contest.label(method), method=method),
+        *(TextCell(milliseconds_text(milliseconds(contest, method, what))) for what in ("median", "mean", "p95")),
+        TextCell(f"{1000 / taken:,.1f}"),
+        TextCell(f"{timed:,}", "soft"),
+        TextCell(number(accuracy)),
+        TextCell("on the frontier", "good") if on_frontier else TextCell(""),
     ]
 
 
@@ -232,16 +232,16 @@ def _with_strategies(bench: Bench) -> Sequence[Contest]:
     return [contest for contest in bench.main if contest.strategies] or bench.main
 
 
-def _facts(facts: RateFacts) -> list[Cell]:
-    def share(value: float | None) -> Cell:
-        return Cell("–" if value is None else f"{value:.0%}")
+def _facts(facts: RateFacts) -> list[TextCell]:
+    def share(value: float | None) -> TextCell:
+        return TextCell("–" if value is None else f"{value:.0%}")
 
-    def correlation(value: float | None) -> Cell:
-        return Cell("–" if value is None else signed(value, 2))
+    def correlation(value: float | None) -> TextCell:
+        return TextCell("–" if value is None else signed(value, 2))
 
     return [
-        Cell(f"{facts.mean:.3g}"),
-        Cell(f"{facts.sigma_ratio:.3f}"),
+        TextCell(f"{facts.mean:.3g}"),
+        TextCell(f"{facts.sigma_ratio:.3f}"),
         correlation(facts.with_loss),
         correlation(facts.with_gradient),
         share(facts.by_interaction),

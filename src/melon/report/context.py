@@ -12,7 +12,7 @@ import numpy as np
 import melon
 from melon.display import label, recommender_label
 from melon.report.contests import REFERENCE, Bench, Contest, Run
-from melon.report.document import Block, Bullets, Cell, Code, Fold, Part, Section, Table, counted
+from melon.report.document import Block, Bullets, Code, Fold, Part, Section, TextCell, TextTable, counted
 from melon.report.results import where
 from melon.types import Plain
 
@@ -31,23 +31,25 @@ def choices(bench: Bench) -> Section:
             dot = "" if method == "pretrain" else method
             rows.append(
                 [
-                    Cell(where(contest)),
-                    Cell("pre-training" if method == "pretrain" else contest.label(method), method=dot),
-                    Cell(_settings([choice["settings"] for choice in chosen])),
-                    Cell(_trials(contest, method, chosen), "soft"),
-                    Cell(", ".join(sorted({axis for choice in chosen for axis in choice.get("at_edge", ())})), "soft"),
-                    Cell(f"{np.mean(moved):.2f}×" if moved else "–"),
+                    TextCell(where(contest)),
+                    TextCell("pre-training" if method == "pretrain" else contest.label(method), method=dot),
+                    TextCell(_settings([choice["settings"] for choice in chosen])),
+                    TextCell(_trials(contest, method, chosen), "soft"),
+                    TextCell(
+                        ", ".join(sorted({axis for choice in chosen for axis in choice.get("at_edge", ())})), "soft"
+                    ),
+                    TextCell(f"{np.mean(moved):.2f}×" if moved else "–"),
                 ]
             )
     lead = (
         f"{_equal_trials(bench)} The step is how far a batch moves the rows that it touches, relative to that of "
-        f"{label(REFERENCE)}: one that hardly moves is seen here."
+        f"{label(REFERENCE)}: one that barely moves shows here."
     )
     head = ["", "method", "chosen settings", "trials", "at the edge of its grid", "step"]
     caption = (
         "Where seeds chose differently, all of their values. A choice at the edge might do better on a wider grid."
     )
-    return Section("choices", "Choices", lead, [Table(head, rows, caption, left=5, grouped=True)])
+    return Section("choices", "Choices", lead, [TextTable(head, rows, caption, left=5, grouped=True)])
 
 
 def made_of(bench: Bench, command: str) -> Section:
@@ -71,15 +73,17 @@ def made_of(bench: Bench, command: str) -> Section:
             seeds_of[gap.stream, gap.recommender, gap.strategy, gap.kind, gap.reason].append(gap.seed)
         rows = [
             [
-                Cell(kind, "bad" if kind == "failed" else "soft"),
-                Cell(f"{stream} · {recommender_label(recommender)}"),
-                Cell(label(strategy), method=strategy),
-                Cell(", ".join(map(str, seeds))),
-                Cell(reason, "soft"),
+                TextCell(kind, "bad" if kind == "failed" else "soft"),
+                TextCell(f"{stream} · {recommender_label(recommender)}"),
+                TextCell(label(strategy), method=strategy),
+                TextCell(", ".join(map(str, seeds))),
+                TextCell(reason, "soft"),
             ]
             for (stream, recommender, strategy, kind, reason), seeds in seeds_of.items()
         ]
-        blocks.append(Part("Cells without a result", "", [Table(["", "", "strategy", "seeds", "why"], rows, left=5)]))
+        blocks.append(
+            Part("Cells without a result", "", [TextTable(["", "", "strategy", "seeds", "why"], rows, left=5)])
+        )
     if bench.notes:
         blocks.append(Bullets(bench.notes))
     settings = {json.dumps(contest.arrangement, indent=1, sort_keys=True): None for contest in bench.contests}

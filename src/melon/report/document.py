@@ -10,7 +10,7 @@ Mark = Literal["", "best", "second", "soft", "theirs", "good", "fair", "bad", "o
 
 
 @dataclass(frozen=True)
-class Cell:
+class TextCell:
     """A cell of a table; `error` stands behind ±, `method` gives it the method's colour."""
 
     text: str
@@ -20,14 +20,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows of cells; the first `left` columns are words, the rest numbers.
 
     Where it is grouped, neighbouring rows with the same first cell belong together, and that cell is shown once.
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TextCell]]
     caption: str = ""
     left: int = 1
     grouped: bool = False
@@ -114,7 +114,7 @@ class Part:
     blocks: Sequence[Block]
 
 
-Block = Table | Figures | Prose | Bullets | Code | Fold | Cards | Part
+Block = TextTable | Figures | Prose | Bullets | Code | Fold | Cards | Part
 
 
 @dataclass(frozen=True)

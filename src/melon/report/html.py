@@ -12,7 +12,6 @@ from melon.report.document import (
     Bullets,
     Card,
     Cards,
-    Cell,
     Code,
     Document,
     Figures,
@@ -20,7 +19,8 @@ from melon.report.document import (
     Part,
     Prose,
     Section,
-    Table,
+    TextCell,
+    TextTable,
 )
 
 _STATUS = {"held": "good", "not held": "bad", "not decided": "open"}
@@ -80,7 +80,7 @@ def _block(block: Block, methods: Sequence[str]) -> str:
             return f"<ul>{''.join(f'<li>{inline(item)}</li>' for item in items)}</ul>"
         case Code(text):
             return f"<pre><code>{escape(text)}</code></pre>"
-        case Table():
+        case TextTable():
             return _table(block)
         case Figures(figures, wide):
             drawn = "".join(
@@ -114,7 +114,7 @@ def inline(text: str) -> str:
     return "".join(part if at % 2 == 0 else f"<code>{part}</code>" for at, part in enumerate(parts))
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     left, skip = table.left - table.grouped, 1 if table.grouped else 0
     head = "".join(f"<th{_aligned(at, left)}>{inline(name)}</th>" for at, name in enumerate(table.head[skip:]))
     body, before = "", None
@@ -132,7 +132,7 @@ def _aligned(at: int, left: int) -> str:
     return ' class="words"' if at < left else ""
 
 
-def _cell(cell: Cell, at: int, left: int) -> str:
+def _cell(cell: TextCell, at: int, left: int) -> str:
     classes = " ".join(name for name in ("words" if at < left else "", cell.mark) if name)
     text = inline(cell.text)
     if cell.mark in ("good", "fair", "bad", "open") and cell.text:

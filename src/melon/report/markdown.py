@@ -10,7 +10,6 @@ from melon.report.document import (
     Block,
     Bullets,
     Cards,
-    Cell,
     Code,
     Document,
     Figures,
@@ -18,7 +17,8 @@ from melon.report.document import (
     Part,
     Prose,
     Section,
-    Table,
+    TextCell,
+    TextTable,
 )
 
 _SPECIAL = re.compile(r"([\\*_{}\[\]#|~])")
@@ -70,7 +70,7 @@ def _block(block: Block, level: int) -> Iterator[str]:
         case Code(text):
             fenced = escape(text, quote=False) == text and "```" not in text
             yield f"```\n{text}\n```" if fenced else f"<pre>{escape(text, quote=False)}</pre>"
-        case Table():
+        case TextTable():
             yield _table(block)
             yield f"*{escaped(block.caption)}*" if block.caption else ""
         case Figures(figures):
@@ -90,7 +90,7 @@ def _block(block: Block, level: int) -> Iterator[str]:
             yield from _blocks(inner, level + 1)
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     aligned = ["---" if at < table.left else "---:" for at in range(len(table.head))]
     lines = [_line(map(escaped, table.head)), _line(aligned)]
     before = None
@@ -108,7 +108,7 @@ def _line(cells: Sequence[str] | Iterator[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TextCell) -> str:
     text = escaped(cell.text)
     if cell.mark in ("best", "second", "theirs") and text:
         before, after = {"best": ("**", "**"), "second": ("<ins>", "</ins>"), "theirs": ("*", "*")}[cell.mark]

@@ -11,7 +11,18 @@ import numpy as np
 from melon import display
 from melon.bench.record import Line, is_auto, method_name, result_lines
 from melon.errors import require_plots
-from melon.report.document import Bullets, Cell, Document, Figure, Figures, Fold, Section, Table, counted, number
+from melon.report.document import (
+    Bullets,
+    Document,
+    Figure,
+    Figures,
+    Fold,
+    Section,
+    TextCell,
+    TextTable,
+    counted,
+    number,
+)
 from melon.report.drawing import StoryLine, story
 from melon.report.html import html_page
 from melon.report.numbers import marks, trailing_width
@@ -22,7 +33,7 @@ Records = Sequence[Mapping[str, Any]]
 _SHORT = ("HR@5", "HR@10", "NDCG@10")
 #: Baselines that tell a story; mixtures of them stand in the table.
 _DRAWN = ("frozen", "popularity", "recent_popularity")
-#: More lines than this are drawn thin, but for the best.
+#: More lines than this are drawn thin, except the best.
 _MOST_LINES = 3
 
 
@@ -120,22 +131,22 @@ def _details(records: Records, lines: Sequence[Line]) -> list[Fold]:
     return [*folds, Fold("How it was measured", [Bullets(about)])]
 
 
-def _table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
+def _table(lines: Sequence[Line], columns: Sequence[str]) -> TextTable:
     """Methods down, the best first."""
     marked = {name: marks({line.method: line.metrics[name] for line in lines if line.metrics}) for name in columns}
     rows = [
         [
-            Cell(line.label, method=line.method),
-            *(Cell(number(line.metrics.get(name)), marked[name].get(line.method, "")) for name in columns),
+            TextCell(line.label, method=line.method),
+            *(TextCell(number(line.metrics.get(name)), marked[name].get(line.method, "")) for name in columns),
         ]
         for line in sorted(lines, key=lambda line: -line.metrics.get("HR@5", 0.0))
     ]
-    return Table(["", *columns], rows)
+    return TextTable(["", *columns], rows)
 
 
-def _settings(records: Records) -> Table:
+def _settings(records: Records) -> TextTable:
     first = records[0]
-    rows: list[list[Cell]] = []
+    rows: list[list[TextCell]] = []
     for record in records:
         same = record["recommender"] == first["recommender"]
         for name, choice in record["config"]["chosen"].items():
@@ -148,8 +159,10 @@ def _settings(records: Records) -> Table:
                 text += f" of {display.recommender_label(record['recommender'])}"
             if text not in [row[0].text for row in rows]:
                 trials = choice.get("trials")
-                rows.append([Cell(text), Cell(_chosen(choice)), Cell("–" if trials is None else str(len(trials)))])
-    return Table(["", "settings", "trials"], rows, left=2)
+                rows.append(
+                    [TextCell(text), TextCell(_chosen(choice)), TextCell("–" if trials is None else str(len(trials)))]
+                )
+    return TextTable(["", "settings", "trials"], rows, left=2)
 
 
 def _chosen(choice: Plain) -> str:

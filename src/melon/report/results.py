@@ -12,7 +12,6 @@ from melon.evaluation.compare import Comparison
 from melon.report.contests import REFERENCE, Bench, Contest, View
 from melon.report.document import (
     Block,
-    Cell,
     Figure,
     Figures,
     Fold,
@@ -20,7 +19,8 @@ from melon.report.document import (
     Part,
     Prose,
     Section,
-    Table,
+    TextCell,
+    TextTable,
     counted,
     interval,
     number,
@@ -111,25 +111,25 @@ def short(bench: Bench) -> Section:
     return Section("short", f"{METRIC} at a glance", note, [overview(bench)])
 
 
-def overview(bench: Bench) -> Table:
+def overview(bench: Bench) -> TextTable:
     """Methods down and contests across; the other way round where there are many contests."""
     methods = list(dict.fromkeys(method for contest in bench.main for method in contest.methods))
     names = [f"{where(contest)} ({bench.pace(contest.stream)})" for contest in bench.main]
     columns = [_overview_cells(contest, methods) for contest in bench.main]
     if len(columns) > _MOST_ACROSS:
         head = ["", *(label(method).partition(" (")[0] for method in methods)]
-        return Table(head, [[Cell(name), *cells] for name, cells in zip(names, columns, strict=True)])
+        return TextTable(head, [[TextCell(name), *cells] for name, cells in zip(names, columns, strict=True)])
     rows = zip(methods, *columns, strict=True)
-    return Table(["", *names], [[Cell(label(method), method=method), *cells] for method, *cells in rows])
+    return TextTable(["", *names], [[TextCell(label(method), method=method), *cells] for method, *cells in rows])
 
 
-def _overview_cells(contest: Contest, methods: Sequence[str]) -> list[Cell]:
+def _overview_cells(contest: Contest, methods: Sequence[str]) -> list[TextCell]:
     values = {method: contest.hit_rate(method) for method in contest.methods}
     marked = marks(values)
     cells = []
     for method in methods:
-        absent = Cell("N/A" if method in _absences(contest) else "–", "soft")
-        cells.append(Cell(number(values[method]), marked[method]) if method in values else absent)
+        absent = TextCell("N/A" if method in _absences(contest) else "–", "soft")
+        cells.append(TextCell(number(values[method]), marked[method]) if method in values else absent)
     return cells
 
 
@@ -161,20 +161,20 @@ def contest_part(contest: Contest, comparisons: Comparisons) -> Part:
     return Part(where(contest), _about(contest), blocks)
 
 
-def score_table(contest: Contest, view: View) -> Table:
+def score_table(contest: Contest, view: View) -> TextTable:
     """Methods down, metrics across, the best of each column marked."""
     scores = table_of(contest, view)
     marked = {c: marks({m: line[c].mean for m, line in scores.items() if c in line}) for c in COLUMNS}
     rows = [
         [
-            Cell(contest.label(method), method=method),
+            TextCell(contest.label(method), method=method),
             *(estimate_cell(line.get(column), marked[column].get(method, "")) for column in COLUMNS),
         ]
         for method, line in scores.items()
     ]
     for gap in _absences(contest):
-        rows.append([Cell(label(gap), "soft", method=gap), *[Cell("N/A", "soft")] * len(COLUMNS)])
-    return Table(["", *COLUMNS], rows, VIEWS[view])
+        rows.append([TextCell(label(gap), "soft", method=gap), *[TextCell("N/A", "soft")] * len(COLUMNS)])
+    return TextTable(["", *COLUMNS], rows, VIEWS[view])
 
 
 def difference(contest: Contest, comparisons: Comparisons) -> Figure:
@@ -187,7 +187,7 @@ def difference(contest: Contest, comparisons: Comparisons) -> Figure:
     return Figure(name, forest(name, near, {method: contest.label(method) for method in near}, reference), words)
 
 
-def against_reference(contest: Contest, comparisons: Comparisons) -> Table:
+def against_reference(contest: Contest, comparisons: Comparisons) -> TextTable:
     """Each strategy against the reference in numbers, baselines beside the family; they are it without strategies."""
     family, beside = _compared(contest, comparisons)
     rows = [
@@ -201,7 +201,7 @@ def against_reference(contest: Contest, comparisons: Comparisons) -> Table:
         f"Minus {contest.label(REFERENCE)}, {VIEWS[contest.headline]}; verdicts are about {METRIC}. Family: "
         f"{counted(len(family), 'comparison')} of {whose}. Margin: {number(contest.margin)}. p is not yet corrected."
     )
-    return Table(head, rows, caption)
+    return TextTable(head, rows, caption)
 
 
 def where(contest: Contest) -> str:
@@ -209,11 +209,11 @@ def where(contest: Contest) -> str:
     return " · ".join(each for each in (contest.stream, recommender_label(contest.recommender), contest.apart) if each)
 
 
-def estimate_cell(estimate: Estimate | None, mark: Mark = "") -> Cell:
+def estimate_cell(estimate: Estimate | None, mark: Mark = "") -> TextCell:
     """A mean with its error."""
     if estimate is None:
-        return Cell("–", "soft")
-    return Cell(number(estimate.mean), mark, "" if estimate.error is None else number(estimate.error))
+        return TextCell("–", "soft")
+    return TextCell(number(estimate.mean), mark, "" if estimate.error is None else number(estimate.error))
 
 
 def slug(contest: Contest) -> str:
@@ -236,19 +236,21 @@ def _near(each: Compared, family: Mapping[str, Compared]) -> bool:
     return each.difference.difference >= -2 * max(reach, each.margin)
 
 
-def _compared_row(contest: Contest, method: str, compared: Compared, second: Comparison, *, judged: bool) -> list[Cell]:
+def _compared_row(
+    contest: Contest, method: str, compared: Compared, second: Comparison, *, judged: bool
+) -> list[TextCell]:
     each = compared.difference
     return [
-        Cell(contest.label(method), method=method),
-        Cell(signed(each.difference)),
-        Cell(interval(each.by_user)),
-        Cell(interval(each.by_item), "soft"),
-        Cell(number(each.seed_error), "soft"),
-        Cell("<.001" if each.p_value < 0.001 else number(each.p_value), "soft"),
-        Cell(number(compared.visible), "soft"),
-        Cell(compared.verdict, _MARKS[compared.verdict]) if judged else Cell("baseline", "soft"),
-        Cell(signed(second.difference)),
-        Cell(interval(second.by_user)),
+        TextCell(contest.label(method), method=method),
+        TextCell(signed(each.difference)),
+        TextCell(interval(each.by_user)),
+        TextCell(interval(each.by_item), "soft"),
+        TextCell(number(each.seed_error), "soft"),
+        TextCell("<.001" if each.p_value < 0.001 else number(each.p_value), "soft"),
+        TextCell(number(compared.visible), "soft"),
+        TextCell(compared.verdict, _MARKS[compared.verdict]) if judged else TextCell("baseline", "soft"),
+        TextCell(signed(second.difference)),
+        TextCell(interval(second.by_user)),
     ]
 
 

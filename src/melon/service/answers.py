@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ Best = tuple[Ints, Floats]
 Source = Literal["model", "popular", "history", "similar"]
 #: Items of a visitor's history count less the older they are.
 _OLDER = 0.9
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Query:
     items: tuple[Id, ...] = ()  # a visitor's history, newest last; or the item that others shall be similar to
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """An item of a list, its score (none for one that was pinned), and why it is there."""
 
     item: Id
@@ -105,8 +105,9 @@ class ListMaker:
         n_items = model.rows_of("item")
         self._rows.slots(n_items)
         works = [self._planned(model, query, n_items, now) for query in queries]
-        pools = self._pools(model, works, n_items)
-        return [self._finished(model, position, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
+        pools, about = self._pools(model, works, n_items), about_model(model, position)
+        made = [self._finished(model, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
+        return [Listed(source, items, filtered, position, about) for source, items, filtered in made]
 
     # From a query to rows, masks and exclusions.
 
@@ -137,7 +138,7 @@ class ListMaker:
             user_row if known else -1,
             mask,
             self._masks.boost(rules.boost, rows, n_items, now),
-            np.empty(0, dtype=np.int64),
+            _NO_ROWS,
             shown,
             query.k * POOL_FACTOR if rules.rearranges else query.k,
         )
@@ -191,7 +192,9 @@ class ListMaker:
 
     # From a pool to a list.
 
-    def _finished(self, model: LiveModel, position: Position, work: _Work, pool: Best, n_items: int) -> Listed:
+    def _finished(
+        self, model: LiveModel, work: _Work, pool: Best, n_items: int
+    ) -> tuple[Source, tuple[Entry, ...], dict[str, int]]:
         query, rows, scores = work.query, *pool
         arranged = self._arranged(model, work, rows, scores)
         while len(arranged) < query.k and len(rows) == work.pool and query.rules.rearranges:
@@ -208,8 +211,7 @@ class ListMaker:
             seen = _seen(model, work, n_items)
             if seen:
                 work.filtered["seen"] = seen
-        items = tuple(with_pins(entries, pins, query.k))
-        return Listed(work.source, items, work.filtered, position, about_model(model, position))
+        return work.source, tuple(with_pins(entries, pins, query.k)), work.filtered
 
     def _arranged(self, model: LiveModel, work: _Work, rows: Ints, scores: Floats) -> list[int]:
         rules, k = work.query.rules, work.query.k
@@ -250,6 +252,8 @@ def _exclude(work: _Work, reasons: Mapping[str, Ints], candidates: set[int] | No
     """Collect rows that this list may not have; each counts for the first reason that holds."""
     gone = set[int]()
     for why, rows in reasons.items():
+        if not len(rows):
+            continue
         new = {row for row in rows.tolist() if row >= 0} - gone
         gone |= new
         if candidates is not None:
@@ -258,10 +262,13 @@ def _exclude(work: _Work, reasons: Mapping[str, Ints], candidates: set[int] | No
             new = {row for row in new if work.mask.allowed[row]}
         if new and why not in ("pinned", "history"):
             work.filtered[why] = len(new)
-    work.exclude = np.array(sorted(gone), dtype=np.int64)
+    if gone:
+        work.exclude = np.array(sorted(gone), dtype=np.int64)
 
 
 def _item_rows(model: LiveModel, items: Sequence[Id], n_items: int) -> Ints:
+    if not items:
+        return _NO_ROWS
     rows = model.items.rows(items)
     return np.where(rows < n_items, rows, -1)
 
@@ -311,14 +318,15 @@ def _seen(model: LiveModel, work: _Work, n_items: int) -> int:
     history, user = model.updater.history, np.array([work.user_row])
     met = int(history.of_users.met(user)[0])
     if met <= RING:
-        rows = np.unique(history.of_users.recent(user).partners[0])
-        rows = rows[(rows != NOBODY) & (rows < n_items)]
+        partners = set(history.of_users.recent(user).partners[0, :met].tolist())
+        rows = np.array([row for row in partners if row != NOBODY and row < n_items], dtype=np.int64)
     else:
         rows = np.arange(n_items)
         rows = rows[history.seen.contains(pair_keys(np.full(n_items, work.user_row), rows))]
     if work.query.candidates is not None:
         rows = np.intersect1d(rows, _item_rows(model, work.query.candidates, n_items))
-    rows = rows[~np.isin(rows, work.exclude)]
+    if len(work.exclude):
+        rows = rows[~np.isin(rows, work.exclude)]
     return int(work.mask.allowed[rows].sum()) if work.mask.allowed is not None else len(rows)
 
 

@@ -31,14 +31,15 @@ class Readable(Protocol):
     def reading(self) -> AbstractContextManager[tuple[LiveModel, Position]]: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
-    """A request for lists, or one look at the model, and whom to tell."""
+    """A request for lists, or one look at the model, and whom to tell. `left` of it wait to be taken."""
 
     future: asyncio.Future[Any]
     queries: Sequence[Query] = ()
     look: Look | None = None
     results: list[Listed] = field(default_factory=list)
+    left: int = 1
 
 
 class Coalescer:
@@ -75,26 +76,39 @@ class Coalescer:
 
     async def lists(self, queries: Sequence[Query]) -> list[Listed]:
         """A list for each query, in order."""
-        return await self._submit(_Job(self._future(), queries=queries), len(queries))  # type: ignore[no-any-return]
+        job = _Job(self._future(), queries=queries, left=len(queries))
+        return await self._submit(job)  # type: ignore[no-any-return]
 
     async def look(self, look: Look) -> Any:
         """What a function sees in the model; it is called in the scoring thread, between two products."""
-        return await self._submit(_Job(self._future(), look=look), 1)
+        return await self._submit(_Job(self._future(), look=look))
 
     @staticmethod
     def _future() -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    async def _submit(self, job: _Job, size: int) -> Any:
+    async def _submit(self, job: _Job) -> Any:
         with self._free:
-            if self._stopped or self._waiting + size > max(self._most_waiting, size):
+            if self._stopped or self._waiting + job.left > max(self._most_waiting, job.left):
                 raise ServiceError(
                     503, "busy", f"{self._waiting} lists wait already.", hint="Try again shortly.", retry_after=1
                 )
             self._jobs.append(job)
-            self._waiting += size
+            self._waiting += job.left
             self._free.notify()
-        return await job.future
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            # Whoever is gone leaves the queue.
+            with self._free:
+                self._withdraw(job)
+            raise
+
+    def _withdraw(self, job: _Job) -> None:
+        """Take what is left of a job out of the queue."""
+        if job in self._jobs:
+            self._jobs.remove(job)
+            self._waiting -= job.left
 
     def _run(self) -> None:
         while True:
@@ -112,15 +126,13 @@ class Coalescer:
         left = AT_ONCE
         while self._jobs and left > 0:
             job = self._jobs.popleft()
-            # Whoever is gone (a client that closed the connection) is passed by.
-            if job.future.cancelled():
-                self._waiting -= max(len(job.queries) - len(job.results), 1)
-                continue
-            start = len(job.results) + sum(len(part) for other, part in turns if other is job)
-            part = job.queries[start : start + min(IN_A_TURN, left)]
+            start = len(job.queries) - job.left
+            part = job.queries[start : start + min(IN_A_TURN, left)] if job.look is None else ()
             turns.append((job, part))
-            left -= max(len(part), 1)
-            if start + len(part) < len(job.queries):
+            taken = max(len(part), 1)
+            left -= taken
+            job.left -= taken
+            if job.left > 0:
                 self._jobs.append(job)
         return turns
 
@@ -156,8 +168,7 @@ class Coalescer:
         with self._free:
             self._waiting -= sum(max(len(part), 1) for _, part in turns)
             for job in [job for job in self._jobs if id(job) in failed]:
-                self._jobs.remove(job)
-                self._waiting -= len(job.queries) - len(job.results)
+                self._withdraw(job)
         if lists:
             self._observe(len(lists), time.perf_counter() - started)
         if done:

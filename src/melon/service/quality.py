@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from melon.service.learner.quality import MODELS, PARTS, added, between, shares
+from melon.service.learner.quality import MODELS, PARTS, added, between, difference, shares
 from melon.service.log.base import Step
 from melon.service.metrics import Family
 
@@ -18,8 +18,10 @@ def quality_between(first: Step | None, last: Step | None) -> dict[str, Any]:
     """Hit rates and gains of every model between two steps, on the same events."""
     counts = {} if last is None else between(last.totals, {} if first is None else first.totals)
     events = max(counts.get("events", 0), 1)
+    full, ranked = counts.get("full", {}), sum(part["ranked"] for part in counts.get("served", {}).values())
     return {
         "models": {name: _told(counts[name]) for name in MODELS if name in counts},
+        "full_rank": {"sampled": round(full.get("ranked", 0) / max(ranked, 1), 5), **_shares(full)},
         "events": counts.get("events", 0),
         "cold_events": round(counts.get("cold", 0) / events, 4),
         "unranked": counts.get("unranked", 0),
@@ -39,6 +41,8 @@ def quality_counters(last: Step | None) -> dict[str, Family]:
         for part in PARTS:
             for name, value in totals.get(model, {}).get(part, {}).items():
                 kind, _, cut = name.partition("@")
+                if kind in ("won", "lost"):
+                    continue
                 labels = (model, part, cut) if cut else (model, part)
                 families[f"melon_{kind}_total"][2].append((labels, value))
     return families
@@ -56,6 +60,8 @@ def _shares(counts: Mapping[str, Any]) -> dict[str, Any]:
     told["ranked"] = counts.get("ranked", 0)
     if "HR@10" in told:
         told["interval"] = wilson(counts["hits@10"], counts["ranked"])
+    if "won@10" in counts and (ahead := difference(counts)) is not None:
+        told["served_ahead"] = {"HR@10": round(ahead[0], 5), "interval": [round(end, 5) for end in ahead[1:]]}
     return told
 
 

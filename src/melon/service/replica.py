@@ -19,7 +19,9 @@ from melon.service.log.files import DELTAS, Closing
 from melon.service.log.steps import DeltaReader
 
 logger = logging.getLogger("melon.service")
-_POLL = 0.003
+_POLL = 0.004
+#: Seconds between two looks whether the learner has made the feed anew.
+_RECONNECT = 0.1
 _PATIENCE = 1.0
 
 Applied = Callable[[Published, Position], None]
@@ -37,7 +39,10 @@ class Replica(Closing):
         self._position: Position | None = None
         self._feed: DeltaReader | None = None
         self._inode = self._refused = 0
+        self._next_look = 0.0
+        self._wanted = False  # a delta waits for its turn
         self._calls: list[Applied] = []
+        self._loaded: Callable[[], None] = lambda: None
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="replica", daemon=True)
         self.reloads: Counter[str] = Counter()
 
@@ -81,6 +86,10 @@ class Replica(Closing):
     @contextmanager
     def reading(self) -> Iterator[tuple[LiveModel, Position]]:
         """The model and where it stands; no delta is applied inside the block, so keep it short."""
+        if self._wanted:
+            # A lock is not fair: who takes it again and again would keep the next delta out.
+            with self._moved:
+                self._moved.wait_for(lambda: not self._wanted, _PATIENCE)
         with self._lock:
             position = self.position
             assert self._model is not None
@@ -94,6 +103,10 @@ class Replica(Closing):
     def when_applied(self, call: Applied) -> None:
         """Have a function called after each delta, in the replica's thread."""
         self._calls.append(call)
+
+    def when_loaded(self, call: Callable[[], None]) -> None:
+        """Have a function called after each checkpoint that was loaded, in the thread that loaded it."""
+        self._loaded = call
 
     def follow(self) -> bool:
         """Apply what has been published since; whether there was anything."""
@@ -128,16 +141,20 @@ class Replica(Closing):
             return "digest"
         delta = Delta.from_bytes(published.content)
         position = Position(before.version, published.number, published.offset, published.digest)
-        with self._lock:
-            assert self._model is not None
-            apply(self._model, delta)
-            self._position = position
+        self._wanted = True
+        try:
+            with self._lock:
+                assert self._model is not None
+                apply(self._model, delta)
+                self._position = position
+        finally:
+            self._wanted = False
+            with self._moved:
+                self._moved.notify_all()
         self._tell(published, position)
         return None
 
     def _tell(self, published: Published, position: Position) -> None:
-        with self._moved:
-            self._moved.notify_all()
         for call in self._calls:
             call(published, position)
 
@@ -153,14 +170,19 @@ class Replica(Closing):
             return False
         with self._lock:
             self._model, self._position = saved.model, saved.position
+        del saved
         self.reloads[why] += 1
+        self._loaded()
         with self._moved:
             self._moved.notify_all()
         return True
 
     def _connected(self) -> bool:
         """Whether the feed is open: the file that is there now, which a learner may have made anew."""
-        path = self.folder / DELTAS
+        path, now = self.folder / DELTAS, time.monotonic()
+        if self._feed is not None and now < self._next_look:
+            return True
+        self._next_look = now + _RECONNECT
         try:
             inode = path.stat().st_ino
             if self._feed is None or inode != self._inode:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from melon.data.ids import Id
+from melon.service.ids import Tokens
 
 #: A click on something that was shown in this many seconds counts as recommended.
 RECENTLY_S = 1800.0
@@ -16,12 +15,8 @@ RECENTLY_S = 1800.0
 KEPT_S = 86_400.0
 
 
-@dataclass(slots=True)
-class _Served:
-    user: Id
-    time: float
-    items: tuple[Id, ...]
-    taken: set[Id] = field(default_factory=set)
+#: Whom a list was made for, when, and its items. A plain tuple of plain values: the garbage collector passes it by.
+_Served = tuple[Id, float, tuple[Id, ...]]
 
 
 class Served:
@@ -32,38 +27,42 @@ class Served:
         self.lists = 0
         self.taken = 0
         self._lock = threading.Lock()
+        self._tokens = Tokens()
         self._lists: OrderedDict[str, _Served] = OrderedDict()
-        self._of_user: dict[Id, list[str]] = {}
+        self._of_user: dict[Id, dict[str, None]] = {}
+        self._taken: dict[str, set[Id]] = {}
 
     def record(self, user: Id, items: Sequence[Id], now: float) -> str:
         """Remember a list that is about to be sent; returns its id."""
-        name = f"r-{secrets.token_hex(8)}"
+        name = f"r-{self._tokens.next()}"
         with self._lock:
-            self._lists[name] = _Served(user, now, tuple(items))
-            self._of_user.setdefault(user, []).append(name)
+            self._lists[name] = (user, now, tuple(items))
+            self._of_user.setdefault(user, {})[name] = None
             self.lists += 1
-            while len(self._lists) > self.most or self._oldest().time < now - KEPT_S:
+            while len(self._lists) > self.most or self._oldest()[1] < now - KEPT_S:
                 self._drop(next(iter(self._lists)))
         return name
 
     def shown(self, user: Id, since: float) -> set[Id]:
         """Items that the user was shown since a moment and did not take."""
         with self._lock:
-            recent = [one for one in self._lists_of(user) if one.time >= since]
-            taken = {item for one in recent for item in one.taken}
-            return {item for one in recent for item in one.items} - taken
+            recent = [name for name in self._of_user.get(user, ()) if self._lists[name][1] >= since]
+            taken = {item for name in recent for item in self._taken.get(name, ())}
+            return {item for name in recent for item in self._lists[name][2]} - taken
 
     def take(self, user: Id, item: Id, recommendation: str | None, now: float) -> bool:
         """Note that a user took an item; whether it counts as recommended."""
+        if user not in self._of_user:
+            return False
         with self._lock:
             names = self._of_user.get(user, ())
             wanted = (recommendation or "").partition("/")[0]
             recommended = False
             for name in names:
-                one = self._lists[name]
-                if item in one.items and (name == wanted or one.time >= now - RECENTLY_S):
-                    self.taken += not one.taken
-                    one.taken.add(item)
+                _, shown, items = self._lists[name]
+                if item in items and (name == wanted or shown >= now - RECENTLY_S):
+                    self.taken += name not in self._taken
+                    self._taken.setdefault(name, set()).add(item)
                     recommended = True
             return recommended
 
@@ -73,15 +72,13 @@ class Served:
             for name in list(self._of_user.get(user, ())):
                 self._drop(name)
 
-    def _lists_of(self, user: Id) -> list[_Served]:
-        return [self._lists[name] for name in self._of_user.get(user, ())]
-
     def _oldest(self) -> _Served:
         return next(iter(self._lists.values()))
 
     def _drop(self, name: str) -> None:
-        user = self._lists.pop(name).user
+        user, _, _ = self._lists.pop(name)
+        self._taken.pop(name, None)
         names = self._of_user[user]
-        names.remove(name)
+        del names[name]
         if not names:
             del self._of_user[user]

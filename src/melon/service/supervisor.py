@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
-from melon.errors import CheckpointError, MelonError, SettingsError
+from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.service.config import LOOPBACK, ServeSettings
 from melon.service.keys import KeyFile
 from melon.service.learner.settings import LearnerSettings
+from melon.service.log.files import Held
 
 Role = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
@@ -60,6 +62,20 @@ def check_reachable(settings: ServeSettings) -> None:
         )
 
 
+def check_free(folder: Path, seconds: float = 3.0) -> None:
+    """Say at once that another service has the folder; children of one that was killed need a moment to end."""
+    end = time.monotonic() + seconds
+    for role in ("writer", "learner"):
+        while True:
+            try:
+                Held(folder, role).close()
+                break
+            except HeldError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+
 def listen(settings: ServeSettings) -> socket.socket:
     """A socket that listens before any process is started: a restarted API process finds its clients waiting there."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -78,7 +94,9 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 
 def url_of(settings: ServeSettings, listening: socket.socket) -> str:
+    """Where the service answers; one that listens everywhere does so on loopback too."""
     host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -167,7 +185,8 @@ def run_role(role: Role, settings: ServeSettings, listening: socket.socket | Non
     from melon.service.http.app import run_api
 
     settings.folder.mkdir(parents=True, exist_ok=True)
-    run_api(settings, listening or listen(settings))
+    listening = listening or listen(settings)
+    run_api(settings, listening, url_of(settings, listening))
 
 
 def _die_with(parent: int) -> None:

@@ -134,7 +134,8 @@ class Proposal:
         def shortened(old: Tensor, new: Tensor) -> Tensor:
             move = new - old
             length = torch.linalg.vector_norm(move, dim=1, keepdim=True)
-            return torch.where(length > most_step, old + move * (most_step / length), new)
+            # Bounded below, so that a row that did not move has a derivative too.
+            return torch.where(length > most_step, old + move * (most_step / length.clamp(min=most_step)), new)
 
         return replace(self, values={name: shortened(before[name], new) for name, new in self.values.items()})
 
@@ -280,7 +281,7 @@ class Strategy(ABC):
         """New rows for the batch; pure."""
 
     def plain_rates(self, interactions: int) -> PlainRates | None:
-        """Optional: what `propose` does to a batch of so many interactions, where that is a plain step; else None.
+        """Optional: what `propose` does to a batch of that many interactions, where that is a plain step; else None.
 
         Compiled loops then make the step. A subclass that changes `propose` does not have it.
         """
@@ -320,20 +321,6 @@ class Strategy(ABC):
 
     def start_afresh(self) -> None:
         """Begin a stream after practice: row state that is not learned starts anew, and so do its counters."""
-
-
-def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
-    """The names of the one user table and the one item table of a plain matrix factorisation; else an error."""
-    embeddings = {
-        role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
-    }
-    shared = [spec.name for spec in specs.values() if spec.role == "shared"]
-    if shared or any(len(tables) != 1 for tables in embeddings.values()):
-        raise SettingsError(
-            f"strategy {name!r} solves for one user table and one item table; this recommender has "
-            f"{', '.join(specs)}. Use it with a plain matrix factorisation such as bpr."
-        )
-    return embeddings["user"][0].name, embeddings["item"][0].name
 
 
 def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, float]) -> LearningRates:

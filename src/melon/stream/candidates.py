@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from melon.data.taken import Taken
 from melon.errors import StreamError, unknown_name
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.history import History
-from melon.stream.pairs import FirstSeen, PairSet, pair_keys
+from melon.stream.pairs import FirstSeen, SeenPairs, pair_keys
 from melon.types import Flags, Ints
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class _TakenBefore:
 
     def __init__(self, pairs: FirstSeen, *, ever: bool) -> None:
         self._pairs, self.ever = pairs, ever
-        self.storage = pairs.storage
+        slots, bits, self.since = pairs.storage
+        self.storage = slots, bits, *Taken.none()
 
     def excludes(self, keys: Ints, events: Ints) -> Flags:
         return self._pairs.ever(keys) if self.ever else self._pairs.before(keys, events)
@@ -95,9 +97,9 @@ class _TakenSoFar:
 
     ever = True
 
-    def __init__(self, pairs: PairSet) -> None:
+    def __init__(self, pairs: SeenPairs) -> None:
         self._pairs = pairs
-        self.storage = (*pairs.storage, np.zeros(1, dtype=np.int64))
+        self.storage, self.since = pairs.storage, np.zeros(1, dtype=np.int64)
 
     def excludes(self, keys: Ints, events: Ints) -> Flags:
         return self._pairs.contains(keys)
@@ -128,10 +130,9 @@ class _Lottery:
         loops = policy.load("stream")
         if loops is None:
             return self._by_rounds(events, users, items, pending, pool, negatives)
-        slots, bits, since = self._taken.storage
-        ever, root, tries = self._taken.ever, self._draws.root, _OFFERS * _OFFERED
-        short = np.empty(len(pending), dtype=bool)
-        loops.candidates(slots, bits, since, ever, root, pool, tries, pending, events, users, items, negatives, short)
+        taken, root, tries = self._taken, self._draws.root, _OFFERS * _OFFERED
+        pairs, short = (*taken.storage, taken.since, taken.ever), np.empty(len(pending), dtype=bool)
+        loops.candidates(*pairs, root, pool, tries, pending, events, users, items, negatives, short)
         return pending[short]
 
     def _by_rounds(self, events: Ints, users: Ints, items: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from melon.data.taken import Taken
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.stream.pairs import AT_ONCE, PairSet, pair_keys
+from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys
 from melon.stream.saved import MOST, Saved, part_of, require, saved_array
 from melon.types import Arrays, Ints, SmallInts
+
+if TYPE_CHECKING:
+    from melon.data.interactions import Interactions
 
 _PLACE = np.uint64(63)
 RING = 50
@@ -66,15 +71,20 @@ class PartnerRings:
         """`storage` with a ring for each of these rows, for a loop that lets them meet partners."""
         needed = int(rows.max()) + 1
         if needed > len(self._met):
-            capacity = max(needed, 2 * len(self._met), 1024)
-            # Unused slots stay zero, so that equal histories have equal bytes.
-            ring = np.zeros((capacity, RING), dtype=np.int32)
-            met = np.zeros(capacity, dtype=np.int64)
-            ring[: self.rows] = self._ring[: self.rows]
-            met[: self.rows] = self._met[: self.rows]
-            self._ring, self._met = ring, met
+            self.reserve(max(needed, 2 * len(self._met), 1024))
         self.rows = max(self.rows, needed)
         return self._ring, self._met
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for this many rows in all."""
+        if capacity <= len(self._met):
+            return
+        # Unused slots stay zero, so that equal histories have equal bytes.
+        ring = np.zeros((capacity, RING), dtype=np.int32)
+        met = np.zeros(capacity, dtype=np.int64)
+        ring[: self.rows] = self._ring[: self.rows]
+        met[: self.rows] = self._met[: self.rows]
+        self._ring, self._met = ring, met
 
     @property
     def storage(self) -> tuple[SmallInts, Ints]:
@@ -180,10 +190,17 @@ class History:
     def __init__(self) -> None:
         self.of_users = PartnerRings()
         self.of_items = PartnerRings()
-        self.seen = PairSet()
+        self.seen = SeenPairs()
         self.events = 0
         #: How many pairs are remembered before the oldest are forgotten; None: all of them, for ever.
         self.max_pairs: int | None = None
+
+    def expect(self, log: Interactions) -> None:
+        """Make room for a whole log, which `append` is about to bring: its pairs are shared with it, and not copied."""
+        if not self.events:
+            self.seen = SeenPairs(log.taken)
+        self.of_users.reserve(log.n_users)
+        self.of_items.reserve(log.n_items)
 
     @property
     def items_born(self) -> int:
@@ -213,7 +230,7 @@ class History:
         self._forget_oldest()
 
     def bound(self, max_pairs: int | None) -> None:
-        """Remember at most so many pairs from now on; None: all of them."""
+        """Remember at most this many pairs from now on; None: all of them."""
         self.max_pairs = max_pairs
         self._forget_oldest()
 
@@ -228,7 +245,7 @@ class History:
         remembered = np.bincount(np.minimum(self.of_users.met(np.arange(self.of_users.rows)), RING), minlength=RING + 1)
         deeper = np.cumsum(remembered[::-1])[::-1][1:]  # users who remember at least 1, 2, … partners
         depth = max(int(np.searchsorted(np.cumsum(deeper), self.max_pairs // 2, side="right")), 1)
-        kept = PairSet()
+        kept = SeenPairs()
         for users in np.array_split(np.arange(self.of_users.rows), 1 + self.of_users.rows // _USERS_AT_ONCE):
             newest = self.of_users.recent(users, depth)
             kept.add(pair_keys(np.repeat(users, newest.counts), newest.partners[newest.partners != NOBODY]))
@@ -243,7 +260,7 @@ class History:
         events = self.events
         undo_rings = self.of_users.undo_point(users), self.of_items.undo_point(items)
         pairs = pair_keys(users, items)
-        seen, new = self.seen, pairs[self.seen.find(pairs) < 0]
+        seen, new = self.seen, pairs[~self.seen.contains(pairs)]
 
         def undo() -> None:
             for undo_ring in undo_rings:
@@ -257,8 +274,7 @@ class History:
     def forget(self, user: int) -> None:
         """Take a user's items and pairs out, in O(pairs); items still remember the row, which is nobody's now."""
         self.of_users.forget(user)
-        slots, _ = self.seen.storage
-        self.seen.remove(slots[slots >> 32 == user])
+        self.seen.forget(user)
 
     def replay(self, count: int, draws: Draws, moment: int) -> tuple[Ints, Ints]:
         """Remembered interactions: a user at random, then one of the last items of that user at random."""
@@ -294,7 +310,7 @@ class History:
         require(bool((np.diff(seen) > 0).all()) and len(seen) <= events, "the pairs seen are not distinct")
         require(not len(seen) or int(seen[-1] >> 32) < n_users, "a pair was seen of a user without partners")
         require(int((seen & 0xFFFFFFFF).max(initial=-1)) < n_items, "a pair was seen of an item without partners")
-        history.seen = PairSet(seen)
+        history.seen = SeenPairs(Taken.of(seen))
         for rows, last in (
             (np.arange(n_users), history.of_users.last(np.arange(n_users))),
             (history.of_items.last(np.arange(n_items)), np.arange(n_items)),

@@ -10,7 +10,7 @@ from melon.errors import StreamError
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
-from melon.stream.pairs import PairSet, pair_keys
+from melon.stream.pairs import SeenPairs, pair_keys
 from melon.types import Flags, Ints
 
 _ROUND = 4
@@ -23,7 +23,7 @@ class Negatives:
     """How the negatives of one batch are drawn; `popularity` favours items in proportion to their count^0.4."""
 
     pool: int
-    seen: PairSet
+    seen: SeenPairs
     draws: Draws
     popularity: PartnerRings | None = None
 

@@ -1,19 +1,26 @@
-"""The exact set of (user, item) pairs seen so far: an open-addressing hash set, vectorised."""
+"""The exact set of (user, item) pairs seen so far: sorted rows for most of them, a hash set for the latest."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from melon.data.taken import Taken
 from melon.kernels import policy
 from melon.stream.draws import Words
-from melon.types import Flags, Ints
+from melon.types import Flags, Ints, SmallInts
 
 _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _FULLEST = 0.5
-#: Keys are put in so many at a time: room is made for all of them, and some may be there already.
+#: Keys are added this many at a time: room is made for all of them, and some may be there already.
 AT_ONCE = 1 << 12
+#: The latest pairs are sorted into the others once there are this many, and a quarter as many as of the others.
+SORTED_FROM = 1 << 17
+#: The slots and bits of a `PairSet`, and where each user's items begin and the items themselves (`Taken`).
+Storage = tuple[Ints, int, Ints, SmallInts]
 
 
 def pair_keys(users: Ints, items: Ints) -> Ints:
@@ -101,11 +108,6 @@ class PairSet:
         return self._slots, self._bits
 
     @property
-    def storages(self) -> list[tuple[Ints, int]]:
-        """The same for each of the sets that this one is made of, at most two."""
-        return [self.storage]
-
-    @property
     def slots(self) -> int:
         """How many slots there are, for arrays that run beside the set."""
         return len(self._slots)
@@ -143,6 +145,100 @@ class PairSet:
         held = self._slots[self._slots != _EMPTY]
         self._bits, self._slots = bits, np.full(1 << bits, _EMPTY)
         self._place(held)
+
+
+class SeenPairs:
+    """All pairs so far: most as each user's items in ascending order, 4 bytes a pair, the latest in a hash set.
+
+    The sorted ones are never written, so that copies, training and history share them. Adding is O(1) amortised.
+    """
+
+    def __init__(self, past: Taken | None = None) -> None:
+        self.past = past or Taken.none()
+        self.latest = PairSet()
+
+    def __len__(self) -> int:
+        return len(self.past.items) + len(self.latest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SeenPairs:
+        twin = SeenPairs(self.past)
+        twin.latest.add(self.latest.keys())
+        return twin
+
+    def add(self, keys: Ints) -> None:
+        """Put the keys in; those already there are left alone."""
+        self._sort_in()
+        self.latest.add(keys[~self._in_past(keys)])
+
+    def remove(self, keys: Ints) -> None:
+        """Take keys out again, in O(size)."""
+        self.latest.remove(keys)
+        if self._in_past(keys).any():
+            past = self.past.keys()
+            self.past = Taken.of(past[~np.isin(past, keys)])
+
+    def forget(self, user: int) -> None:
+        """Take all pairs of a user out, in O(size)."""
+        slots, _ = self.latest.storage
+        self.latest.remove(slots[slots >> 32 == user])
+        starts, items = self.past
+        if user + 1 < len(starts):
+            first, end = starts[user : user + 2]
+            fewer = starts.copy()
+            fewer[user + 1 :] -= end - first
+            self.past = Taken(fewer, np.concatenate([items[:first], items[end:]]))
+
+    def contains(self, keys: Ints) -> Flags:
+        """Whether each key is in the set; any shape."""
+        loops = policy.load("stream")
+        if loops is None:
+            return self._in_past(keys) | self.latest.contains(keys)
+        flat = np.ascontiguousarray(keys).reshape(-1)
+        held = np.empty(flat.shape, dtype=np.bool_)
+        loops.contains(*self.storage, flat, held)
+        return held.reshape(keys.shape)
+
+    def room_for(self, more: int) -> Storage:
+        """`storage` with free slots for more keys, for a loop that puts them in; `count_new` says how many were new."""
+        self._sort_in()
+        return *self.latest.room_for(more), *self.past
+
+    def count_new(self, keys: int) -> None:
+        """Count keys that a loop has put in."""
+        self.latest.count_new(keys)
+
+    @property
+    def storage(self) -> Storage:
+        """Both parts, for loops that look pairs up on their way."""
+        return *self.latest.storage, *self.past
+
+    def keys(self) -> Ints:
+        """All keys in ascending order: the same array for the same set, however it was built."""
+        if not len(self.latest):
+            return self.past.keys()
+        keys = np.concatenate([self.past.keys(), self.latest.keys()])
+        keys.sort()
+        return keys
+
+    def _sort_in(self) -> None:
+        if len(self.latest) > max(SORTED_FROM, len(self.past.items) // 4):
+            self.past, self.latest = Taken.of(self.keys()), PairSet()
+
+    def _in_past(self, keys: Ints) -> Flags:
+        """The same for the sorted part, by a binary search of all keys at a time."""
+        starts, items = self.past
+        users, wanted = keys >> 32, keys & 0xFFFFFFFF
+        if not len(items):
+            return np.zeros(keys.shape, dtype=np.bool_)
+        users = np.minimum(users, len(starts) - 2)
+        low, end = starts[users], np.where(keys >> 32 == users, starts[users + 1], 0)
+        high = end
+        while bool((low < high).any()):
+            middle = (low + high) >> 1
+            below = (items[np.minimum(middle, len(items) - 1)] < wanted) & (low < high)
+            low, high = np.where(below, middle + 1, low), np.where(below, high, np.minimum(middle, high))
+        found: Flags = (low < end) & (items[np.minimum(low, len(items) - 1)] == wanted)
+        return found
 
 
 class FirstSeen:

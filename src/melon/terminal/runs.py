@@ -15,12 +15,12 @@ from rich.live import Live
 from rich.table import Table as RichTable
 
 from melon.advice.judging import Advice, difference_text, method_text
-from melon.bench.grid import Outcome, Task
+from melon.bench.grid import CellOutcome, Task
 from melon.bench.run import BenchResult
 from melon.console import LiveProgress, last_line, live_bar, say, say_aside, time_left
 from melon.evaluation.ranking import metrics
 from melon.progress import Progress
-from melon.tuning.study import Trial, best
+from melon.tuning.study import PlannedTrial, best
 from melon.tuning.tune import TrialEnd, TuneResult
 from melon.types import Plain
 
@@ -33,10 +33,10 @@ class BenchProgress(LiveProgress):
         super().__init__(self._live)
         self._workers = 1
         self._tasks: Sequence[Task] = ()
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, CellOutcome] = {}
         self._running: dict[str, float] = {}
 
-    def jobs(self, jobs: Sequence[Task], ended: Mapping[str, Outcome], workers: int) -> None:
+    def jobs(self, jobs: Sequence[Task], ended: Mapping[str, CellOutcome], workers: int) -> None:
         self._tasks, self._outcomes, self._workers = jobs, dict(ended), workers
         if ended:
             self.line(f"{len(ended)} of {len(jobs)} cells are there already")
@@ -45,7 +45,7 @@ class BenchProgress(LiveProgress):
         self._running[job.key] = time.monotonic()
         self.waiting()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         self._running.pop(outcome.task.key, None)
         self._outcomes[outcome.task.key] = outcome
         count = f"{len(self._outcomes)} of {len(self._tasks)}"
@@ -88,7 +88,7 @@ def show_bench(result: BenchResult) -> int:
     return 1 if failed else 0
 
 
-def bench_table(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Collection[str] = ()) -> RichTable:
+def bench_table(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str] = ()) -> RichTable:
     """HR@5 so far: streams and recommenders down, strategies across, the mean over finished seeds."""
     strategies = list(dict.fromkeys(task.config.strategy for task in tasks))
     table = RichTable("stream", "recommender", *strategies, box=None, pad_edge=False)
@@ -100,7 +100,7 @@ def bench_table(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running:
     return table
 
 
-def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Collection[str]) -> str:
+def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str]) -> str:
     ended = [outcomes[task.key] for task in tasks if task.key in outcomes]
     if ended and all(outcome.not_applicable for outcome in ended):
         return "N/A"
@@ -111,7 +111,7 @@ def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running:
     return f"{text} {len(rates)}/{len(tasks)}{marks}" if len(rates) < len(tasks) else f"{text}{marks}"
 
 
-def outcome_text(outcome: Outcome) -> str:
+def outcome_text(outcome: CellOutcome) -> str:
     """How a cell ended, in a line."""
     if outcome.record is not None and not outcome.record["metrics"]:
         return "no event could be ranked: there are too few items beside what users have taken (--negatives)"
@@ -145,7 +145,7 @@ class TuneProgress(LiveProgress):
         else:
             self.line(name)
 
-    def jobs(self, jobs: Sequence[Trial], ended: Mapping[str, Any], workers: int) -> None:
+    def jobs(self, jobs: Sequence[PlannedTrial], ended: Mapping[str, Any], workers: int) -> None:
         self._workers = workers
         count = sum(trial.ended for trial in jobs)
         if count:
@@ -166,13 +166,13 @@ class TuneProgress(LiveProgress):
         self.line(f"{tried.key}{f' ({settings})' if settings else ''}: {how}  [{so_far}]")
         self._progress.update(self._task, completed=sum(trial.ended for trial in outcome.trials), extra=so_far)
 
-    def _so_far(self, trials: list[Trial]) -> str:
+    def _so_far(self, trials: list[PlannedTrial]) -> str:
         ended = [trial for trial in trials if trial.ended]
         top = best(trials)
         leader = f"best {top.score:.4f} by trial {top.place + 1}" if top else "none came through yet"
         return f"{len(ended)} of {self._trials}, {leader}, {self._left(ended)}"
 
-    def _left(self, ended: list[Trial]) -> str:
+    def _left(self, ended: list[PlannedTrial]) -> str:
         seconds = [trial.tried.seconds for trial in ended if trial.tried and trial.tried.problem is None]
         if not seconds:
             return "time left unknown"
@@ -201,7 +201,7 @@ class AdviceProgress(Progress):
     def started(self, job: Task) -> None:
         say_aside(f"{job.config.recommender} {job.config.strategy} …")
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         config = outcome.task.config
         left = max(self._until - time.monotonic(), 0)
         say_aside(f"{config.recommender} {config.strategy}: {outcome_text(outcome)}  ({left:.0f} s left)")

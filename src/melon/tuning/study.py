@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from melon.atomic import cannot_write
 from melon.errors import DataError, SettingsError
-from melon.fitting.search import Curve, Search
-from melon.fitting.search import Trial as SearchTrial
+from melon.fitting.search import Curve, Search, Trial
 from melon.types import Plain
 
 _FORMAT, _VERSION = "melon tune", 2
@@ -50,7 +49,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PlannedTrial:
     """A point of the space, its place among all trials, the round it belongs to, and its outcome if it has ended."""
 
     place: int
@@ -98,7 +97,7 @@ class Study:
         for line in lines[1:]:
             self._take(line)
         #: Every planned trial, in order: whole rounds that have ended, and the one under way.
-        self._planned: list[Trial] = []
+        self._planned: list[PlannedTrial] = []
         self._plan()
 
     def keep_pretraining(self, settings: Plain) -> None:
@@ -110,19 +109,19 @@ class Study:
         """Remember how the strategy's own defaults did."""
         self._keep({"defaults": {"key": tried.key, **tried.plain()}})
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[PlannedTrial]:
         """Every trial that has ended and those of the round under way that have not, in the order of their plan."""
         return [self._with_outcome(trial) for trial in self._planned]
 
-    def round(self, most: int) -> list[Trial]:
+    def round(self, most: int) -> list[PlannedTrial]:
         """Trials of the round under way that have not ended; none where there are `most`, or nothing is left to try."""
         return [trial for trial in self.trials() if not trial.ended and trial.place < most]
 
-    def best_before(self, trial: Trial) -> Trial | None:
-        """The best whole trial of the rounds before a trial's own: what it is compared with on its way."""
+    def best_before(self, trial: PlannedTrial) -> PlannedTrial | None:
+        """The best whole trial of the rounds before a trial's own: what it is compared with while it runs."""
         return best([earlier for earlier in self.trials() if earlier.round < trial.round])
 
-    def tell(self, trial: Trial, tried: Tried) -> None:
+    def tell(self, trial: PlannedTrial, tried: Tried) -> None:
         """How a trial ended."""
         self._keep({"trial": trial.place, "point": trial.point, **tried.plain()})
         self._plan()
@@ -133,14 +132,14 @@ class Study:
             for trial in self.trials()[len(self._search.trials) :]:
                 # A trial that was stopped early has seen less than others: its neighbours come last.
                 score = trial.tried.score if trial.tried and trial.state == "COMPLETE" else None
-                self._search.tell(SearchTrial({**trial.point, **self._search.fixed}, score))
+                self._search.tell(Trial({**trial.point, **self._search.fixed}, score))
             number = self._planned[-1].round + 1 if self._planned else 0
             points = self._search.ask()
             if not points:
                 return
-            self._planned += [Trial(len(self._planned) + at, number, point) for at, point in enumerate(points)]
+            self._planned += [PlannedTrial(len(self._planned) + at, number, point) for at, point in enumerate(points)]
 
-    def _with_outcome(self, trial: Trial) -> Trial:
+    def _with_outcome(self, trial: PlannedTrial) -> PlannedTrial:
         line = self._outcomes.get(trial.place)
         if line is None:
             return trial
@@ -192,13 +191,13 @@ class Study:
                 )
 
 
-def best(trials: list[Trial]) -> Trial | None:
+def best(trials: list[PlannedTrial]) -> PlannedTrial | None:
     """The whole trial with the highest score; of equals the earliest."""
     complete = [trial for trial in trials if trial.state == "COMPLETE"]
     return max(complete, key=lambda trial: trial.score, default=None)
 
 
-def counts(trials: list[Trial]) -> str:
+def counts(trials: list[PlannedTrial]) -> str:
     """How many trials there were, and how they ended."""
     by_state = {state: sum(trial.state == state for trial in trials) for state in ("COMPLETE", "PRUNED", "FAIL")}
     return "trials: {COMPLETE} done, {PRUNED} stopped early, {FAIL} failed".format(**by_state)

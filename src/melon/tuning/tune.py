@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import melon
 from melon.atomic import require_writable, write_text
 from melon.bench.cell import Cell
@@ -26,8 +24,9 @@ from melon.errors import LearningError, MelonError, SettingsError, StoppedError,
 from melon.evaluation.prequential import Tally
 from melon.evaluation.ranking import selection_score
 from melon.fitting.search import Curve, Search, edges
+from melon.kernels.threads import use_threads
 from melon.progress import Progress
-from melon.tuning.study import Study, Trial, Tried, alone, best, counts
+from melon.tuning.study import PlannedTrial, Study, Tried, alone, best, counts
 from melon.types import Plain
 
 ROUND = 4
@@ -52,7 +51,7 @@ class Foundation:
 
     def run(self, log: Interactions, work: Work) -> Tried:
         """Choose and pre-train."""
-        torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         began = time.perf_counter()
         try:
             cell = Cell(log, self.config, work=work)
@@ -82,7 +81,7 @@ class TrialJob:
 
     def run(self, log: Interactions, work: Work) -> Tried:
         """Practise, stream through window and validation, and score what is judged."""
-        torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         began = time.perf_counter()
         curve, tally = Curve(), Tally()
         try:
@@ -131,7 +130,7 @@ class TrialEnd:
 
     tried: Tried
     settings: Plain
-    trials: list[Trial]
+    trials: list[PlannedTrial]
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ class _Tuning:
         strategy, gain = self._config.strategy, self._gain(chosen)
         return TuneResult(self._path, self._request.out, strategy, chosen.point, edge, gain, counts(trials))
 
-    def _gain(self, chosen: Trial) -> str:
+    def _gain(self, chosen: PlannedTrial) -> str:
         text = f"HR@5 + NDCG@10 before the test part: {chosen.score:.4f}"
         defaults, curve = self._study.defaults, chosen.tried.curve if chosen.tried else None
         if defaults is None or defaults.score is None or defaults.curve is None or curve is None:
@@ -269,7 +268,7 @@ class _Tuning:
         gain = chosen.score - defaults.score
         return f"{text}, {gain:+.4f} over the strategy's defaults ({defaults.score:.4f}; standard error {error:.4f})"
 
-    def _write(self, chosen: Trial, trials: list[Trial]) -> None:
+    def _write(self, chosen: PlannedTrial, trials: list[PlannedTrial]) -> None:
         more = ["--trials", str(self._request.trials), "--round", str(self._request.together)]
         more += [] if self._request.pruning else ["--no-pruning"]
         comments = [

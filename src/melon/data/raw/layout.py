@@ -36,7 +36,10 @@ class ReadOptions:
         if self.separator is not None:
             mark = {"tab": "\t", "\\t": "\t"}.get(self.separator, self.separator)
             if len(mark) != 1 or not mark.isascii() or mark.isalnum() or mark in '"\r\n':
-                raise SettingsError(f"--separator must be one character that is no letter or digit, got {mark!r}.")
+                raise SettingsError(
+                    f"--separator must be one character that is no letter or digit, got {mark!r}; replace a longer one "
+                    "in the file first, say by tabs."
+                )
             object.__setattr__(self, "separator", mark)
         if self.time_format is not None:
             if self.time_unit is not None:
@@ -48,7 +51,7 @@ class ReadOptions:
 
     @property
     def describes_a_table(self) -> bool:
-        """Whether something was said that only tables of text have."""
+        """Whether an option was given that only tables of text have."""
         return self.separator is not None or self.header is not None
 
 

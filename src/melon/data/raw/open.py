@@ -174,7 +174,7 @@ def shortened(text: str) -> str:
 
 
 def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
-    """Open one raw file; whatever is guessed about it is said in its notes."""
+    """Open one raw file; its notes name everything that was guessed."""
     plain = unpack(given, scratch, options.encoding)
     if plain.parquet:
         return _open_parquet(plain, options)

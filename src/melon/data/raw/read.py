@@ -19,7 +19,7 @@ from melon.data.ids import MOST_EXACT_FLOAT
 from melon.data.raw.formats import FRONT_PAGE
 from melon.data.raw.layout import ReadOptions
 from melon.data.raw.open import EXAMPLES, BadRow, BadRows, RawFile, Reasons, open_raw
-from melon.data.raw.times import UNITS, Clock, TimeColumn
+from melon.data.raw.times import UNITS, TimeColumn, TimeScale
 from melon.errors import DataError
 from melon.types import Ints
 
@@ -34,7 +34,7 @@ class RawEvents:
     users: pl.Series
     items: pl.Series
     ticks: Ints
-    clock: Clock
+    clock: TimeScale
     format: str
     rows_read: int
     bad: tuple[BadRows, ...]
@@ -71,7 +71,7 @@ class _Block:
     users: pl.Series
     items: pl.Series
     ticks: Ints
-    clock: Clock
+    clock: TimeScale
     reasons: Reasons
     notes: tuple[str, ...]
 
@@ -145,7 +145,7 @@ class _IdColumn:
             self.notes = ()
             column = self.file.scan.select(self._present.cast(self._category)).collect(engine="streaming").to_series()
         tokens = self._rows(self._written.is_in(self._missing))
-        # In quotes, NaN and the like are texts as any others.
+        # In quotes, NaN and similar words are texts like any other.
         position = self.file.layout.columns.positions[0 if self.role == "user" else 1]
         quoted = tokens.filter(pl.col("row").is_in(self.file.quoted(tokens["row"].to_list(), position)))
         if len(quoted):

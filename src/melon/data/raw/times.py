@@ -55,7 +55,7 @@ _EITHER_ORDER = r"^\s*[0-9]{1,2}([/-])[0-9]{1,2}[/-][0-9]{4}"
 
 
 @dataclass(frozen=True)
-class Clock:
+class TimeScale:
     """How long a tick is, the unit that the source has, and how that was decided."""
 
     tick: str
@@ -136,7 +136,7 @@ def _parsed(text: pl.Expr, formats: Sequence[str]) -> pl.Expr:
     return pl.coalesce(date_ticks(text, form) for form in formats)
 
 
-def clock_for(values: npt.NDArray[np.generic], unit: str | None, place: str) -> Clock:
+def time_scale_for(values: npt.NDArray[np.generic], unit: str | None, place: str) -> TimeScale:
     """The unit that was asked for, or the one in which the median time lies in a plausible year.
 
     Seconds stay below 1e11 until the year 5138, while milliseconds have been above since 1973: the median is robust to
@@ -145,9 +145,9 @@ def clock_for(values: npt.NDArray[np.generic], unit: str | None, place: str) -> 
     if unit is not None:
         if unit not in UNITS:
             raise unknown_name("time unit", unit, UNITS)
-        return Clock(unit, unit, f"{UNIT_NAMES[unit]}, as asked")
+        return TimeScale(unit, unit, f"{UNIT_NAMES[unit]}, as asked")
     if not len(values):
-        return Clock("s", "s", "seconds")
+        return TimeScale("s", "s", "seconds")
     middle = float(np.partition(values, len(values) // 2)[len(values) // 2])
     if middle < 1e8 and (days := _as_days(values, place)):
         return days
@@ -155,10 +155,10 @@ def clock_for(values: npt.NDArray[np.generic], unit: str | None, place: str) -> 
     seconds = middle / UNITS[tick]
     when = f"; the middle one is {day(int(seconds))}" if 0 <= seconds <= LAST_SECOND else ""
     doubt = " (if these are no counters, say what they are with --time-unit or --time-format)" if middle < 1e8 else ""
-    return Clock(tick, tick, f"{UNIT_NAMES[tick]}, guessed by their size{when}{doubt}")
+    return TimeScale(tick, tick, f"{UNIT_NAMES[tick]}, guessed by their size{when}{doubt}")
 
 
-def _as_days(values: npt.NDArray[np.generic], place: str) -> Clock | None:
+def _as_days(values: npt.NDArray[np.generic], place: str) -> TimeScale | None:
     """Small numbers that are Excel's days; an error where they can be dates or counters."""
     sample = values[:: max(1, len(values) // 10_000)].astype(np.float64)
     low, high = np.quantile(sample, (0.01, 0.99))
@@ -166,7 +166,7 @@ def _as_days(values: npt.NDArray[np.generic], place: str) -> Clock | None:
     if _EXCEL_DAYS[0] <= low <= high <= _EXCEL_DAYS[1]:
         when = day(int((sample[0] - _EXCEL_1970) * 86_400))
         if bool((sample != np.floor(sample)).any()):
-            return excel_clock(f"days as Excel counts them, guessed by their size and fractions; the first is {when}")
+            return excel_scale(f"days as Excel counts them, guessed by their size and fractions; the first is {when}")
         raise DataError(
             f"{place}: the time {example} can be a day as Excel counts them ({when}) or a counter in seconds. Say "
             f"which with --time-format {EXCEL} or --time-unit s."
@@ -184,15 +184,15 @@ def _calendar(sample: Floats) -> bool:
     return not texts.select(pl.col("text").str.to_date("%Y%m%d", strict=False)).to_series().null_count()
 
 
-def excel_clock(reason: str = "days as Excel counts them, as asked") -> Clock:
+def excel_scale(reason: str = "days as Excel counts them, as asked") -> TimeScale:
     """The clock of days since 1899-12-30, which `excel_seconds` turns into seconds."""
-    return Clock("s", EXCEL, reason)
+    return TimeScale("s", EXCEL, reason)
 
 
-def decimal_ticks(values: Floats, clock: Clock) -> tuple[Ints, Clock]:
+def decimal_ticks(values: Floats, clock: TimeScale) -> tuple[Ints, TimeScale]:
     """Decimal times as whole microseconds, the finest that a float holds for today's dates."""
     micro = np.round(values * (UNITS["us"] / clock.per_second))
-    return micro.astype(np.int64), Clock("us", clock.unit, clock.reason)
+    return micro.astype(np.int64), TimeScale("us", clock.unit, clock.reason)
 
 
 def excel_seconds(days: Floats) -> Floats:
@@ -248,7 +248,7 @@ class TimeColumn:
             self.notation = notation_of(sample)
             self.quick = self._guessed(sample)
 
-    def ticks(self, column: pl.Series, reasons: Reasons) -> tuple[Ints, Clock]:
+    def ticks(self, column: pl.Series, reasons: Reasons) -> tuple[Ints, TimeScale]:
         """Whole ticks of the clock that is returned, with a reason for each row that has no time."""
         values = column.fill_null(0).to_numpy()
         where = np.flatnonzero(column.is_null().to_numpy())
@@ -281,12 +281,12 @@ class TimeColumn:
         self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
         return date_ticks(self._text, form)
 
-    def _clock(self, values: Values) -> Clock:
+    def _clock(self, values: Values) -> TimeScale:
         if self.notation == "date":
-            return Clock("us", "date", self._reason)
+            return TimeScale("us", "date", self._reason)
         if self.options.time_format == EXCEL:
-            return excel_clock()
-        return clock_for(values[values >= 0], self.options.time_unit, self.file.name)  # type: ignore[operator]
+            return excel_scale()
+        return time_scale_for(values[values >= 0], self.options.time_unit, self.file.name)  # type: ignore[operator]
 
     def _read_one_by_one(self, where: Ints, values: Values, reasons: Reasons) -> Values:
         """Read the few times that are in another notation than the column's first rows, each for what it is."""

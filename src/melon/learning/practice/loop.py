@@ -16,15 +16,15 @@ from melon.learning.practice.factor import FactorPractice
 from melon.learning.practice.generic import GenericPractice
 from melon.learning.practice.record import record
 from melon.learning.updater import Updater
-from melon.strategies.melon.linear import LinearStrategy
 from melon.strategies.melon.rates import MOST_DECAY, Phi
+from melon.strategies.practised import LinearStrategy
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 
 #: A pass whose loss is this many times the first one's is rejected.
 _ASTRAY = 1.5
 _ADAM = Adam(0.9, 0.98, 1e-9)
-#: Passes take turns with so many draws of training negatives.
+#: Passes take turns with this many draws of training negatives.
 _DRAWS = 2
 _APART = 1_000
 

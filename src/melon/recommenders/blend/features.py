@@ -16,6 +16,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
+from melon.kernels.lists import Weights
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
@@ -24,7 +25,7 @@ from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
 from melon.stream.saved import Saved, part_of, require
 from melon.tables import Moment, Table
-from melon.types import Arrays, Floats, Ints, SmallInts
+from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
@@ -47,14 +48,12 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
+_LEANINGS = (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS))
 #: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; and what the user tends to take, by itself and times the candidate's own, and when the user was there.
-MORE = {
-    "profiles": MATCHES,
-    "tastes": (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS), "days", "events", "known"),
-}
+#: implicit ALS; what the user tends to take, by itself and times the candidate's own; that and when the user was there.
+MORE = {"profiles": MATCHES, "leanings": _LEANINGS, "tastes": (*_LEANINGS, "days", "events", "known")}
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
-Columns = npt.NDArray[np.floating[Any]]
+InputColumns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
 _FOLLOWERS = 64
 
@@ -100,7 +99,8 @@ class StreamFeatures:
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
-        self.tastes = Tastes(dtype=dtype) if "tastes" in more else None
+        self.tastes = Tastes(dtype=dtype) if "tastes" in more or "leanings" in more else None
+        self._gaps = "tastes" in more
         self._no_followers = ItemNeighbours(slots=1)
         self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
 
@@ -112,8 +112,11 @@ class StreamFeatures:
     @property
     def more(self) -> tuple[str, ...]:
         """The names of what `of_both` gives."""
-        parts = {"profiles": self.profiles, "tastes": self.tastes}
-        return tuple(name for group, names in MORE.items() if parts[group] is not None for name in names)
+        return (*(() if self.profiles is None else MATCHES), *(() if self.tastes is None else self._leanings))
+
+    @property
+    def _leanings(self) -> tuple[str, ...]:
+        return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
         """Solve rows for a whole log before it is observed, where rows are asked for."""
@@ -144,7 +147,7 @@ class StreamFeatures:
 
         return undo
 
-    def of_items(self, items: Ints) -> tuple[Columns, Columns]:
+    def of_items(self, items: Ints) -> tuple[InputColumns, InputColumns]:
         """Features of some items (n × ITEM_FEATURES), and what their neighbours are divided by (n × 2)."""
         counts = self.counts.read(items)
         columns = np.empty((len(items), len(ITEM_FEATURES)), dtype=self._dtype)
@@ -153,6 +156,18 @@ class StreamFeatures:
         columns[:, ALWAYS + 1] = self.counts.age(items)
         divisors = np.sqrt(counts[:, [ALWAYS, RECENT]] + (SHRINK, SHRINK_RECENT)).astype(self._dtype)
         return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
+
+    def of_all(self, loops: policy.Loops, n_items: int, columns: Singles) -> Singles:
+        """The same for items 0 … n_items-1, features × items, to float32's rounding; returns divisors × items."""
+        counts, first, last, rates, events = self.counts.storage
+        by_kind = torch.empty((len(rates), n_items), dtype=torch.float32, device="cpu")
+        out = torch.from_numpy(columns)
+        loops.counted(counts, first, last, events, by_kind.numpy(), columns[ALWAYS:])
+        decays = torch.from_numpy((-rates[:ALWAYS, None]).astype(np.float32))
+        torch.mul(out[ALWAYS], decays, out=out[:ALWAYS]).exp2_().mul_(by_kind[:ALWAYS])
+        divided = torch.stack([by_kind[ALWAYS] + SHRINK, out[RECENT] + SHRINK_RECENT]).sqrt_()
+        out.log1p_()
+        return divided.numpy()
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).
@@ -171,7 +186,7 @@ class StreamFeatures:
         lasts = past.of_users.recent(users, LAST).partners
         return lasts, GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + SHRINK)
 
-    def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
+    def of_pairs(self, users: Ints, items: Ints, divisors: InputColumns, past: History) -> InputColumns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, plain and decayed."""
         sums = self.met(users, items, past)
         columns = np.empty((*items.shape, len(sums)), dtype=self._dtype)
@@ -180,34 +195,69 @@ class StreamFeatures:
         return _log1p(columns)
 
     def inputs(
-        self, loops: policy.Loops, tables: Sequence[Table], users: Ints, lines: Ints, past: History, at: Moment
+        self,
+        loops: policy.Loops,
+        tables: Sequence[Table],
+        users: Ints,
+        lines: Ints,
+        past: History,
+        time: int,
+        at: Moment,
     ) -> Tensor:
-        """All inputs of lines of items n × c in one compiled pass, where nothing is asked for besides.
+        """All inputs of lines of items n × c in compiled passes, in the order of `Blend.inputs`.
 
         Tables are the users' vectors, the items' vectors and the items' biases.
         """
         size = max(int(lines.max(initial=-1)) + 1, self.neighbours.rows)
         if len(self._item_at) < size:
             self._item_at = np.zeros(2 * size, dtype=np.int32)
-        width = len(INPUTS if self.followers is None else INPUTS_WITH_TRANSITIONS)
-        out = torch.empty((*lines.shape, width), dtype=torch.float32, device="cpu")
+        width, more = len(INPUTS if self.followers is None else INPUTS_WITH_TRANSITIONS), self.more
+        out = torch.empty((*lines.shape, width + len(more)), dtype=torch.float32, device="cpu")
         followers = self._no_followers if self.followers is None else self.followers
         state = *past.of_users.storage, past.of_users.rows, *self.counts.storage
         slots = *self.neighbours.storage, *followers.storage
         known = at.now, tables[0].rows, tables[1].rows
         rows = (part for table in tables for part in table.arrays(at))
-        loops.inputs(users, lines, *state, *slots, *known, *rows, self._item_at, scratch(size), out.numpy())
+        given, room = out.numpy(), (self._item_at, scratch(size), width - len(INPUTS))
+        loops.inputs(users, lines, *state, *slots, *known, *rows, *room, given)
+        if self.profiles is not None:
+            self.profiles.match(users, lines, past, given, width)
+        if self.tastes is not None:
+            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+            suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
+            assert suits is not None
+            suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
-    def of_both(self, users: Ints, named: Named, columns: Columns, past: History, time: int) -> Columns:
+    def of_both(self, users: Ints, named: Named, columns: InputColumns, past: History, time: int) -> InputColumns:
         """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
         if self.profiles is not None:
             self.profiles.match(users, named.items, past, out)
         if self.tastes is not None:
-            about, first = self.tastes.read(users, time, self.counts.events), len(self.more) - len(MORE["tastes"])
+            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+            first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
+
+    def folded(self, head: Weights, user: Ints, time: int) -> Weights:
+        """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
+        if self.tastes is None:
+            return head
+        width, first = len(LOOKS), head.linear.size - len(self._leanings)
+        known = self.tastes.read(user, time, self.counts.events, gaps=self._gaps)[0]
+        columns, usual = INPUTS.index(ITEM_FEATURES[0]) + _LOOKS, self.tastes.usual
+
+        def fold(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Floats]:
+            own, rest = weights[..., first:].astype(np.float64), weights[..., :first].copy()
+            suits = own[..., width : 2 * width] * known[:width]
+            rest[..., columns] += suits.astype(np.float32)
+            same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
+            return rest, same
+
+        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
+        return Weights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
@@ -256,7 +306,7 @@ class StreamFeatures:
         self.profiles, self.tastes = profiles, tastes
 
 
-def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: int, out: Columns) -> None:
+def _suit(places: Ints, columns: InputColumns, about: Floats, usual: Floats, first: int, out: InputColumns) -> None:
     """Write users' tastes from input `first` on (`melon.kernels.profiles.suit`)."""
     loops = policy.load("profiles", like=torch.from_numpy(columns))
     if loops is not None:
@@ -267,7 +317,7 @@ def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: i
     own[..., width : 2 * width] = (columns[:, _LOOKS] - usual)[places] * of_user[..., :width]
 
 
-def _log1p(columns: Columns) -> Columns:
+def _log1p(columns: InputColumns) -> InputColumns:
     """In place, by PyTorch, whose logarithm is vectorised."""
     torch.from_numpy(columns).log1p_()
     return columns

@@ -23,7 +23,7 @@ from melon.stream.saved import MOST
 from melon.tables import TableSpec
 
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
-#: Scales are those of the first so many practised interactions, then fixed.
+#: Scales come from the first interactions of practice, this many, then fixed.
 SCALED_BY = 4_000
 _LEAST_SCALE, _SAME = 1e-3, 1e-6
 _ADAM = Adam(squares="lerp")

@@ -9,15 +9,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.kernels.blend import KnownPairs
+from melon.kernels.types import array_of
 from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
 from melon.recommenders.blend.catalogue import BlendCatalogue
 from melon.recommenders.blend.features import (
-    BY_ACTIVITY,
     INPUTS,
     INPUTS_WITH_TRANSITIONS,
     MORE,
@@ -51,8 +50,11 @@ from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
-from melon.tables import TableSpec, TableView, Undo
+from melon.tables import Moment, TableSpec, TableView, Undo
 from melon.types import Ints
+
+#: Pairs whose inputs are held at a time.
+_PAIRS_AT_ONCE = 1 << 16
 
 
 class BlendSettings(RecommenderSettings):
@@ -70,16 +72,23 @@ class BlendSettings(RecommenderSettings):
     head_practice_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
-    inputs: tuple[Literal["profiles", "tastes"], ...] = ()
+    inputs: tuple[Literal["profiles", "leanings", "tastes"], ...] = ()
     lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
+
+    @field_validator("inputs")
+    @classmethod
+    def _once(cls, inputs: tuple[str, ...]) -> tuple[str, ...]:
+        if "leanings" in inputs and "tastes" in inputs:
+            raise ValueError("tastes are leanings and more: name one of the two")
+        return inputs
 
 
 class Blend(HeadedRecommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "blend", "lessons", "lists", "ials", "profiles")
+    kernels = ("factor", "neighbours", "lessons", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
 
@@ -183,30 +192,32 @@ class Blend(HeadedRecommender):
         return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
 
     def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
-        loops, at = policy.load("lessons", like=self.head.centre), context.moment
-        if loops is not None and at is not None and not self.stream.more:
-            tables = [self.tables[name] for name in TAUGHT]
-            lines = np.ascontiguousarray(users.numpy()), np.ascontiguousarray(items.numpy())
-            return Lesson(self.stream.inputs(loops, tables, *lines, context.history, at), allowed)
-        named = Named.of(items.cpu().numpy())
-        loops = policy.load("blend", like=self.head.centre)
+        loops = policy.load("lessons", like=self.head.centre)
         if loops is not None:
-            return Lesson(_compiled_inputs(loops, self._known_pairs(users, named, context)), allowed)
-        return Lesson(self._stored_inputs(users, named, context), allowed)
+            return Lesson(self._compiled_inputs(loops, users, items, context), allowed)
+        return Lesson(self._stored_inputs(users, Named.of(items.cpu().numpy()), context), allowed)
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         head = self._head_values(context)
-        named = Named.of(items.cpu().numpy())
         if silent(head):
+            named = Named.of(items.cpu().numpy())
             dots, bias = self._stored_personal(users, named, context)
             return dots + bias[self._places(named)]
-        loops = policy.load("blend", like=head[LINEAR])
-        if loops is not None:
-            return _compiled_scores(loops, self.head, head, self._known_pairs(users, named, context))
         linear, hidden, shift, output = self.head.folded(head)
+        loops = policy.load("lessons", like=head[LINEAR])
+        if loops is not None:
+            parts = linear[None, :], hidden, shift[:, None], output[None, :]
+            head_parts = self.head.trust, float(linear @ self.head.centre), *map(array_of, parts)
+            scores, at_once = linear.new_empty(items.shape), max(_PAIRS_AT_ONCE // max(items.shape[1], 1), 1)
+            for start in range(0, len(users), at_once):
+                some = slice(start, start + at_once)
+                given = self._compiled_inputs(loops, users[some], items[some], context)
+                loops.head_scores(given.numpy(), *head_parts, scores[some].numpy())
+            return scores
+        named = Named.of(items.cpu().numpy())
         inputs = self._stored_inputs(users, named, context)
         deep = (inputs @ hidden.T).add_(shift).relu_() @ output
         return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
@@ -281,14 +292,15 @@ class Blend(HeadedRecommender):
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
         return self._tensor(np.concatenate([columns, pairs, besides, active], axis=-1))
 
-    def _known_pairs(self, users: Tensor, named: Named, context: Context | None) -> KnownPairs:
-        past, rows = context.history if context else History(), users.numpy()
-        dots, bias = (part.contiguous().numpy() for part in self._stored_personal(users, named, context))
-        columns, divisors = self.stream.of_items(named.distinct)
-        sums, active = self.stream.met(rows, named.items, past), activity(rows, past).astype(np.float32)
-        by_activity, divided_by = np.array(BY_ACTIVITY), self.stream.divided_by
-        besides = self.stream.of_both(rows, named, columns, past, context.time if context else 0)
-        return KnownPairs(named.places, dots, bias, columns, divisors, sums, active, by_activity, besides, divided_by)
+    def _compiled_inputs(self, loops: policy.Loops, users: Tensor, items: Tensor, context: Context | None) -> Tensor:
+        """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
+        context = context or Context(time=0, history=History())
+        tables = [self.tables[name] for name in TAUGHT]
+        at = context.moment
+        if at is None:
+            at = Moment(self.clock.now, {table.spec.name: table.half_life for table in tables if table.half_life})
+        lines = np.ascontiguousarray(users.numpy()), np.ascontiguousarray(items.numpy())
+        return self.stream.inputs(loops, tables, *lines, context.history, context.time, at)
 
     def _stored_personal(self, users: Tensor, named: Named, context: Context | None) -> tuple[Tensor, Tensor]:
         """Dot products of pairs, and the biases of distinct items."""
@@ -321,22 +333,6 @@ class Blend(HeadedRecommender):
     def _no_features(self, like: Tensor) -> Tensor:
         more = len(self.inputs) - len(INPUTS)
         return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
-
-
-def _compiled_inputs(loops: policy.Loops, pairs: KnownPairs) -> Tensor:
-    """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
-    out = torch.empty((*pairs.places.shape, pairs.width), dtype=torch.float32, device="cpu")
-    loops.inputs(pairs, out.view(-1, pairs.width).numpy())
-    return out
-
-
-def _compiled_scores(loops: policy.Loops, head: BlendHead, values: Values, pairs: KnownPairs) -> Tensor:
-    """The scores of candidates, as the head gives them, to rounding."""
-    linear, hidden, shift, output = head.folded(values)
-    weights = (part.contiguous().numpy() for part in (linear, hidden.T, shift, output))
-    out = torch.empty(pairs.places.shape, dtype=torch.float32, device="cpu")
-    loops.scores(pairs, head.trust, *weights, out.numpy())
-    return out.sub_(linear @ head.centre)
 
 
 def _dots(factors: Tensor, items: TableView, n_items: int) -> Tensor:

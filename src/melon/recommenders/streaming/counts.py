@@ -19,7 +19,7 @@ class ItemCounts:
     """Exponentially decayed counts of each item's interactions; half-lives and ages are counted in interactions.
 
     An interaction that is k interactions old counts 2^(-k / half-life). A count is stored as of its item's last
-    interaction and decayed when it is read, so an item that nobody touches costs nothing.
+    interaction and decayed when it is read, so an idle item costs nothing.
     """
 
     def __init__(self, half_lives: Sequence[float]) -> None:
@@ -79,7 +79,7 @@ class ItemCounts:
 
     def before(self, items: Ints, rates: Floats) -> tuple[Floats, Ints, Ints]:
         """Copies for distinct items: the counts at these rates, when each was last and when first seen (−1: never)."""
-        columns = [int(np.flatnonzero(np.isclose(self._rates, rate))[0]) for rate in rates]
+        columns = [int(np.abs(self._rates - rate).argmin()) for rate in rates]
         at, counted = self._places(items)
         if not len(self._first):
             return np.zeros((len(items), len(columns))), np.zeros_like(items), np.full_like(items, _NEVER)

@@ -9,6 +9,7 @@ it touches solved anew from their last partners, and the Gram matrices follow by
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from melon.kernels import policy
+from melon.kernels.ials import STEPS
 from melon.recommenders.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import RING, History, PartnerRings
@@ -29,6 +31,8 @@ _FIRST = 0.0125
 _LARGEST = 1e6
 
 Rows = npt.NDArray[np.floating[Any]]
+#: Rows, where the partners of each start, and the partners, one row behind the other.
+Grouped = tuple[Ints, Ints, Ints]
 
 
 class _Side:
@@ -68,11 +72,15 @@ class _Side:
             self.gram += new.T @ new
         self.count = count
 
-    def solve(self, touched: Ints, starts: Ints, partners: Ints, other: _Side, missing: float, reg: float) -> None:
-        """Solve rows anew from their partners, partners[starts[n]] … partners[starts[n + 1] - 1] for row touched[n]."""
+    def solve(self, grouped: Grouped, other: _Side, missing: float, reg: float, *, exactly: bool) -> None:
+        """Solve rows from their partners, partners[starts[n]] … partners[starts[n + 1] - 1] for row touched[n].
+
+        Exactly, or by a few conjugate gradients from where they stand.
+        """
         loops = policy.load("ials", like=torch.from_numpy(self._storage))
-        solve = _solve if loops is None else loops.solve
-        solve(touched, starts, partners, other.rows, other.gram, missing, reg, self.rows, self.gram)
+        compiled = None if loops is None else loops.solve if exactly else loops.follow
+        solve = compiled or partial(_solve, exactly=exactly)
+        solve(*grouped, other.rows, other.gram, missing, reg, self.rows, self.gram)
 
     def clear(self, number: int) -> None:
         """Make a row one of zeros."""
@@ -136,22 +144,22 @@ class ImplicitALS:
         self.items.grow(int(items.max(initial=-1)) + 1)
         of_users, of_items = _grouped(takers, taken), _grouped(taken, takers)
         for number in range(sweeps + 1):
-            self._solve(self.users, of_users, self.items)
+            self._solve(self.users, of_users, self.items, exactly=True)
             if number < sweeps:
-                self._solve(self.items, of_items, self.users)
+                self._solve(self.items, of_items, self.users, exactly=True)
         for side in (self.users, self.items):  # without what rounding adds up to over many corrections
             exact = side.rows.astype(np.float64)
             side.gram = exact.T @ exact
         self.fitted = len(users)
 
     def observe(self, users: Ints, items: Ints, past: History) -> None:
-        """Solve the items of a batch anew from their last takers, then its users; `past` is what came before it."""
+        """Bring the items of a batch to their last takers, then its users; `past` is what came before it."""
         if not len(users) or past.events < self.fitted:
             return
         self.users.grow(int(users.max()) + 1)
         self.items.grow(int(items.max()) + 1)
-        self._solve(self.items, partners_after(items, users, past.of_items), self.users)
-        self._solve(self.users, partners_after(users, items, past.of_users), self.items)
+        self._solve(self.items, partners_after(items, users, past.of_items), self.users, exactly=False)
+        self._solve(self.users, partners_after(users, items, past.of_users), self.items, exactly=False)
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `observe` of these interactions."""
@@ -195,11 +203,11 @@ class ImplicitALS:
         self.items.restore(*items)
         self.fitted = fitted
 
-    def _solve(self, side: _Side, grouped: tuple[Ints, Ints, Ints], other: _Side) -> None:
-        side.solve(*grouped, other, self.missing, self.reg)
+    def _solve(self, side: _Side, grouped: Grouped, other: _Side, *, exactly: bool) -> None:
+        side.solve(grouped, other, self.missing, self.reg, exactly=exactly)
 
 
-def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = RING) -> tuple[Ints, Ints, Ints]:
+def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = RING) -> Grouped:
     """The last partners of each distinct row after a batch that the rings do not know yet, newest first.
 
     Returns the rows, where each one's partners start, and the partners, one row behind the other.
@@ -230,7 +238,7 @@ def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = 
     return touched, starts, everything
 
 
-def _grouped(rows: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
+def _grouped(rows: Ints, partners: Ints) -> Grouped:
     """Distinct rows, where each one's partners start, and the partners, one row behind the other."""
     order = np.argsort(rows, kind="stable")
     touched, firsts = np.unique(rows[order], return_index=True)
@@ -247,15 +255,35 @@ def _solve(
     reg: float,
     own: Rows,
     own_gram: Floats,
+    *,
+    exactly: bool,
 ) -> None:
-    """What `melon.kernels.ials.solve` computes."""
+    """What `melon.kernels.ials.solve` computes, or `follow`."""
     dim = own.shape[1]
     for row, first, last in zip(touched.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         vectors = others[partners[first:last]].astype(np.float64)
-        right = vectors.sum(0)
+        right, before = vectors.sum(0), own[row].astype(np.float64)
         if right.any():
             ridge = reg * (len(vectors) + missing * len(others))
-            solved = np.linalg.solve(missing * gram + vectors.T @ vectors + ridge * np.eye(dim), right)
-            before, after = own[row].astype(np.float64), solved.astype(own.dtype).astype(np.float64)
+            matrix = missing * gram + vectors.T @ vectors + ridge * np.eye(dim)
+            solved = np.linalg.solve(matrix, right) if exactly else _conjugate(matrix, right, before)
+            after = solved.astype(own.dtype).astype(np.float64)
             own_gram += np.outer(after, after) - np.outer(before, before)
             own[row] = after
+
+
+def _conjugate(matrix: Floats, right: Floats, start: Floats) -> Floats:
+    """A few conjugate gradients towards the solution of a positive definite system."""
+    solved, rest = start.copy(), right - matrix @ start
+    way, far = rest.copy(), float(rest @ rest)
+    for _ in range(STEPS):
+        image = matrix @ way
+        curved = float(image @ way)
+        if not curved > 0:
+            break
+        step = far / curved
+        solved += step * way
+        rest -= step * image
+        turned, far = float(rest @ rest) / far, float(rest @ rest)
+        way = rest + turned * way
+    return solved

@@ -25,7 +25,7 @@ from melon.stream.pairs import distinct
 from melon.stream.saved import Saved, require, saved_array, saved_number
 from melon.types import Arrays, Floats, Ints
 
-#: Decayed counts are referred to a moment that moves up when it lies so many half-lives back: they are 32-bit numbers.
+#: Decayed counts are referred to a moment that moves up when it lies this many half-lives back: counts have 32 bits.
 _REFER_ANEW = 1_024.0
 #: Where columns are looked up by item; all EMPTY between two uses.
 _SCRATCH = threading.local()
@@ -54,7 +54,7 @@ class ItemNeighbours:
 
     @property
     def rows(self) -> int:
-        """How many items there are, some of which may have met nobody."""
+        """How many items there are, some of which may have no neighbour."""
         return self._rows
 
     @property

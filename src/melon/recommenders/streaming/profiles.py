@@ -52,21 +52,44 @@ class Profiles:
         loops.take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *own)
         self.rows.observe(users, items, past)
 
-    def match(self, users: Ints, items: Ints, past: History, out: Rows | None = None) -> Rows:
-        """How candidates n × c go with their users, three ways (`MATCHES`): the first numbers of each pair in `out`."""
-        lasts, directions = np.empty((len(users), RING), dtype=np.int64), self.rows.users.read(users)
-        directions /= np.sqrt(np.square(directions).sum(-1, keepdims=True) + TINY)
-        profiles = np.empty_like(directions)
-        out = np.empty((*items.shape, len(MATCHES)), dtype=directions.dtype) if out is None else out
-        item_rows, (rings, taken) = self.rows.items.rows, past.of_items.storage
+    def match(self, users: Ints, items: Ints, past: History, out: Rows | None = None, first: int = 0) -> Rows:
+        """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
+        lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._takers.dtype
+        directions, profiles = np.zeros((2, len(users), self.rows.dim), dtype=dtype)
+        out = np.empty((*items.shape, len(MATCHES)), dtype=dtype) if out is None else out
+        sides, (rings, taken) = (self.rows.users.rows, self.rows.items.rows), past.of_items.storage
         loops = policy.load("profiles", like=torch.from_numpy(profiles)) or _numpy_loops
         users = np.ascontiguousarray(users)
-        loops.recent(*past.of_users.storage, past.of_users.rows, users, _FADE, item_rows, lasts, profiles)
+        loops.recent(*past.of_users.storage, past.of_users.rows, users, _FADE, *sides, lasts, directions, profiles)
         own = self._takers[: self._count], self._weight[: self._count], self._last[: self._count]
         of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        pairs = Pairs(*of_users, item_rows, *own, rings[: past.of_items.rows], taken[: past.of_items.rows])
-        loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, out)
+        pairs = Pairs(*of_users, sides[1], *own, rings[: past.of_items.rows], taken[: past.of_items.rows])
+        loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
         return out
+
+    def prepare(self, loops: policy.Loops, n_items: int, past: History) -> Rows:
+        """Factors of the first items for `match_all`, as of now."""
+        known = min(n_items, len(self.rows.items.rows), self._count)
+        factors = np.empty((known, len(MATCHES)), dtype=self._takers.dtype)
+        own = self._takers[:known], self._weight[:known], self._last[:known]
+        loops.prepare(self.rows.items.rows, *own, past.events, 1 / _HALF_LIFE, factors)
+        return factors
+
+    def match_all(self, loops: policy.Loops, user: Ints, factors: Rows, past: History, out: Rows) -> None:
+        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3."""
+        lasts, sides = np.empty((1, RING), dtype=np.int32), (self.rows.users.rows, self.rows.items.rows)
+        direction, profile = np.zeros((2, 1, self.rows.dim), dtype=out.dtype)
+        user = np.ascontiguousarray(user)
+        loops.recent(*past.of_users.storage, past.of_users.rows, user, _FADE, *sides, lasts, direction, profile)
+        loops.match_all(direction[0], profile[0], sides[1], self._takers[: self._count], factors, out)
+        out[len(factors) :] = 0
+        rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
+        taken_items = np.empty(len(rings), dtype=np.int64)
+        count = loops.taken_by(int(user[0]), rings, taken, taken_items)
+        own = distinct(np.concatenate([lasts[0][lasts[0] >= 0].astype(np.int64), taken_items[:count]]))
+        own = own[own < len(out)]
+        if len(own):
+            out[own] = self.match(user, own[None, :], past)[0]
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `observe` of these interactions."""
@@ -123,10 +146,15 @@ class _numpy_loops:
         known: int,
         users: Ints,
         fade: float,
+        user_rows: Rows,
         item_rows: Rows,
-        lasts: Ints,
+        lasts: SmallInts,
+        directions: Rows,
         out: Rows,
     ) -> None:
+        there = users < len(user_rows)
+        directions[there] = user_rows[users[there]]
+        directions /= np.sqrt(np.square(directions).sum(-1, keepdims=True) + TINY)
         counts = np.array([min(met[user], RING) if user < known else 0 for user in users.tolist()], dtype=np.int64)
         back = np.arange(RING)
         lasts[:] = -1
@@ -138,8 +166,8 @@ class _numpy_loops:
         out[:] = (shares[..., None] * rows).sum(1)
 
     @staticmethod
-    def match(pairs: Pairs, now: int, rate: float, fade: float, out: Rows) -> None:
-        out[..., : len(MATCHES)] = 0
+    def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Rows) -> None:
+        out[..., first : first + len(MATCHES)] = 0
         known = pairs.items < min(len(pairs.item_rows), len(pairs.takers))
         line, column = np.nonzero(known)
         items, users = pairs.items[known], pairs.users[line]
@@ -162,5 +190,5 @@ class _numpy_loops:
             (last_items * row).sum(-1) / (long * np.sqrt(size + TINY)),
             (last_items * others).sum(-1) / (long * np.sqrt(np.square(others).sum(-1) + TINY)),
         )
-        for number, each in enumerate(found):
+        for number, each in enumerate(found, start=first):
             out[line, column, number] = each

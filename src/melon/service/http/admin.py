@@ -111,17 +111,22 @@ async def history(
 @router.delete(
     "/v1/users/{user}", status_code=202, response_model=Job, responses=answers(507), tags=["users"], **needs("admin")
 )
-async def forget(request: Request, user: UserPath) -> JSONResponse:
+async def forget(
+    request: Request,
+    user: UserPath,
+    unlearn: Annotated[bool, Query(description="Also replay the model without the person's events.")] = False,
+) -> JSONResponse:
     """Forget a person: the events lose their ids, the user's row and history are removed, at this place in the log."""
     backend = _backend(request)
     backend.require_ready()
-    offset = await backend.forget(backend.user(path_id(user)))
-    return JSONResponse(_job("forget", offset, backend), 202)
+    offset = await backend.forget(backend.user(path_id(user)), unlearn=unlearn)
+    return JSONResponse(_job("forget", offset, backend, erased=False), 202)
 
 
 @router.get("/v1/jobs/{job}", response_model=Job, responses=answers(404), tags=["users"], **needs("admin"))
 async def job(
-    request: Request, job: Annotated[str, Path(pattern=r"^(forget|retry)-[0-9]{1,18}$", examples=["forget-184468"])]
+    request: Request,
+    job: Annotated[str, Path(pattern=r"^(forget|retry|resume)-[0-9]{1,18}$", examples=["forget-184468"])],
 ) -> JSONResponse:
     """How far a job is."""
     backend = _backend(request)
@@ -130,7 +135,10 @@ async def job(
     control = await backend.from_log(lambda log: log.control_after(int(number) - 1))
     if control is None or control.offset != int(number) or control.kind != kind:
         raise ServiceError(404, "not_found", f"There is no job {job!r}.")
-    return JSONResponse(_job(kind, int(number), backend))
+    erased = control.body.get("user") == control.body.get("pseudonym")
+    if erased and control.body.get("unlearn"):
+        erased = control.offset <= await backend.from_steps(lambda steps: steps.unlearned(), 0)
+    return JSONResponse(_job(kind, int(number), backend, erased=erased))
 
 
 @router.get("/v1/batches", response_model=BatchesOut, responses=answers(), tags=["service"], **needs("admin"))
@@ -164,6 +172,17 @@ async def retry(request: Request, batch: Annotated[int, Path(ge=0, le=_MOST_OFFS
         raise ServiceError(409, "not_set_aside", f"Batch {batch} is {step.status}; only those set aside are retried.")
     offset = await asyncio.wrap_future(backend.log.control("retry", {"batch": batch}))
     return JSONResponse(_job("retry", offset, backend), 202)
+
+
+@router.post(
+    "/v1/resume", status_code=202, response_model=Job, responses=answers(507), tags=["service"], **needs("admin")
+)
+async def resume(request: Request) -> JSONResponse:
+    """Go on learning after so many batches in a row were set aside that learning waits."""
+    backend = _backend(request)
+    backend.require_ready()
+    offset = await asyncio.wrap_future(backend.log.control("resume", {}))
+    return JSONResponse(_job("resume", offset, backend), 202)
 
 
 @router.get(
@@ -229,8 +248,9 @@ async def metrics(request: Request) -> Response:
     return Response(await backend.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _job(kind: str, offset: int, backend: Backend) -> dict[str, Any]:
-    return {"job": f"{kind}-{offset}", "offset": offset, "done": backend.replica.position.offset >= offset}
+def _job(kind: str, offset: int, backend: Backend, *, erased: bool = True) -> dict[str, Any]:
+    """A job is done when this process knows its step; forgetting, when ids and, if wished, events are gone too."""
+    return {"job": f"{kind}-{offset}", "offset": offset, "done": erased and backend.replica.position.offset >= offset}
 
 
 def _exported(log: LogReader, first: int, last: int) -> str:

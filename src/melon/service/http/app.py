@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import logging
-import logging.handlers
 import os
-import queue
 import secrets
 import socket
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,19 +24,37 @@ from melon import __version__
 from melon.service.backend import Backend
 from melon.service.config import ServeSettings
 from melon.service.http import admin, errors, interactions, items, recommendations
-from melon.service.http.gate import Gate, JsonLines
+from melon.service.http.gate import App, Gate, JsonLines, Receive, Scope, Send
 from melon.service.http.protocol import patient_protocol
+from melon.service.http.quick import Quick
 from melon.service.http.shapes import EventIn
 from melon.service.keys import Bucket, KeyFile
 
 #: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
 _SETTLE_S = 5.0
+#: Threads hand over the interpreter after so many seconds: the one that answers must not wait long for the others.
+_SWITCH_S = 0.0005
+#: Lines of the log wait at most so long for being written together, and at most so many of them.
+_LINES_S, _LINES_MOST = 0.1, 10_000
 _ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
 a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as
 `Authorization: Bearer mk_…`; without keys, the service answers on loopback only."""
 
 
-def make_app(settings: ServeSettings) -> FastAPI:
+class Application(FastAPI):
+    """FastAPI behind the gate."""
+
+    gate: App | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.general if self.gate is None else self.gate)(scope, receive, send)
+
+    async def general(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request on its way through FastAPI."""
+        await super().__call__(scope, receive, send)
+
+
+def make_app(settings: ServeSettings) -> Application:
     """The application of one API process; its backend is opened when it starts and closed when it ends."""
 
     @contextlib.asynccontextmanager
@@ -52,8 +72,9 @@ def make_app(settings: ServeSettings) -> FastAPI:
     app.state.keys = KeyFile(settings.key_file)
     app.state.bucket = Bucket(settings.rate, settings.burst)
     backend = app.state.backend = Backend(settings)
-    app.add_middleware(
-        Gate,
+    app.gate = Gate(
+        app.general,
+        Quick(app.state, settings.body_most),
         body_most=settings.body_most,
         metrics=backend.metrics,
         salt=_salt(settings.folder),
@@ -62,9 +83,9 @@ def make_app(settings: ServeSettings) -> FastAPI:
     return app
 
 
-def bare_app(life: Any = None) -> FastAPI:
+def bare_app(life: Any = None) -> Application:
     """The routes without anything behind them: enough for the OpenAPI."""
-    app = FastAPI(
+    app = Application(
         title="melon",
         version=__version__,
         description=_ABOUT,
@@ -98,13 +119,25 @@ def bare_app(life: Any = None) -> FastAPI:
     return app
 
 
-def run_api(settings: ServeSettings, listening: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT: then refuse new requests, finish those under way, and commit what waits."""
+def run_api(settings: ServeSettings, listening: socket.socket, url: str) -> None:
+    """Serve on `url` until SIGTERM or SIGINT: then refuse requests, finish those under way, commit what waits."""
     log_as_json()
+    sys.setswitchinterval(_SWITCH_S)
+    gc.set_threshold(20_000, 20, 50)
     server = make_server(settings)
+    backend: Backend = server.config.app.state.backend  # type: ignore[union-attr]
+    backend.replica.when_loaded(_keep_from_collecting)
+    backend.log.announce(url)
     server.run(sockets=[listening])
     if not server.started:
         sys.exit(3)
+
+
+def _keep_from_collecting() -> None:
+    """A model that was loaded stays for long: the garbage collector need not look at it again and again."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def make_server(settings: ServeSettings) -> uvicorn.Server:
@@ -116,6 +149,7 @@ def make_server(settings: ServeSettings) -> uvicorn.Server:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.stop_s) or 1,
@@ -127,24 +161,38 @@ def make_server(settings: ServeSettings) -> uvicorn.Server:
 
 def log_as_json() -> None:
     """Log lines of this process as JSON on standard error, written by a thread: a reader that stalls stops nobody."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    waiting = _Waiting(queue.Queue(10_000))
-    listener = logging.handlers.QueueListener(waiting.queue, handler)
-    listener.start()
-    atexit.register(listener.enqueue_sentinel)
-    logging.basicConfig(handlers=[waiting], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
+    lines = Lines()
+    lines.setFormatter(JsonLines())
+    atexit.register(lines.flush)
+    threading.Thread(target=lines.run, name="log lines", daemon=True).start()
+    logging.basicConfig(handlers=[lines], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
 
 
-class _Waiting(logging.handlers.QueueHandler):
-    """Lines that wait to be written; beyond a number they are dropped."""
+class Lines(logging.Handler):
+    """Lines that wait to be written together; beyond a number they are dropped."""
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: deque[logging.LogRecord] = deque()
+        self._writing = threading.Lock()
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(queue.Full):
-            self.queue.put_nowait(record)
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self._waiting) < _LINES_MOST:
+            self._waiting.append(record)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._writing:
+            texts = [f"{self.format(self._waiting.popleft())}\n" for _ in range(len(self._waiting))]
+            if texts:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                    sys.stderr.write("".join(texts))
+                    sys.stderr.flush()
+
+    def run(self) -> None:
+        while True:
+            time.sleep(_LINES_S)
+            self.flush()
 
 
 def _salt(folder: Path) -> bytes:

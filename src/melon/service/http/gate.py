@@ -8,14 +8,18 @@ import hashlib
 import json
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from starlette.requests import ClientDisconnect
+
 from melon.errors import ServiceError
-from melon.service.http.errors import error_response
+from melon.service.http.errors import as_service_error, error_response
+from melon.service.http.quick import Quick, Taken
+from melon.service.http.strict import SLASH
+from melon.service.ids import Tokens
 from melon.service.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -26,27 +30,30 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LOG = logging.getLogger("melon.access")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
-#: Stands for a slash inside an id, which the path has as %2F. Ids have no control characters, so nothing is lost.
-SLASH = "\x1f"
 #: How much of a body that is too large is read (in bodies), and for how long, before the answer is sent.
 _DRAINED, _DRAIN_S = 4, 5.0
 
 
 class Gate:
-    """The outermost application."""
+    """The outermost application: what `quick` takes is answered by it, everything else by `app`."""
 
-    def __init__(self, app: App, *, body_most: int, metrics: Metrics, salt: bytes, log_ids: bool) -> None:
-        self._app, self._body_most, self._metrics = app, body_most, metrics
-        self._salt, self._log_ids = salt, log_ids
+    def __init__(self, app: App, quick: Quick, *, body_most: int, metrics: Metrics, salt: bytes, log_ids: bool) -> None:
+        self._app, self._quick, self._body_most, self._metrics = app, quick, body_most, metrics
+        self._salt, self._log_ids, self._tokens = salt, log_ids, Tokens()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        # Of headers that are repeated, the first counts.
+        headers = scope["plain_headers"] = dict(reversed(scope["headers"]))
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        request_id = scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else self._tokens.next()
         started, status = time.perf_counter(), 500
+        taken = self._quick.take(scope, headers, receive)
+        if taken is not None:
+            await self._quickly(taken, scope, send, started)
+            return
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -77,7 +84,29 @@ class Gate:
                 await self._drain(receive)
             await error_response(problem, request_id)(scope, receive, answer)
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            route = getattr(scope.get("route"), "path", "other")
+            self._note(scope, route, scope.get("path_params") or {}, status, time.perf_counter() - started)
+
+    async def _quickly(self, taken: Taken, scope: Scope, send: Send, started: float) -> None:
+        status, more = taken.status, list[tuple[bytes, bytes]]()
+        try:
+            content = await taken.answer()
+        except ClientDisconnect:
+            return
+        except Exception as problem:
+            response = error_response(as_service_error(problem), scope["request_id"])
+            status, content = response.status_code, bytes(response.body)
+            more = [pair for pair in response.raw_headers if pair[0] not in (b"content-length", b"content-type")]
+        headers = [
+            (b"content-length", b"%d" % len(content)),
+            (b"content-type", b"application/json"),
+            *more,
+            (b"x-request-id", scope["request_id"].encode()),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+        self._note(scope, taken.route, taken.parameters, status, time.perf_counter() - started)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
@@ -106,8 +135,7 @@ class Gate:
             413, "too_large", f"The body has more than {self._body_most} bytes.", hint="Send it in parts."
         )
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+    def _note(self, scope: Scope, route: str, parameters: dict[str, Any], status: int, seconds: float) -> None:
         self._metrics.request_seconds.labels(route, str(status)).observe(seconds)
         if not _LOG.isEnabledFor(logging.INFO):
             return
@@ -119,7 +147,7 @@ class Gate:
             "request": scope["request_id"],
             "key": scope.get("key_id", "-"),
         }
-        for name, value in (scope.get("path_params") or {}).items():
+        for name, value in parameters.items():
             line[name] = value if self._log_ids else hashed(self._salt, str(value))
         _LOG.info("request", extra={"fields": line})
 

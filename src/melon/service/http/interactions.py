@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
@@ -15,7 +15,7 @@ from melon.service.backend import Backend
 from melon.service.config import MOST_EVENTS
 from melon.service.http.errors import answers, invalid
 from melon.service.http.shapes import Accepted, EventIn, Refused
-from melon.service.http.strict import Route, StrictRequest, content_type, needs, parse
+from melon.service.http.strict import Headers, Route, content_type, needs, parse, parsed
 from melon.service.ids import checked_text, plain_id, read_time
 from melon.service.log.base import Appended, Event
 
@@ -60,10 +60,18 @@ async def post_interactions(
     partial: bool = Query(False, description="Store the events that are valid, and list the others."),
 ) -> JSONResponse:
     """Store interactions. The answer comes when they are synced to disk; they are learned within a second."""
-    backend: Backend = request.app.state.backend
+    content = await store(request.app.state.backend, request.scope["plain_headers"], request.body, partial)
+    return JSONResponse(content, 202)
+
+
+async def store(
+    backend: Backend, headers: Headers, read: Callable[[], Awaitable[bytes]], partial: bool = False
+) -> dict[str, Any]:
+    """Store the events of a body; what is answered when they are synced."""
     backend.require_ready()
-    rows, refused = await _rows(request, partial)
-    events = _events(backend, rows, request.headers.get("idempotency-key"), refused, partial)
+    rows, refused = await _rows(content_type(headers), read, partial)
+    given = headers.get(b"idempotency-key")
+    events = _events(backend, rows, None if given is None else given.decode("latin-1"), refused, partial)
     done = await backend.append(events) if events else Appended(0, 0, 0, backend.log.offset)
     content: dict[str, Any] = {
         "accepted": done.accepted,
@@ -73,19 +81,20 @@ async def post_interactions(
     }
     if partial:
         content["refused"] = [one.model_dump() for one in sorted(refused, key=lambda one: one.index)]
-    return JSONResponse(content, 202)
+    return content
 
 
-async def _rows(request: Request, partial: bool) -> tuple[list[tuple[int, EventIn]], list[Refused]]:
+async def _rows(
+    kind: str, read: Callable[[], Awaitable[bytes]], partial: bool
+) -> tuple[list[tuple[int, EventIn]], list[Refused]]:
     """The events of a body with their numbers, and those that have not the right shape."""
-    kind = content_type(request)
     if kind in _NDJSON:
-        lines = (await request.body()).split(b"\n")
+        lines = (await read()).split(b"\n")
         numbered = [line for line in lines if line.strip()]
         _check_size(len(numbered))
         raw: Sequence[Any] = [_line(number, line) for number, line in enumerate(numbered)]
     elif kind == "application/json":
-        body = await StrictRequest(request.scope, request.receive).json()
+        body = await parsed(await read())
         raw = body if isinstance(body, list) else [body]
         _check_size(len(raw))
         if not isinstance(body, list):

@@ -18,7 +18,7 @@ _HEAD_MOST = 64 << 10
 def patient_protocol(header_s: float, body_rate: float, connections: int) -> type[asyncio.Protocol]:
     """uvicorn's protocol with a clock: `header_s` for a request's headers, `body_rate` bytes a second for its body.
 
-    More than so many connections are refused.
+    Connections beyond a limit are refused.
     """
 
     class Patient(HttpToolsProtocol):

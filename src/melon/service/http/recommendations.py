@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import StringConstraints
+from pydantic_core import to_json
 
 from melon.data.ids import Id
 from melon.errors import ServiceError
@@ -17,9 +18,8 @@ from melon.service.answers import Listed, about_model
 from melon.service.answers import Query as Wanted
 from melon.service.backend import Backend
 from melon.service.http.errors import answers
-from melon.service.http.gate import SLASH
 from melon.service.http.shapes import MOST_WAIT_MS, ExplainOut, K, ListOut, ListsIn, ListsOut
-from melon.service.http.strict import Route, needs
+from melon.service.http.strict import SLASH, Route, needs
 from melon.service.ids import plain_id
 from melon.service.log.base import Position
 from melon.service.rules.request import NO_RULES, Rules
@@ -52,18 +52,16 @@ async def recommend(
     exclude: Exclude = [],  # noqa: B006
     after: After = None,
     wait_ms: WaitMs = 300,
-) -> JSONResponse:
+) -> Response:
     """The best items for a user, by the newest model; popular ones for a user who is not known."""
-    started, backend = time.perf_counter(), _ready(request)
-    stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
-    known = backend.user(path_id(user))
-    wanted = Wanted(user=known, k=k, filter_seen=filter_seen, rules=_only(category), exclude=_items(backend, exclude))
-    (listed,) = await backend.coalescer.lists([wanted])
-    return JSONResponse(_one(backend, listed, known, stale, started))
+    backend = _ready(request)
+    known, others = backend.user(path_id(user)), _items(backend, exclude)
+    wanted = Wanted(user=known, k=k, filter_seen=filter_seen, rules=_only(category), exclude=others)
+    return _json(await list_for(backend, wanted, after, wait_ms))
 
 
 @router.post("/v1/recommendations", response_model=ListsOut, responses=answers(413, 415, 422), **needs("read"))
-async def recommend_many(request: Request, wanted: ListsIn) -> JSONResponse:
+async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     """Lists under rules: for many users, of given candidates, or for a visitor's history."""
     started, backend = time.perf_counter(), _ready(request)
     if not wanted.users and wanted.history is None:
@@ -93,7 +91,7 @@ async def recommend_many(request: Request, wanted: ListsIn) -> JSONResponse:
         {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
         for query, listed in zip(queries, lists, strict=True)
     ]
-    return JSONResponse({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)})
+    return _json(to_json({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)}))
 
 
 @router.get("/v1/similar/{item}", response_model=ListOut, responses=answers(404), **needs("read"))
@@ -104,7 +102,7 @@ async def similar(
     user: ForUser = None,
     category: Categories = [],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
-) -> JSONResponse:
+) -> Response:
     """The items that are most similar to one."""
     backend = _ready(request)
     known = backend.item(path_id(item))
@@ -120,7 +118,7 @@ async def popular(
     user: ForUser = None,
     category: Categories = [],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
-) -> JSONResponse:
+) -> Response:
     """The items that are taken most often now."""
     return await _other(request, Wanted(source="popular"), k, user, category, exclude)
 
@@ -140,19 +138,25 @@ async def explain(request: Request, user: UserPath, item: ItemPath) -> JSONRespo
 
 async def _other(
     request: Request, wanted: Wanted, k: int, user: str | None, category: list[str], exclude: list[str]
-) -> JSONResponse:
-    started, backend = time.perf_counter(), _ready(request)
-    known = None if user is None else backend.user(user)
+) -> Response:
+    backend = _ready(request)
     query = Wanted(
         source=wanted.source,
-        user=known,
+        user=None if user is None else backend.user(user),
         k=k,
         rules=_only(category),
         exclude=_items(backend, exclude),
         items=wanted.items,
     )
-    (listed,) = await backend.coalescer.lists([query])
-    return JSONResponse(_one(backend, listed, known, False, started))
+    return _json(await list_for(backend, query, None, 0))
+
+
+async def list_for(backend: Backend, wanted: Wanted, after: int | None, wait_ms: int) -> bytes:
+    """One list, as JSON, by a model that knows the offset `after` if it does in time."""
+    started = time.perf_counter()
+    stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
+    (listed,) = await backend.coalescer.lists([wanted])
+    return _one(backend, listed, wanted.user, stale, started)
 
 
 def path_id(text: str) -> str:
@@ -191,9 +195,13 @@ def _served(backend: Backend, listed: Listed, user: Id | None) -> dict[str, Any]
     return {"user": plain_id(user), "recommendation": name}
 
 
-def _one(backend: Backend, listed: Listed, user: Id | None, stale: bool, started: float) -> dict[str, Any]:
+def _one(backend: Backend, listed: Listed, user: Id | None, stale: bool, started: float) -> bytes:
     served = _served(backend, listed, user)
-    return {**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)}
+    return to_json({**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)})
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def _ms(started: float) -> float:

@@ -253,11 +253,14 @@ class QualityOut(BaseModel):
     """Prequential quality in a window: each event was ranked among 99 others before it was learned.
 
     `models` has the served model, a frozen one and recent popularity; `parts` tells organic events, those that the
-    service recommended itself, and repeats apart. `interval` is the 95 % interval of HR@10.
+    service recommended itself, and repeats apart. `interval` is the 95 % interval of HR@10, and `served_ahead` what the
+    served model has more than a rival on the same events. `full_rank` is the exact rank among all items that the user
+    had not had, for a sample.
     """
 
     window_s: float
     models: dict[str, dict[str, Any]]
+    full_rank: dict[str, Any]
     events: int
     cold_events: float = Field(description="Share of events on items that nobody had taken before.")
     unranked: int

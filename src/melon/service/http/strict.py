@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, get_origin
 
 import numpy as np
@@ -17,6 +17,10 @@ from melon.errors import ServiceError
 from melon.service.config import LOOPBACK, MOST_DEPTH
 from melon.service.keys import Scope
 
+#: Stands for a slash inside an id, which the path has as %2F. Ids have no control characters, so nothing is lost.
+SLASH = "\x1f"
+#: Headers by name in small letters; of those that are repeated, the first.
+Headers = Mapping[bytes, bytes]
 #: Larger bodies are parsed in a thread, so that others need not wait.
 _IN_THREAD = 1 << 16
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -27,8 +31,7 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            body = await self.body()
-            self._json = await asyncio.to_thread(parse, body) if len(body) > _IN_THREAD else parse(body)
+            self._json = await parsed(await self.body())
         return self._json
 
 
@@ -44,13 +47,13 @@ class Route(APIRoute):
 
         async def handle(request: Request) -> Response:
             if scope is not None:
-                authorise(request, scope)
+                request.scope["key_id"] = authorise(request.app.state, scope, request.scope["plain_headers"])
             for name in request.query_params:
                 if name not in known:
                     raise ServiceError(400, "invalid", f"{ascii(name)[:60]}: there is no such parameter.")
                 if name not in lists and len(request.query_params.getlist(name)) > 1:
                     raise ServiceError(400, "invalid", f"{name}: is given more than once.")
-            if takes_json and content_type(request) != "application/json":
+            if takes_json and content_type(request.scope["plain_headers"]) != "application/json":
                 raise ServiceError(415, "unsupported_media_type", "The body must be application/json.")
             return await inner(StrictRequest(request.scope, request.receive))
 
@@ -66,22 +69,22 @@ def needs(scope: Scope, **more: Any) -> dict[str, Any]:
     return {"openapi_extra": {"x-scope": scope, "security": [{"key": []}], **more}}
 
 
-def content_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def content_type(headers: Headers) -> str:
+    return headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
 
 
-def authorise(request: Request, scope: Scope) -> None:
-    """Let a request pass if its key has the scope; without any keys, if this service is reached by loopback only."""
-    state = request.app.state
+def authorise(state: Any, scope: Scope, headers: Headers) -> str:
+    """The id of the key, if it has the scope; without any keys "-", if this service is reached by loopback only."""
     keys = state.keys.keys()
     if not keys:
-        host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+        host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)[0].strip("[]")
         # A page of the web must not reach us through a name that it had pointed to this machine.
         if state.settings.host not in LOOPBACK or host not in LOOPBACK:
             raise ServiceError(403, "loopback_only", "Without keys, this service answers on loopback only.")
         name = "-"
     else:
-        text = request.headers.get("x-api-key") or request.headers.get("authorization", "").partition("Bearer ")[2]
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").partition(b"Bearer ")[2]
+        text = given.decode("latin-1")
         key = state.keys.find(text) if text else None
         now = time.time()
         if key is None or (key.expires is not None and now >= key.expires):
@@ -89,10 +92,15 @@ def authorise(request: Request, scope: Scope) -> None:
         if not key.allows(scope, now):
             raise ServiceError(403, "forbidden", f"This key lacks the scope {scope!r}.")
         name = key.id
-    request.scope["key_id"] = name
     wait = state.bucket.wait_s(name, time.monotonic())
     if wait:
         raise ServiceError(429, "too_many_requests", "This key makes too many requests.", retry_after=int(wait) + 1)
+    return name
+
+
+async def parsed(body: bytes) -> Any:
+    """The same without holding up others for long."""
+    return await asyncio.to_thread(parse, body) if len(body) > _IN_THREAD else parse(body)
 
 
 def parse(body: bytes) -> Any:

@@ -4,33 +4,70 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from melon.learning.updater import Updater
+from melon.service.learner.quality import between, difference
+from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Step
+from melon.service.log.reader import LogReader
+from melon.service.log.steps import StepReader
 
 logger = logging.getLogger("melon.service")
 
-#: The median is that of so many batches, once there are enough of them.
+#: The median is that of the last batches, this many, once there are enough of them.
 REMEMBERED, ENOUGH = 101, 20
+#: What is compared, by its name in a step's `about`.
+MEASURED = {
+    "moved": "the distance by which it moved rows",
+    "head": "the norm of the shared parameters after it",
+    "memory": "the norm of the meta-parameters after it",
+}
 
 
 class Guard:
-    """Compares how far a batch moved rows with the running median."""
+    """Compares how far a batch moved rows, and the size of head and meta-parameters after it, with running medians."""
 
-    def __init__(self, times: float, moved: Iterable[float] = ()) -> None:
+    def __init__(self, times: float, past: Iterable[Mapping[str, Any]] = ()) -> None:
         self._times = times
-        self._moved: deque[float] = deque(moved, maxlen=REMEMBERED)
+        self._usual: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED) for name in MEASURED}
+        for about in past:
+            self._remember(about)
 
-    def judge(self, moved: float | None) -> str | None:
+    def judge(self, about: Mapping[str, Any]) -> str | None:
         """Why a batch should be set aside; None, and it is remembered, where nothing speaks against it."""
-        if moved is None:
-            return None
-        if self._times and len(self._moved) >= ENOUGH and moved > self._times * (usual := median(self._moved)) > 0:
-            return f"it moved rows by {moved:.4g}, more than {self._times:g} times the usual {usual:.4g}"
-        self._moved.append(moved)
+        for name, what in MEASURED.items():
+            value, known = about.get(name), self._usual[name]
+            if value is None or not self._times or len(known) < ENOUGH or not (usual := median(known)) > 0:
+                continue
+            if not value <= self._times * usual:
+                return f"{what} is {value:.4g}, more than {self._times:g} times the usual {usual:.4g}"
+        self._remember(about)
         return None
+
+    def _remember(self, about: Mapping[str, Any]) -> None:
+        for name, known in self._usual.items():
+            if about.get(name) is not None:
+                known.append(about[name])
+
+
+def norms(updater: Updater) -> dict[str, float | None]:
+    """How large the recommender's shared parameters and the strategy's meta-parameters are."""
+    tables = updater.recommender.tables.values()
+    shared = [table.everything() for table in tables if table.spec.role == "shared"]
+    memory = [one for one in updater.strategy.memory().values() if one.is_floating_point()]
+    return {"head": _norm(shared), "memory": _norm(memory)}
+
+
+def _norm(tensors: list[Tensor]) -> float | None:
+    return float(torch.stack([one.float().norm() for one in tensors]).norm()) if tensors else None
 
 
 class Alarms:
@@ -49,6 +86,48 @@ class Alarms:
             self._texts[name] = text
             logger.warning("%s", text)
         self._write(list(self._texts.values()))
+
+
+class Watch:
+    """Looks at lag, loss and quality, and raises alarms; nothing is done about them."""
+
+    def __init__(self, settings: LearnerSettings, log: LogReader, book: StepReader, alarm: Alarms) -> None:
+        self._settings, self._log, self._book, self._alarm = settings, log, book, alarm
+        self._looked = self._judged = 0.0
+        self._rising = 0
+
+    def loss(self, *, rose: bool) -> None:
+        """Say so where learning made the loss of its own events higher three times running."""
+        self._rising = self._rising + 1 if rose else 0
+        text = "three batches running have a higher loss after they were learned than before: a step (lr) too large?"
+        self._alarm("loss", text if self._rising >= 3 else None)
+
+    def look(self, offset: int, totals: Mapping[str, Any]) -> None:
+        """Once a second: say so where the learner is too far behind; once a minute, where a rival is better."""
+        now = time.monotonic()
+        if now < self._looked + 1.0:
+            return
+        self._looked, lag = now, self._log.last()[0] - offset
+        late = f"the learner is {lag} entries of the log behind; answers lag until it has caught up"
+        self._alarm("lag", late if lag > self._settings.max_lag else None)
+        if now >= self._judged + 60.0:
+            self._judged = now
+            self.quality(totals)
+
+    def quality(self, totals: Mapping[str, Any]) -> None:
+        """Say so where a rival is better than the served model on the organic events of the last hour."""
+        before = self._book.since(time.time() - self._settings.quality_seconds)
+        counts = between(totals, before.totals if before else {})
+        for rival, what in (("popular", "recent popularity"), ("frozen", "the model as it was deployed")):
+            organic, text = counts.get(rival, {}).get("organic", {}), None
+            ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None
+            if ahead is not None and ahead[2] < 0:
+                mean, low, high = ahead
+                text = (
+                    f"the served model is worse than {what}: HR@10 {mean:+.3f} ({low:+.3f} to {high:+.3f}) on "
+                    f"{organic['ranked']} organic events; look at GET /v1/quality"
+                )
+            self._alarm(f"quality {rival}", text)
 
 
 def set_aside_in_a_row(newest: list[Step]) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any
 from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
 from melon.service.learner.course import Course, Outcome
-from melon.service.learner.fitting import Fitter, caught_up
-from melon.service.learner.guard import REMEMBERED, Alarms, Guard, set_aside_in_a_row
+from melon.service.learner.fitting import FITTED, Fitter, caught_up
+from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
@@ -44,7 +44,7 @@ class Learner(Closing):
             self.checkpoints = Checkpoints(settings.folder)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
-            self._lag_seen = 0.0
+            self._watch = Watch(settings, self.log, self.book, self._alarm)
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
             self.book.state(alarms="[]")  # what a learner before this one said is over
@@ -81,10 +81,9 @@ class Learner(Closing):
         self.feed.drop(above=last.number if last else 0)
         self._totals: Mapping[str, Any] = last.totals if last else {}
         learned = [step for step in self.book.newest(2 * REMEMBERED) if step.status == "learned"]
-        moved = [step.about["moved"] for step in reversed(learned) if step.about.get("moved") is not None]
         #: The last offsets of the newest batches, as long as all of them were set aside.
         self._in_a_row = set_aside_in_a_row(self.book.newest(2 * self.settings.stop_after))
-        self._guard = Guard(self.settings.guard, moved[-REMEMBERED:])
+        self._guard = Guard(self.settings.guard, [step.about for step in reversed(learned)])
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
         self._must_save = False
         self.quality = Quality(self.settings.negatives, self.settings.seed, self._frozen())
@@ -160,7 +159,10 @@ class Learner(Closing):
                     counts = self.quality.measure(self.course.model, self.course.events(step.first, step.last))
                 ranked = time.perf_counter()
                 outcome = self.course.perform(step, aside)
-                reason = self._guard.judge(outcome.about.get("moved"))
+                if step.kind == "events":
+                    outcome = replace(outcome, about={**outcome.about, **norms(self.course.model.updater)})
+                    self._watch.loss(rose=self.quality.loss_rose(self.course.model))
+                reason = self._guard.judge(outcome.about)
                 broken = reason is not None
             except LearningError as error:
                 reason = str(error)
@@ -224,28 +226,23 @@ class Learner(Closing):
         self._alarm("halted", f"{most} batches in a row were set aside, so learning waits; look at them, then resume.")
         return True
 
-    def _watch_lag(self) -> None:
-        """Once a second: say so where the learner falls behind by too much. Nothing is dropped."""
-        now = time.monotonic()
-        if now < self._lag_seen + 1.0:
-            return
-        self._lag_seen, lag = now, self.log.last()[0] - self.position.offset
-        late = f"the learner is {lag} entries of the log behind; answers lag until it has caught up"
-        self._alarm("lag", late if lag > self.settings.max_lag else None)
-
     # Another model.
 
     def consider_fitting(self) -> None:
-        """A service that started cold fits a model on its log once there is enough, and switches to it."""
-        settings = self.settings
-        if self._version != COLD or not settings.fit_after:
+        """Make a model from the log where one is due: a cold start has enough events, or somebody is unlearned."""
+        most, fitter, book = self.settings.fit_after, self._fitter, self.book
+        if not fitter.busy and self._version == COLD and most and self.course.model.updater.history.events >= most:
+            fitter.begin(self.position.offset, f"{FITTED}{self.position.offset}")
+        fitter.consider_unlearning(self.course, self._version, self.log, book)
+        fitted = fitter.result()
+        if fitted is None:
             return
-        if not self._fitter.busy and self.course.model.updater.history.events >= settings.fit_after:
-            self._fitter.begin(self.position.offset)
-        fitted = self._fitter.result()
-        if fitted is not None:
-            self.switch(*caught_up(fitted, self._fitter.offset, self.log, self.book))
-            self._fitter.cancel()
+        self.switch(*caught_up(fitted, fitter.offset, fitter.version, self.log, book, fitter.without))
+        if fitter.without:
+            number = self.position.batch  # what is older has learned from them
+            book.state(bases=json.dumps([number]), unlearned=fitter.offset)
+            self.checkpoints.prune({number}, before=number)
+        fitter.cancel()
 
     def switch(self, course: Course, extra: Mapping[str, Any]) -> None:
         """Go on with another model that knows all that this one does; its checkpoint is what replicas load."""
@@ -281,15 +278,15 @@ class Learner(Closing):
 
     def _saved(self, *, wait: bool = False) -> None:
         try:
-            written = self._saver.result(wait=wait)
+            position = self._saver.result(wait=wait)
         except CheckpointError as error:
             self._alarm("checkpoint", str(error))
             self._must_save = True
             return
-        if written is None:
+        if position is None:
             return
         self._alarm("checkpoint", None)
-        twin, position = written
+        self._insist(lambda: self.book.thin(time.time() - self.settings.quality_seconds))
         forgotten = [step for step in self._forgets() if step.last <= position.offset]
         if forgotten:
             # Whoever is forgotten is in everything older: from here on, this is where replays begin.
@@ -298,7 +295,7 @@ class Learner(Closing):
             self.book.state(bases=json.dumps([position.batch]), forgotten=forgotten[-1].last)
             self.book.sync()
             if self.quality.frozen is not None:
-                self.quality.frozen = twin.updater
+                self.quality.frozen = copy.deepcopy(self.course.model).updater
         else:
             self.checkpoints.prune(set(self.book.bases()))
 
@@ -310,6 +307,10 @@ class Learner(Closing):
         new = self.position.offset - self._saved_offset
         late = time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
         return self._must_save or new >= self.settings.checkpoint_events or (new > 0 and late)
+
+    def _idle_work(self) -> bool:
+        """Whether there is something to do although nothing was posted."""
+        return self._saver.ready or (self._due() and not self._saver.busy) or self._fitter.busy
 
     # Running.
 
@@ -324,13 +325,13 @@ class Learner(Closing):
             cut = time.monotonic()
             if not self.step():
                 time.sleep(_POLL)
-                while not (stop.is_set() or self.log.changed() or self._due() or self._fitter.busy):
+                while not (stop.is_set() or self.log.changed() or self._idle_work()):
                     time.sleep(_POLL)
             self.consider_fitting()
-            self._watch_lag()
-            if self._saver.busy:
+            self._watch.look(self.position.offset, self._totals)
+            if self._saver.ready:
                 self._saved()
-            elif self._due():
+            elif self._due() and not self._saver.busy:
                 self.save()
         end = time.monotonic() + last_seconds
         while time.monotonic() < end and self.step():

@@ -5,23 +5,30 @@ Counters, not averages: any window is the difference of two totals, and a replay
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from melon.data.ids import Id, IdBook
-from melon.evaluation.ranking import CUTS, rank_first
+from melon.evaluation.ranking import CUTS, rank_among_all, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.service.learner.course import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
-from melon.types import Floats, Ints, Plain
+from melon.types import Floats, Ints, Plain, Scores
 
 MODELS = ("served", "frozen", "popular")
 #: Events that the service brought about itself, those that a user repeats, and all others.
 PARTS = ("organic", "recommended", "repeats")
+#: One event in this many is also ranked among all items, as long as that takes no more than this share of a core.
+SAMPLED, _SHARE = 50, 0.02
+#: The loss before and after a step is compared on this many events.
+_PROBED = 32
+_Z = 1.96
 
 
 class Quality:
@@ -30,9 +37,12 @@ class Quality:
     def __init__(self, negatives: int, seed: int, frozen: Updater | None = None) -> None:
         self._candidates = LiveCandidates(seed=seed, count=negatives) if negatives else None
         self.frozen = frozen
+        self._began, self._spent = time.monotonic(), 0.0
+        self._probe: tuple[Ints, Ints, float] | None = None
 
     def measure(self, model: LiveModel, events: Learnable) -> Plain:
         """Counters of a batch that the model has not learned yet."""
+        self._probe = None
         if self._candidates is None or not len(events):
             return {}
         history = model.updater.history
@@ -48,14 +58,43 @@ class Quality:
         recommended = np.array([event.recommended for event in events.stored])[chosen]
         repeats = history.seen.contains(pair_keys(users, offered[:, 0]))
         part = np.where(repeats, 2, recommended.astype(np.int64))
-        time = max(model.last_time, int(events.times[0]))
-        scores = {"served": model.updater.score(users, offered, time), "popular": model.popular.read(offered)[..., 0]}
+        moment = max(model.last_time, int(events.times[0]))
+        scores = {"served": model.updater.score(users, offered, moment), "popular": model.popular.read(offered)[..., 0]}
         if self.frozen is not None:
-            scores["frozen"] = self.frozen.score(users, offered, time)
-        for name, lines in scores.items():
-            ranks = rank_first(lines, f"the live quality of {name!r}").rank
-            counts[name] = {kind: _counts(ranks[part == number]) for number, kind in enumerate(PARTS)}
+            scores["frozen"] = self.frozen.score(users, offered, moment)
+        ranks = {name: rank_first(lines, f"the live quality of {name!r}").rank for name, lines in scores.items()}
+        for name, rank in ranks.items():
+            counts[name] = {}
+            for number, kind in enumerate(PARTS):
+                some = part == number
+                counts[name][kind] = _counts(rank[some])
+                if name != "served":
+                    counts[name][kind] |= _duel(ranks["served"][some], rank[some])
+        known = users < history.of_users.rows
+        self._probe = users[known][:_PROBED], offered[known][:_PROBED], _loss(scores["served"][known][:_PROBED])
+        sampled = known & (part != 2) & (offsets[chosen] * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
+        if sampled.any() and self._spent <= _SHARE * (time.monotonic() - self._began):
+            counts["full"] = self._among_all(model, users[sampled], offered[sampled, 0], moment)
         return counts
+
+    def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
+        """Counters of the exact ranks among all items that the users have not had."""
+        started, history = time.thread_time(), model.updater.history
+        everything, ranks = np.arange(history.items_born), []
+        for user, item in zip(users.tolist(), items.tolist(), strict=True):
+            lines = model.updater.score_catalogue(np.array([user]), len(everything), moment)
+            seen = history.seen.contains(pair_keys(np.full(len(everything), user), everything))
+            hidden = np.zeros(int(seen.sum()), dtype=np.int64), np.flatnonzero(seen)
+            ranks.append(rank_among_all(lines, np.array([item]), hidden, "the live quality among all items").rank)
+        self._spent += time.thread_time() - started
+        return _counts(np.concatenate(ranks))
+
+    def loss_rose(self, model: LiveModel) -> bool:
+        """Whether the events that were measured last have a higher loss now that they are learned."""
+        if self._probe is None or not len(self._probe[0]):
+            return False
+        users, offered, before = self._probe
+        return _loss(model.updater.score(users, offered, model.last_time)) > before
 
 
 def added(totals: Mapping[str, Any], counts: Mapping[str, Any]) -> Plain:
@@ -83,6 +122,30 @@ def shares(counts: Mapping[str, Any]) -> dict[str, float]:
         return {}
     hits = {f"HR@{cut}": counts[f"hits@{cut}"] / ranked for cut in CUTS}
     return hits | {f"NDCG@{cut}": counts[f"gain@{cut}"] / ranked for cut in CUTS}
+
+
+def difference(counts: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """HR@10 of the served model less a rival's on the same events, and its 95 % interval."""
+    ranked = counts.get("ranked", 0)
+    if not ranked:
+        return None
+    won, lost = counts.get("won@10", 0), counts.get("lost@10", 0)
+    mean = (won - lost) / ranked
+    spread = _Z * math.sqrt(max(won + lost - (won - lost) ** 2 / ranked, 0.0)) / ranked
+    return mean, mean - spread, mean + spread
+
+
+def _duel(served: Floats, rival: Floats) -> Plain:
+    """Events that only one of two models has among its first ten."""
+    return {
+        "won@10": int(((served <= 10) & (rival > 10)).sum()),
+        "lost@10": int(((served > 10) & (rival <= 10)).sum()),
+    }
+
+
+def _loss(scores: Scores) -> float:
+    """The mean of log(1 + exp(other - taken))."""
+    return float(np.logaddexp(0.0, scores[:, 1:].astype(np.float64) - scores[:, :1]).mean()) if len(scores) else 0.0
 
 
 def _counts(ranks: Floats) -> Plain:

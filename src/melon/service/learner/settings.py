@@ -15,18 +15,20 @@ class LearnerSettings:
     Args:
         folder: where the log, the batches, the deltas and the checkpoints are.
         model: the model to start from; None starts cold. Later starts go on from the newest checkpoint.
-        batch_most: at most so many events are learned in one batch.
-        batch_every: two batches are cut at least so many seconds apart.
+        batch_most: at most this many events are learned in one batch.
+        batch_every: two batches are cut at least this many seconds apart.
         checkpoint_seconds: a checkpoint is written after so long …
-        checkpoint_events: … or after so many events, whichever comes first.
+        checkpoint_events: … or after this many events, whichever comes first.
         keep_deltas_seconds: deltas are kept for so long …
         keep_deltas_bytes: … and no more than this of them.
         negatives: items beside each one taken when quality is measured; 0 measures nothing.
         frozen: whether the model as it was deployed is measured too; it takes its memory once more.
-        guard: a batch that moves rows more than so many times their running median is set aside.
-        stop_after: so many batches set aside in a row stop the learning.
+        guard: a batch that moves rows more than this many times their running median is set aside.
+        quality_seconds: an alarm says so where a rival was better on the organic events of this many seconds …
+        quality_events: … if there were at least this many.
+        stop_after: this many batches set aside in a row stop the learning.
         max_lag: an alarm says so where the learner is more entries of the log behind.
-        fit_after: a service that started cold fits a model on its own log after so many events; 0 never does.
+        fit_after: a service that started cold fits a model on its own log after this many events; 0 never does.
         fit_minutes: how long that fit may choose settings.
         fit_budget: how many settings that fit tries for each choice.
         max_pairs: pairs of user and item that a new service remembers as seen, at most; 0: as the model has it.
@@ -45,6 +47,8 @@ class LearnerSettings:
     negatives: int = 99
     frozen: bool = True
     guard: float = 20.0
+    quality_seconds: float = 3600.0
+    quality_events: int = 1_000
     stop_after: int = 10
     max_lag: int = 20_000
     fit_after: int = 20_000

@@ -1,14 +1,20 @@
-"""Checkpoints beside serving: the model is copied in memory, and a thread writes the copy."""
+"""Checkpoints beside serving: a forked process writes the model as it was, and learning goes on."""
 
 from __future__ import annotations
 
-import copy
+import ctypes
+import os
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from melon.errors import CheckpointError
 from melon.learning.manifest import MANIFEST, read_manifest
@@ -17,6 +23,9 @@ from melon.service.log.base import Position
 
 #: So many of the newest are kept, and those from which exact replays begin.
 KEPT = 3
+#: A process that writes a checkpoint for longer is ended, and another one tries.
+_LONGEST_SECONDS = 600.0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -91,35 +100,80 @@ class Checkpoints:
 
 
 class Saver:
-    """Writes one checkpoint at a time in a thread."""
+    """Writes one checkpoint at a time beside learning, in a forked process.
+
+    The child shares this process's memory until either writes to it, so learning pauses only while page tables are
+    copied. Systems other than Linux write the checkpoint at once, and learning waits.
+    """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._running: tuple[Future[None], LiveModel, Position] | None = None
+        self._child, self._pipe, self._began = 0, -1, 0.0
+        self._position: Position | None = None
+        self._ended: int | None = None
 
     @property
     def busy(self) -> bool:
         """Whether one is being written, or its result has not been taken."""
-        return self._running is not None
+        return self._position is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a result can be taken without waiting."""
+        if self.busy and self._ended is None:
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+            if pid:
+                self._ended = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > self._began + _LONGEST_SECONDS:
+                os.kill(self._child, signal.SIGKILL)
+        return self._ended is not None
 
     def begin(self, model: LiveModel, position: Position, log_id: str, extra: Mapping[str, Any]) -> None:
-        """Copy the model now, and have the copy written."""
-        twin = copy.deepcopy(model)
-        written = self._pool.submit(self._checkpoints.write, twin, position, log_id, extra)
-        self._running = written, twin, position
+        """Have the model as it is now written."""
+        self._position, self._began = position, time.monotonic()
+        if sys.platform != "linux":
+            self._checkpoints.write(model, position, log_id, extra)
+            self._ended = 0
+            return
+        self._pipe, out = os.pipe()
+        parent = os.getpid()
+        self._child = os.fork()
+        if self._child:
+            os.close(out)
+            return
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.closerange(3, out)
+            os.closerange(out + 1, 1 << 16)  # locks and files of the learner are not this process's
+            os.nice(5)
+            torch.set_num_threads(1)  # threads of the parent's pool are not here
+            self._checkpoints.write(model, position, log_id, extra)
+        except BaseException as error:
+            os.write(out, str(error).encode()[:4000])
+            os._exit(1)
+        os._exit(0)
 
-    def result(self, *, wait: bool = False) -> tuple[LiveModel, Position] | None:
-        """The copy that was written, once it is; None before that. A failed write is raised."""
-        if self._running is None or not (wait or self._running[0].done()):
+    def result(self, *, wait: bool = False) -> Position | None:
+        """Where the checkpoint stands that was written, once it is; None before that. A failed write is raised."""
+        while wait and self.busy and not self.ready:
+            time.sleep(0.005)
+        if not self.ready:
             return None
-        (future, twin, position), self._running = self._running, None
-        future.result()
-        return twin, position
+        position, code, message = self._position, self._ended, b""
+        if self._pipe >= 0:
+            message = os.read(self._pipe, 4000)
+            os.close(self._pipe)
+        self._position, self._ended, self._pipe = None, None, -1
+        if code:
+            raise CheckpointError(message.decode(errors="replace") or f"the process that saved ended with code {code}.")
+        return position
 
     def close(self) -> None:
-        """Wait for the thread."""
-        self._pool.shutdown()
+        """Wait for the child."""
+        with suppress(CheckpointError):
+            self.result(wait=True)
 
 
 def _position(path: Path, extra: Mapping[str, Any]) -> tuple[Position, str]:

@@ -48,7 +48,7 @@ class LogSettings:
     """How the log is written.
 
     Args:
-        most_waiting: so many events may wait for their commit; more are refused with `BusyError`.
+        most_waiting: at most this many events may wait for their commit; more are refused with `BusyError`.
         reserve: bytes that are set aside on disk, and given up when it is full, so that the learner can go on.
         keep_ids_days: how long event ids are remembered.
     """
@@ -117,6 +117,10 @@ class EventLog(Closing):
         """How many events wait for their commit."""
         return self._waiting
 
+    def announce(self, url: str) -> None:
+        """Say where this process takes requests, so that commands which need the log can send theirs there."""
+        self._held.announce(url)
+
     def submit(self, events: Sequence[Event]) -> Future[Appended]:
         """Append events in order; the future is done when they are synced.
 
@@ -135,9 +139,12 @@ class EventLog(Closing):
         text = json.dumps(body, ensure_ascii=False, allow_nan=False)
         return self._put(lambda: self._control(kind, text), 1)
 
-    def forget(self, user: LogId) -> Future[int]:
-        """Have a person forgotten: a control now; ids leave the log when the learner is past it and has saved."""
-        return self.control("forget", {"user": user, "pseudonym": pseudonym_of(user)})
+    def forget(self, user: LogId, *, unlearn: bool = False) -> Future[int]:
+        """Have a person forgotten: a control now; ids leave the log when the learner is past it and has saved.
+
+        With `unlearn` the model is then replayed without the person's events.
+        """
+        return self.control("forget", {"user": user, "pseudonym": pseudonym_of(user), "unlearn": unlearn})
 
     def put_facts(self, facts: Sequence[tuple[LogId, Mapping[str, Any] | None]]) -> Future[int]:
         """Store the facts of items, replacing earlier ones (None removes them); the future holds the new version."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from melon.client import Client
 from melon.data.ids import HIGHEST, LOWEST, is_unicode
 from melon.errors import DataError
 from melon.service.log.base import USES, Appended, Event, LogId
-from melon.service.log.events import EventLog
 from melon.service.log.reader import LogReader
 
 #: What a line may say of an event, and the types it may have.
@@ -36,22 +36,34 @@ def exported(reader: LogReader, first: int, last: int) -> Iterator[str]:
         yield json.dumps({name: value for name, value in plain.items() if value is not None}, ensure_ascii=False)
 
 
-def imported(log: EventLog, lines: Iterable[str], place: str) -> Appended:
+def imported(append: Callable[[list[Event]], Appended], lines: Iterable[str], place: str) -> Appended:
     """Append events from lines of JSON, a thousand at a time; what was appended before a bad line stays.
 
     Events that the log knows by their id are not stored again, so an import that was stopped can be repeated.
     """
-    total = Appended(0, 0, 0, log.offset)
+    total = Appended(0, 0, 0, 0)
     events = (read_event(line, f"{place}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
     while some := list(islice(events, _AT_ONCE)):
-        done = log.append(some)
+        done = append(some)
         total = Appended(
             total.accepted + done.accepted,
             total.duplicates + done.duplicates,
             total.conflicting + done.conflicting,
-            done.offset,
+            max(total.offset, done.offset),
         )
     return total
+
+
+def over_http(client: Client) -> Callable[[list[Event]], Appended]:
+    """Append to the log of a service that runs; what an event is for follows there from its type."""
+    fields = ("user", "item", "time", "type", "event_id", "recommendation")
+
+    def append(events: list[Event]) -> Appended:
+        given = [{name: getattr(event, name) for name in fields} for event in events]
+        done = client.record_many([{name: value for name, value in one.items() if value is not None} for one in given])
+        return Appended(done.accepted, done.duplicates, done.conflicting, done.offset)
+
+    return append
 
 
 def read_event(line: str, place: str) -> Event:

@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 import apsw
 
-from melon.errors import DiskFullError, LogError
+from melon.errors import DiskFullError, HeldError, LogError
 
 EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
 #: Before this version SQLite could lose a WAL that two connections reset at once.
 LEAST_SQLITE = (3, 51, 3)
 _FULL = 1 << 20
+_HOLDER = 512
 logger = logging.getLogger("melon.service")
 
 Sync = Literal["FULL", "NORMAL", "OFF"]
@@ -129,13 +130,18 @@ class Held(Closing):
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            holder = os.pread(self._descriptor, _HOLDER, 0).decode(errors="replace").split() or ["unknown"]
             os.close(self._descriptor)
-            raise LogError(
-                f"{folder} has a {role} already: process {holder}. Stop it first, or give another folder."
+            raise HeldError(
+                f"{folder} has a {role} already: process {holder[0]}. Stop it first, or give another folder.",
+                holder[1] if len(holder) > 1 else None,
             ) from None
+        self.announce("")
+
+    def announce(self, url: str) -> None:
+        """Write who holds it: this process, and where it answers."""
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(self._descriptor, f"{os.getpid()} {url}".encode(), 0)
 
     def close(self) -> None:
         """Let others have it."""

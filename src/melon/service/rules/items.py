@@ -96,7 +96,7 @@ class ItemFacts:
 
     def __init__(self) -> None:
         self.version = 0
-        self.lock = threading.Lock()  # for whoever writes, or reads more than one item, in another thread
+        self.lock = threading.Lock()  # held by a thread that writes, or that reads more than one item
         self.book = IdBook("item")
         self._facts: list[Facts] = []
         self._capacity = 1024
@@ -225,6 +225,7 @@ class RowFacts:
         self._slot_of: Ints = np.empty(0, dtype=np.int64)
         self._row_of: dict[int, int] = {}
         self._described = 0
+        self._slots: Ints | None = None
 
     def slots(self, rows: int) -> Ints:
         """The slot of each of the first rows; those without facts have the slot behind the last."""
@@ -242,7 +243,9 @@ class RowFacts:
                 if 0 <= row < len(self._slot_of):
                     self._slot_of[row], self._row_of[slot] = slot, row
             self._described = len(self.facts)
-        return np.where(self._slot_of[:rows] < 0, len(self.facts), self._slot_of[:rows])
+        if new_rows or new_slots or self._slots is None or len(self._slots) != rows:
+            self._slots = np.where(self._slot_of[:rows] < 0, len(self.facts), self._slot_of[:rows])
+        return self._slots
 
     def rows(self, slots: Ints) -> Ints:
         """The rows of slots that the model has met; call `slots` first."""

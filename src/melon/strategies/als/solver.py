@@ -3,7 +3,7 @@
     J = Σ_obs ω (1 − r̂)² + Σ_u Σ_{i∉R_u} c_i r̂² + λ(‖P‖² + ‖Q‖²),   r̂_ui = p_u·q_i
     SQ = Σ_i c_i q_i q_iᵀ,   SP = Σ_u p_u p_uᵀ
 
-The caches stand for the cells that nobody observed, so no step has to visit them. Everything is in float64.
+The caches stand for the cells without an observation, so no step has to visit them. Everything is in float64.
 """
 
 from __future__ import annotations

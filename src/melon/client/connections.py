@@ -1,185 +1,22 @@
-"""Clients of the service: `melon.Client` and `melon.AsyncClient`, with safe retries, typed results and a buffer."""
+"""`melon.Client` and `melon.AsyncClient`: connections with safe retries, and a buffer of events."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Self
 
+from melon.client.calls import Call, Calls, RawId, complete_event, without_none
 from melon.errors import MissingExtraError, ServiceError
 
 if TYPE_CHECKING:
     import httpx
 
-RawId = str | int
-R = TypeVar("R")
 _AGAIN = (429, 502, 503, 504, 507)
 _FIRST_WAIT, _MOST_WAIT = 0.05, 2.0
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Events that are durable; `offset` given as `after` waits for a model that knows them."""
-
-    accepted: int
-    duplicates: int
-    conflicting: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class Item:
-    """An item of a list, its score (none for one that was pinned), and why it is there."""
-
-    item: RawId
-    score: float | None
-    why: str
-
-
-@dataclass(frozen=True)
-class Listed(Sequence[Item]):
-    """A list, best first. `model` says which model made it; `stale`, that it did not know `after` yet."""
-
-    items: tuple[Item, ...]
-    user: RawId | None
-    source: str
-    recommendation: str | None
-    filtered: Mapping[str, int]
-    model: Mapping[str, Any]
-    stale: bool
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.items[place]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One request, and how its answer is read. Every call may be repeated: events carry ids."""
-
-    method: str
-    path: str
-    read: Callable[[Any], Any]
-    params: Mapping[str, Any] | None = None
-    json: Any = None
-
-
-def _id(one: RawId) -> str:
-    return quote(str(one), safe="")
-
-
-def _listed(content: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> Listed:
-    whole = content if whole is None else whole
-    return Listed(
-        tuple(Item(one["item"], one["score"], one["why"]) for one in content["items"]),
-        content.get("user"),
-        content["source"],
-        content.get("recommendation"),
-        content["filtered"],
-        whole["model"],
-        whole.get("stale", False),
-    )
-
-
-def _many(content: Mapping[str, Any]) -> list[Listed]:
-    return [_listed(one, content) for one in content["results"]]
-
-
-def _recorded(content: Mapping[str, Any]) -> Recorded:
-    return Recorded(content["accepted"], content["duplicates"], content["conflicting"], content["offset"])
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and value != ()}
-
-
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {**event, "event_id": event.get("event_id") or secrets.token_hex(12)}
-
-
-class _Calls:
-    """What a client can ask for; `_send` says how, and whether the answer is waited for or awaited."""
-
-    def _send(self, call: _Call) -> Any:
-        raise NotImplementedError
-
-    def record(self, user: RawId, item: RawId, *, type: str | None = None, **more: Any) -> Any:  # noqa: A002
-        """Store one interaction (`time`, `event_id` and `recommendation` may be given); a `Recorded`."""
-        return self.record_many([_given(user=user, item=item, type=type, **more)])
-
-    def record_many(self, events: Iterable[Mapping[str, Any]]) -> Any:
-        """Store interactions, each with `user`, `item` and what else the service takes; a `Recorded`."""
-        return self._send(_Call("POST", "/v1/interactions", _recorded, json=[_event(event) for event in events]))
-
-    def recommend(
-        self,
-        user: RawId,
-        k: int = 10,
-        *,
-        filter_seen: bool = True,
-        category: Sequence[str] = (),
-        exclude: Sequence[RawId] = (),
-        after: int | None = None,
-        wait_ms: int | None = None,
-    ) -> Any:
-        """The best items for a user, as `Listed`."""
-        params = _given(k=k, filter_seen=str(filter_seen).lower(), category=category, exclude=exclude, after=after)
-        path = f"/v1/recommendations/{_id(user)}"
-        return self._send(_Call("GET", path, _listed, {**params, **_given(wait_ms=wait_ms)}))
-
-    def recommend_many(self, users: Sequence[RawId] = (), k: int = 10, **more: Any) -> Any:
-        """Lists for many users, or for `history=[…]`; `rules`, `candidates`, `after` … as the service has them."""
-        body = {"k": k, **({"users": list(users)} if users else {}), **more}
-        return self._send(_Call("POST", "/v1/recommendations", _many, json=body))
-
-    def similar(self, item: RawId, k: int = 10, **params: Any) -> Any:
-        """The items most similar to one; `user`, `category` and `exclude` as parameters."""
-        return self._send(_Call("GET", f"/v1/similar/{_id(item)}", _listed, {"k": k, **params}))
-
-    def popular(self, k: int = 10, **params: Any) -> Any:
-        """The items that are taken most often now."""
-        return self._send(_Call("GET", "/v1/popular", _listed, {"k": k, **params}))
-
-    def explain(self, user: RawId, item: RawId) -> Any:
-        """Why an item stands where it does, as plain JSON."""
-        return self._send(_Call("GET", f"/v1/explain/{_id(user)}/{_id(item)}", dict))
-
-    def put_item(self, item: RawId, **facts: Any) -> Any:
-        """Replace the facts of an item."""
-        return self._send(_Call("PUT", f"/v1/items/{_id(item)}", dict, json=facts))
-
-    def put_items(self, items: Iterable[Mapping[str, Any]]) -> Any:
-        """Replace the facts of many items, each with `item`."""
-        return self._send(_Call("POST", "/v1/items", dict, json=list(items)))
-
-    def item(self, item: RawId) -> Any:
-        """The facts of an item."""
-        return self._send(_Call("GET", f"/v1/items/{_id(item)}", dict))
-
-    def history(self, user: RawId, limit: int = 100, before: int | None = None) -> Any:
-        """A user's events, newest first, as plain JSON."""
-        return self._send(_Call("GET", f"/v1/users/{_id(user)}/history", dict, _given(limit=limit, before=before)))
-
-    def forget(self, user: RawId) -> Any:
-        """Have a person forgotten; the job as plain JSON."""
-        return self._send(_Call("DELETE", f"/v1/users/{_id(user)}", dict))
-
-    def status(self) -> Any:
-        """The service in one look, as plain JSON."""
-        return self._send(_Call("GET", "/v1/status", dict))
-
-    def quality(self, window: str = "1h") -> Any:
-        """Live quality in a window, as plain JSON."""
-        return self._send(_Call("GET", "/v1/quality", dict, {"window": window}))
 
 
 class _Tries:
@@ -234,7 +71,7 @@ def _options(url: str, key: str | None, timeout: float) -> dict[str, Any]:
     return {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
 
 
-class Client(_Calls):
+class Client(Calls):
     """A connection to the service. Calls that fail for a moment are repeated until `deadline` seconds have passed."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 10.0, deadline: float = 30.0) -> None:
@@ -242,7 +79,7 @@ class Client(_Calls):
         self._library = _httpx()
         self._http: httpx.Client = self._library.Client(**_options(url, key, timeout))
 
-    def _send(self, call: _Call) -> Any:
+    def _send(self, call: Call) -> Any:
         tries = _Tries(self.url, self.deadline)
         while True:
             try:
@@ -271,7 +108,7 @@ class Client(_Calls):
         self.close()
 
 
-class AsyncClient(_Calls):
+class AsyncClient(Calls):
     """The same for asyncio: every call is awaited."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 10.0, deadline: float = 30.0) -> None:
@@ -279,7 +116,7 @@ class AsyncClient(_Calls):
         self._library = _httpx()
         self._http: httpx.AsyncClient = self._library.AsyncClient(**_options(url, key, timeout))
 
-    async def _send(self, call: _Call) -> Any:
+    async def _send(self, call: Call) -> Any:
         tries = _Tries(self.url, self.deadline)
         while True:
             try:
@@ -325,7 +162,7 @@ class Buffer:
         with self._ready:
             if self._problem is not None:
                 raise self._problem
-            self._events.append(_event(_given(user=user, item=item, **more)))
+            self._events.append(complete_event(without_none(user=user, item=item, **more)))
             if len(self._events) >= self._size:
                 self._ready.notify()
 
