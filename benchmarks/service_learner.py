@@ -3,7 +3,7 @@
     python benchmarks/service_learner.py [--users 200000] [--items 100000] [--pairing melon|default|blend]
 
 A batch of live events is ranked, learned, turned into a delta, recorded, published and applied by a replica, all in
-this process; then a checkpoint is copied and written, and the recorded steps are taken again from the start.
+this process; then checkpoints are written beside learning, and the recorded steps are taken again from the start.
 """
 
 import argparse
@@ -97,8 +97,14 @@ def main() -> None:
                         rows.append((step, len(published.content) / 1e3, applied))
                     step, size, applied = (statistics.median(column) for column in zip(*rows[2:], strict=True))
                     print(f"batch {count:6}: step {step:7.2f}   delta {size:6.0f} kB   applied in {applied:6.2f}")
-            print(f"checkpoint: copied in {cpu(lambda: copy.deepcopy(learner.course.model)):7.1f}")
-            print(f"checkpoint: written in {cpu(lambda: learner.save(wait=True)):7.1f}, by a thread")
+            for attempt in range(3):
+                pause, taken = cpu(learner.save), []
+                while not learner._saver.ready:
+                    log.append(events(64))
+                    taken.append(cpu(learner.step))
+                learner._saved()
+                meanwhile = f"median {statistics.median(taken):.1f}, most {max(taken):.1f}"
+                print(f"checkpoint {attempt + 1}: pause {pause:5.1f}; {len(taken)} steps of 64 meanwhile: {meanwhile}")
             for _ in range(8):
                 log.append(events(1_000))
             while learner.step():

@@ -91,6 +91,16 @@ def test_every_command_and_its_options_are_documented(name: str) -> None:
         assert re.search(rf"{option}(?![\w-])", known), f"docs/cli.md does not tell about {name} {option}"
 
 
+def test_the_walks_of_the_design_name_what_is_there() -> None:
+    text = text_of("design.md").partition("## Two walks")[2].partition("## Load-bearing")[0]
+    lines = re.findall(r"^ *(\S+\.py) +(\w[\w.]*(?:, \w+)*)", text, re.MULTILINE)
+    assert len(lines) > 15
+    for path, names in lines:
+        code = (ROOT / "src" / "melon" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^ *(?:class|def) {name}\b", code, re.MULTILINE), f"docs/design.md: {path} has no {name}"
+
+
 def test_every_benchmark_is_listed() -> None:
     folder = ROOT / "benchmarks"
     rows = re.findall(r"^\| `(\w+)\.py`( \*)? \|", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)

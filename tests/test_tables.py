@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from melon import tables
 from melon.errors import LearningError, SettingsError
+from melon.kernels import policy
 from melon.sparse_table import SparseTable
-from melon.tables import Clock, Moment, Table, TableSpec, fade
+from melon.tables import Clock, Fading, Moment, Table, TableSpec, fade
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 
@@ -344,3 +345,40 @@ class TestSparseTables:
             SparseTable(SPEC)
         with pytest.raises(SettingsError, match="stored at once"):
             SparseTable(TableSpec("mix", "shared", "weight", 3, rows=2))
+
+
+class TestKeptFading:
+    """What fading has left of rows, kept from moment to moment, beside what is computed anew."""
+
+    @given(st.lists(st.tuples(st.lists(st.integers(0, 19), max_size=3), st.integers(0, 400)), max_size=12))
+    @settings(max_examples=40)
+    def test_is_the_same_however_it_was_read_before(self, steps: list[tuple[list[int], int]]) -> None:
+        policy.warm_up("lists")
+        loops, clock = policy.load("lists"), Clock()
+        assert loops is not None
+        table = table_of(20, clock=clock, half_life=5.0)
+        for rows, later in steps:
+            clock.now += later
+            touched = torch.tensor(sorted(set(rows)), dtype=torch.int64)
+            table.scatter(touched, table.gather(touched))
+            at = Moment(clock.now + 3, {SPEC.name: 5.0})
+            weights, factor = table.faded(loops, 20, at)
+            expected = fade(table.view(at).touched[:20], at.now, 5.0).numpy()
+            np.testing.assert_allclose(weights * factor, expected, rtol=1e-6, atol=1e-30)
+            anew, same_factor = Fading().read(loops, table.view(at), 20)
+            assert weights.tobytes() == anew.tobytes()
+            assert factor == same_factor
+
+    def test_knows_rows_that_came_and_moments_that_are_over(self) -> None:
+        policy.warm_up("lists")
+        loops, clock = policy.load("lists"), Clock(100)
+        assert loops is not None
+        table = table_of(4, clock=clock, half_life=8.0)
+        assert len(table.faded(loops, 4)[0]) == 4
+        table.grow(300, np.arange(4, 300))
+        weights, factor = table.faded(loops, 300)
+        assert np.allclose(weights * factor, 1.0)
+        before = Moment(50, {SPEC.name: 8.0})
+        weights, factor = table.faded(loops, 300, before)
+        assert (weights * factor == 1.0).all()
+        assert not len(table.faded(loops, 300, Moment(100))[0])

@@ -5,9 +5,16 @@ Code that works calls these methods and prints nothing; `melon.terminal` has the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
+
+#: Without their wrappers, which look each handler up in an enumeration and take longer than the calls themselves.
+_get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
 class Progress:
@@ -102,3 +109,20 @@ class Stop:
         """Whether to go on with what there is."""
         first, self.pressed = self._goes_on and not self.pressed, True
         return first
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the block is done, so that a batch is learned whole or not at all."""
+    before = _get_handler(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    waiting: list[tuple[int, Any]] = []
+    _set_handler(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        _set_handler(signal.SIGINT, before)
+    for number, frame in waiting[:1]:
+        before(number, frame)

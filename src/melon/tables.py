@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from melon.errors import LearningError, SettingsError
+from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import Ints, Singles
 
@@ -20,6 +21,8 @@ Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
 Undo = Callable[[], None]
 _BLOCK = 65_536
+#: Fading is counted from a moment that moves once in so many half-lives; and the touch of no row.
+_REFERENCE, _NEVER = 32, np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,35 @@ class TableView:
         return torch.cat(list(self.blocks()))
 
 
+class Fading:
+    """What fading has left of rows, kept from moment to moment, so that only rows touched in between are computed.
+
+    0.5^(idle / half-life) is a weight as of a reference, which is moved once in many half-lives, times one factor for
+    all rows. Both depend on the moment and the last touch alone, and not on when they were read before.
+    """
+
+    def __init__(self) -> None:
+        self._rule: tuple[int, float] = (0, 0.0)
+        self._touched: Ints = np.empty(0, dtype=np.int64)
+        self._weights: Singles = np.empty(0, dtype=np.float32)
+
+    def read(self, loops: policy.Loops, view: TableView, rows: int) -> tuple[Singles, np.float32]:
+        """The weights of the first rows, and the factor."""
+        if view.half_life is None:
+            return self._weights[:0], np.float32(1)
+        span = max(int(_REFERENCE * view.half_life), 1)
+        rule, touched = (view.now // span * span, view.half_life), view.touched.numpy()[:rows]
+        if rule != self._rule or len(self._touched) < rows:
+            self._rule, room = rule, rows + rows // 4
+            self._touched, self._weights = np.full(room, _NEVER), np.empty(room, dtype=np.float32)
+        changed = np.flatnonzero(touched != self._touched[:rows])
+        loops.faded(touched, changed, self._weights, *rule)
+        self._touched[changed] = touched[changed]
+        if touched.max(initial=0) > view.now:  # rows are read as of a moment before they were touched: not faded yet
+            return fade(torch.from_numpy(touched), view.now, view.half_life).float().numpy(), np.float32(1)
+        return self._weights[:rows], np.float32(2.0 ** ((rule[0] - view.now) / view.half_life))
+
+
 class Clock:
     """The time of learning, in interactions or in seconds; the updater alone moves it."""
 
@@ -121,12 +153,13 @@ class Table:
         self._touched = torch.zeros(1, dtype=torch.int64, device=device)
         self._arrays: tuple[Singles, Ints] | None = None  # the same memory, for compiled loops
         self._changed: list[Tensor] | None = None
+        self._fading = Fading()
         if spec.role == "shared":
             self.grow(spec.rows, np.arange(spec.rows))
 
     def __getstate__(self) -> dict[str, object]:
         """For copies: their arrays share memory with the tensors of the copy."""
-        return {**self.__dict__, "_arrays": None}
+        return {**self.__dict__, "_arrays": None, "_fading": Fading()}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -158,6 +191,13 @@ class Table:
             self._arrays = self._values.numpy(), self._touched.numpy()
         half_life = self.half_life if at is None else at.half_lives.get(self.spec.name)
         return *self._arrays, half_life or 0.0
+
+    def faded(self, loops: policy.Loops, rows: int, at: Moment | None = None) -> tuple[Singles, np.float32]:
+        """What fading has left of the first rows at a moment, for lists: a weight for each, and one factor for all.
+
+        The weights are empty where nothing fades. They are this table's own, and right until it is asked again.
+        """
+        return self._fading.read(loops, self.view(at), rows)
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""

@@ -19,7 +19,7 @@ from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
-from melon.learning.lists import best
+from melon.learning.lists import best, best_of_all
 from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
@@ -115,7 +115,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         (partial(BPR, {"dim": 64}), partial(MeLON, {})),
         (SMALL_RECOMMENDERS["ncf"], partial(MeLON, {})),
         (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
-        (SMALL_RECOMMENDERS["blend"], partial(Default, {})),
+        (SMALL_RECOMMENDERS["blend"], partial(Default, {"fading": 40.0})),
         (
             partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "tastes")}),
             partial(Default, {}),
@@ -129,7 +129,9 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
             updater.learn(batch)
         catalogue = updater.recommender.catalogue(20, updater._context(10**6))
         best(catalogue.scores(torch.arange(3)).numpy(), 4)
-        catalogue.first_stage(torch.arange(1))
+        within = {"boost": None, "seen": updater.history.seen, "allowed": None}
+        best_of_all(catalogue.first_stage(), np.arange(3), 4, 20, **within)
+        catalogue.worthwhile(np.arange(1))
         if isinstance(updater.recommender, Blend):
             updater.recommender.features(torch.arange(2), torch.arange(6).reshape(2, 3), updater._context(10**6))
             updater.recommender.fit_past(log.users, log.items)

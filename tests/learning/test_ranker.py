@@ -101,8 +101,9 @@ def test_the_kept_scorer_follows_what_is_learned(kind: str) -> None:
     assert [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=False)] == expected
 
 
-def test_lists_within_limits() -> None:
-    model, users, rng = model_of("blend"), np.array([1, 2]), np.random.default_rng(0)
+@pytest.mark.parametrize("kind", ["bpr", "blend"])
+def test_lists_within_limits(kind: str) -> None:
+    model, users, rng = model_of(kind), np.array([1, 2]), np.random.default_rng(0)
     n_items = model.rows_of("item")
     allowed, boost = rng.random(n_items) < 0.3, rng.normal(size=n_items - 5)
     exclude = np.array([0, 1, 2, n_items + 3, -1])

@@ -158,6 +158,36 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
         assert (counts["full"]["ranked"], counts["full"]["hits@10"]) == (expected, hits)
 
 
+def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model, batch_most=10)) as learner:
+        log.append(stream(400))
+        learn_all(learner)
+        book, last = learner.book, learner.book.last()
+        assert last is not None
+        book._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
+        book.thin(60 * 9.0)
+        assert [step.number for step in book.after(0) if step.totals] == [
+            3,
+            7,
+            11,
+            15,
+            19,
+            23,
+            27,
+            31,
+            35,
+            *range(36, 41),
+        ]
+        assert (book.since(60 * 5.0), book.done_by(60 * 5.0)) == (book.step(19), book.step(20))
+        book.thin(60 * 10.0)
+        assert [step.number for step in book.after(35) if step.totals] == [39, 40]
+        assert last.totals == book.step(40).totals  # type: ignore[union-attr]
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+        assert state_digest(copy) == state_digest(learner.course.model)
+
+
 class TestGuard:
     def test_a_batch_that_cannot_be_learned_is_set_aside_and_can_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -400,7 +430,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
                 learner.consider_fitting()
                 return learner.position.version != "cold"
 
-            wait_until(switched, 120)
+            wait_until(switched, 600)
             assert learner.position.version == "fit-300"
             assert learner.course.model.updater.history.events == 350
             log.append(stream(30, seed=9))

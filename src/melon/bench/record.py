@@ -28,7 +28,7 @@ from melon.fitting.auto import settle_auto
 from melon.stream.split import Parts
 from melon.types import Flags, Floats, Plain
 
-Columns = dict[str, np.ndarray[Any, Any]]
+RankColumns = dict[str, np.ndarray[Any, Any]]
 WARM_UP_BATCHES = 10
 
 
@@ -116,10 +116,10 @@ class CellRecord:
             },
         }
 
-    def ranks(self) -> Columns:
+    def ranks(self) -> RankColumns:
         """The rank of every evaluated event under every method, and what is known of the event."""
         log, events = self.log, self._ours.events
-        columns: Columns = {
+        columns: RankColumns = {
             "event": events,
             "user": log.users[events],
             "item": log.items[events],

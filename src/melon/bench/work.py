@@ -27,10 +27,9 @@ from melon.explain.matrix import BatchRates, RateCells
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import Observed, Practice, PretrainedState, Report, silent
-from melon.types import Plain
+from melon.types import Arrays, Plain
 
 Result = TypeVar("Result")
-Arrays = dict[str, np.ndarray[Any, Any]]
 #: What reading a file raises that is empty, cut short or not the kind it should be.
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, SafetensorError)
 

@@ -77,7 +77,7 @@ def serve(
     if role not in ("all", "learner", "api"):
         raise unknown_name("role", role, ("all", "learner", "api"))
     require_serving("melon serve")
-    from melon.service.supervisor import Supervisor, check_model, check_reachable, listen, run_role
+    from melon.service.supervisor import Supervisor, check_free, check_model, check_reachable, listen, run_role
 
     if demo:
         from melon.service.demo import run_demo_service
@@ -89,6 +89,7 @@ def serve(
     if role != "all":
         run_role(role, settings)  # type: ignore[arg-type]
         return
+    check_free(settings.folder)
     supervisor = Supervisor(settings, listen(settings))
     supervisor.run(lambda url: say(f"serving on {url}; the log is in {settings.folder}; stop with Ctrl-C"))
 

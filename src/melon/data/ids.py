@@ -183,6 +183,11 @@ class IdBook:
         out[:] = [self._ids[row] for row in numbers.tolist()]
         return out
 
+    def named(self, rows: Sequence[int]) -> list[Id]:
+        """Ids of rows that there are, as plain values: quicker for the few of a list."""
+        ids = self._ids
+        return [ids[row] for row in rows]
+
     def keys(self, rows: Ints | Sequence[int]) -> Ints:
         """64-bit keys by which the initial rows of these ids are drawn."""
         return id_keys(self.ids(rows))

@@ -33,7 +33,7 @@ Practice = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 Observed = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
-Arrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+TableArrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
 
 def silent(_: str) -> None:
@@ -66,14 +66,14 @@ class PretrainedState:
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
 
     @classmethod
-    def from_arrays(cls, plan: Plan, arrays: Arrays, observed: Observed | None = None) -> PretrainedState:
+    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: Observed | None = None) -> PretrainedState:
         """The state that `arrays` described."""
         tables = {
             name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
         }
         return cls(plan, tables, observed)
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> TableArrays:
         """The tables as arrays, which can be sent to another process."""
         return {
             name: {part: tensor.cpu().numpy() for part, tensor in some.items()} for name, some in self.tables.items()

@@ -1,4 +1,4 @@
-"""Lists as compiled loops: products with all items, the blend's head over all items, and the best of each line.
+"""Lists as compiled loops: products with all items, and the blend's head over all items.
 
 What a line gets depends on that line alone, bit for bit: however many users are asked for at once, each one's numbers
 are added up in the same order.
@@ -16,7 +16,6 @@ from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
     DOUBLES,
-    FLAGS,
     INT,
     INT_TABLE,
     INTS,
@@ -28,7 +27,7 @@ from melon.kernels.types import (
     Fields,
     Signature,
 )
-from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
+from melon.types import Floats, Ints, Singles, SmallInts
 
 
 class Remembered(NamedTuple):
@@ -55,20 +54,17 @@ _REMEMBERED: Fields = Fields(Remembered, (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_
 _WEIGHTS: Fields = Fields(Weights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
 _LASTS: Signature = (INT_TABLE, DOUBLE_TABLE)
 _INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
-_TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
 
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
     "head": (_WEIGHTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, *_LASTS, _REMEMBERED, _REMEMBERED, *_INTO),
+    "counted": (DOUBLE_TABLE, INTS, INTS, INT, SINGLE_TABLE, SINGLE_TABLE),
     "meet": (_REMEMBERED, INTS, DOUBLES, SMALL_INTS, INTS, DOUBLE_TABLE, INT, INT),
-    "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
 }
-DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
 
-_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
-_EMPTY, _FREE, _NOTHING = np.int64(-1), np.int32(-1), np.float32(0)
-#: Items that are worked on at a time, so that they stay in the core's own cache; scores that are looked at together.
-_BLOCK, _LANES, _TOGETHER = 256, 256, 64
+_FREE, _NOTHING = np.int32(-1), np.float32(0)
+#: Items that are worked on at a time, so that they stay in the core's own cache.
+_BLOCK, _LANES = 256, 256
 # Inputs of the head, in the order of blend/features.py INPUTS: dot, bias, features of items, of pairs, then those times
 # the user's activity, then transitions.
 _OF_ITEMS, _OF_PAIRS, _TRANSITIONS = 10, 3, 2
@@ -102,6 +98,18 @@ def products(
                 out[other, item] = second + bias[item] + own[other]
             for item in range(max(start, known), stop):
                 out[one, item], out[other, item] = own[one], own[other]
+
+
+def counted(counts: Floats, first: Ints, last: Ints, events: int, by_kind: Singles, since: Singles) -> None:
+    """Counts of all items as of their last interactions, kind × items, and since when each was last and first seen."""
+    for item in range(since.shape[1]):
+        seen = item < first.size and first[item] >= 0
+        for kind in range(by_kind.shape[0]):
+            by_kind[kind, item] = counts[item, kind] if seen else 0.0
+        since[0, item], since[1, item] = (
+            events - last[item] if seen else events,
+            events - first[item] if seen else events,
+        )
 
 
 def meet(
@@ -249,117 +257,3 @@ def _fold(weights: Singles, active: np.float32, pairs: int, out: Singles) -> Non
     out[_COUNT_300] += active * weights[_ACTIVE_300]
     out[_COUNT_5K] += active * weights[_ACTIVE_5K]
     out[_OF_ITEMS] += active * weights[_ACTIVE_NEIGHBOURS]
-
-
-def _holds(slots: Ints, bits: int, starts: Ints, past: SmallInts, user: np.int64, item: int) -> bool:
-    """Whether a set of pairs (melon.stream.pairs) holds one; empty arrays hold none."""
-    if slots.size:
-        key = (user << 32) | item
-        slot = np.int64((np.uint64(key) * _FIBONACCI) >> np.uint64(64 - bits))
-        while slots[slot] != key and slots[slot] != _EMPTY:
-            slot = (slot + 1) & (slots.size - 1)
-        if slots[slot] == key:
-            return True
-    if user + 1 >= starts.size:
-        return False
-    low, end = starts[user], starts[user + 1]
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if past[middle] < item:
-            low = middle + 1
-        else:
-            high = middle
-    return bool(low < end and past[low] == item)
-
-
-def _worse(score: float, item: int, than: float, than_item: int) -> bool:
-    return score < than or (score == than and item > than_item)
-
-
-def _sink(values: Scores, items: Ints, place: int, size: int) -> None:
-    """Let an entry of a heap sink to where it belongs; the worst entry is on top."""
-    score, item = values[place], items[place]
-    while 2 * place + 1 < size:
-        child = 2 * place + 1
-        if child + 1 < size and _worse(values[child + 1], items[child + 1], values[child], items[child]):
-            child += 1
-        if not _worse(values[child], items[child], score, item):
-            break
-        values[place], items[place] = values[child], items[child]
-        place = child
-    values[place], items[place] = score, item
-
-
-def _heap(values: Scores, items: Ints, size: int) -> None:
-    for place in range(size // 2 - 1, -1, -1):
-        _sink(values, items, place, size)
-
-
-def _put(values: Scores, items: Ints, size: int, score: float, item: int) -> int:
-    """Put an entry in, for the worst one where all places are taken; returns how many there are now."""
-    if size == items.size:
-        values[0], items[0] = score, item
-        _sink(values, items, 0, size)
-        return size
-    values[size], items[size] = score, item
-    if size + 1 == items.size:
-        _heap(values, items, size + 1)
-    return size + 1
-
-
-def _ordered(values: Scores, items: Ints, size: int) -> None:
-    """A heap's entries, best first: the worst goes to the end, again and again."""
-    for last in range(size - 1, 0, -1):
-        score, item = values[last], items[last]
-        values[last], items[last] = values[0], items[0]
-        values[0], items[0] = score, item
-        _sink(values, items, 0, last)
-
-
-def _better(line: Scores, start: int, stop: int, least: float) -> bool:
-    """Whether any of these scores could be listed; a vector's work."""
-    hits = 0
-    for column in range(start, stop):
-        hits += not (line[column] <= least)  # a NaN is a hit, too
-    return hits > 0
-
-
-def top(
-    scores: Scores,
-    users: Ints,
-    allowed: Flags,
-    seen: Ints,
-    bits: int,
-    starts: Ints,
-    past: SmallInts,
-    rows: Ints,
-    values: Scores,
-    counts: Ints,
-) -> int:
-    """The best columns of each line, best first, of equal scores the lower column first; -1, or a line that is broken.
-
-    Left out are columns that are not `allowed` (empty: all are) and those whose pair with the line's user has been seen
-    (empty: none has). A line with a NaN or an infinity among what could be listed is broken.
-    """
-    k = rows.shape[1]
-    for n in range(scores.shape[0]):
-        line, best, items, held = scores[n], values[n], rows[n], 0
-        for start in range(0, line.size, _TOGETHER):
-            stop = min(start + _TOGETHER, line.size)
-            if held == k and not _better(line, start, stop, best[0]):
-                continue
-            for column in range(start, stop):
-                score = line[column]
-                if (held == k and score <= best[0]) or (allowed.size and not allowed[column]):
-                    continue
-                if score - score != 0:
-                    return n
-                if _holds(seen, bits, starts, past, users[n], column):
-                    continue
-                held = _put(best, items, held, score, column)
-        if held < k:
-            _heap(best, items, held)
-        _ordered(best, items, held)
-        counts[n] = held
-    return -1

@@ -9,6 +9,7 @@ from types import ModuleType
 from melon.kernels import (
     arithmetic,
     besides,
+    best,
     factor,
     generator,
     ials,
@@ -64,7 +65,10 @@ SUITES = {
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
     "lists": Suite(
-        "the loops of lists", (lists, besides), {**lists.SIGNATURES, **besides.SIGNATURES}, lists.DOUBLES_TOO
+        "the loops of lists",
+        (best, lists, besides),
+        {**best.SIGNATURES, **lists.SIGNATURES, **besides.SIGNATURES},
+        best.DOUBLES_TOO,
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
     "lessons": Suite("the loops of the blend's head", (factor, neighbours, lessons), lessons.SIGNATURES),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
@@ -22,6 +20,7 @@ from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFact
 from melon.learning.lists import Best, Recommendation, Recommended, best
 from melon.learning.ranker import Limits, Ranker, in_pieces
 from melon.learning.updater import Updater
+from melon.progress import uninterrupted
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
@@ -31,8 +30,6 @@ from melon.types import Flags, Ints, Scores
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
 _LATEST = np.iinfo(np.int64).max
-#: Without their wrappers, which look each handler up in an enumeration and take longer than the calls themselves.
-_get_handler, _set_handler = inspect.unwrap(signal.getsignal), inspect.unwrap(signal.signal)
 
 Ids = npt.NDArray[Any] | Sequence[Id]
 
@@ -171,13 +168,14 @@ class LiveModel:
     def recommend(self, user_ids: Sequence[Id], k: int, *, filter_seen: bool = True) -> list[Recommended]:
         """The k best items for each user; for users that the model does not know, the k most popular ones."""
         with self._lock:
-            rows = self.users.rows(user_ids)
-            served = np.flatnonzero((rows >= 0) & (rows < self.rows_of("user")))
-        lists = dict(zip(served.tolist(), self.best(rows[served], k, filter_seen=filter_seen), strict=True))
-        popular = self._named(self.most_popular(k)) if len(lists) < len(user_ids) else ()
+            rows, known = self.users.rows(user_ids), self.rows_of("user")
+            served = [0 <= row < known for row in rows.tolist()]
+        everybody = all(served)
+        lists = self.best(rows if everybody else rows[served], k, filter_seen=filter_seen)
+        popular = () if everybody else self._named(self.most_popular(k))
         return [
-            Recommended(user, "model", self._named(lists[n])) if n in lists else Recommended(user, "popular", popular)
-            for n, user in enumerate(user_ids)
+            Recommended(user, "model", self._named(next(lists))) if is_known else Recommended(user, "popular", popular)
+            for user, is_known in zip(user_ids, served, strict=True)
         ]
 
     def similar_items(self, item_ids: Sequence[Id], k: int) -> list[list[Recommendation]]:
@@ -232,7 +230,7 @@ class LiveModel:
 
     def _named(self, items: Best) -> tuple[Recommendation, ...]:
         rows, scores = items
-        return tuple(map(Recommendation, self.items.ids(rows).tolist(), scores.tolist()))
+        return tuple(map(Recommendation, self.items.named(rows.tolist()), scores.tolist()))
 
     # Saving.
 
@@ -333,20 +331,3 @@ def _foreseen(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
     rows = book.rows(ids[distinct])
     rows[rows < 0] = len(book) + np.arange(int((rows < 0).sum()))
     return rows[inverse.reshape(-1)]
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the block is done, so that a batch is learned whole or not at all."""
-    before = _get_handler(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    waiting: list[tuple[int, Any]] = []
-    _set_handler(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        _set_handler(signal.SIGINT, before)
-    for number, frame in waiting[:1]:
-        before(number, frame)

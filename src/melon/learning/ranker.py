@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from melon.errors import DataError
-from melon.learning.lists import Best, best
+from melon.learning.lists import Best, best, best_of_all
 from melon.learning.updater import Updater
 from melon.recommenders.base import Catalogue
 from melon.recommenders.streaming.counts import ItemCounts
-from melon.stream.pairs import distinct, pair_keys
-from melon.types import Flags, Ints, Scores
+from melon.stream.pairs import SeenPairs, distinct, pair_keys
+from melon.types import Flags, Ints
 
 #: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
@@ -56,20 +55,13 @@ class Limits:
             mask[self.exclude[(self.exclude >= 0) & (self.exclude < n_items)]] = False
         return mask
 
-    def boosted(self, scores: Scores) -> Scores:
-        """Scores of all items with what is added to them."""
-        if self.boost is None:
-            return scores
-        out = scores.copy()
-        out[:, : len(self.boost)] += self.boost[: scores.shape[1]].astype(scores.dtype)
-        return out
-
 
 class _Kept(NamedTuple):
-    """A scorer, the version of the model that it is of, and the event at which it was made."""
+    """A scorer, the version of the model that it is of, the event at which it was made, and of how many items."""
 
     version: tuple[object, ...]
     event: int
+    n_items: int
     catalogue: Catalogue
 
 
@@ -85,36 +77,34 @@ class Ranker:
         mask = limits.mask(n_items)
         if self._updater.recommender.two_stage and limits.boost is None and self._aging(n_items, time):
             return [self._in_two_stages(user, k, n_items, time, limits, mask) for user in users[:, None]]
-        scores = self._catalogue(n_items, time).scores(self._rows(users)).cpu().numpy()
-        return self._listed(limits.boosted(scores), users, k, limits, mask)
+        catalogue, seen = self._catalogue(n_items, time), self._seen(limits)
+        return best_of_all(catalogue, users, k, n_items, boost=limits.boost, seen=seen, allowed=mask)
 
     def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
         """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
         assert self._kept is not None
-        quick, more = self._kept.catalogue.first_stage(self._rows(user))
-        known = quick.shape[1]
-        ((rows, _),) = self._listed(
-            quick.cpu().numpy(), user, k + CANDIDATES, limits, None if mask is None else mask[:known]
-        )
-        more = np.concatenate([more, self._counts.taken_since(self._kept.event)])
+        catalogue, known = self._kept.catalogue, self._kept.n_items
+        seen, allowed = self._seen(limits), None if mask is None else mask[:known]
+        quick = catalogue.first_stage()
+        ((rows, _),) = best_of_all(quick, user, k + CANDIDATES, known, boost=None, seen=seen, allowed=allowed)
+        more = np.concatenate([catalogue.worthwhile(user), self._counts.taken_since(self._kept.event)])
         more = more[more < n_items]
         if mask is not None:
             more = more[mask[more]]
-        if limits.filter_seen:
-            more = more[~self._updater.history.seen.contains(pair_keys(np.repeat(user, len(more)), more))]
+        if seen is not None:
+            more = more[~seen.contains(pair_keys(np.repeat(user, len(more)), more))]
         rows = distinct(np.concatenate([rows, more]))
         ((places, values),) = best(self._updater.score(user, rows[None, :], time), k)
         return rows[places], values
 
-    def _listed(self, scores: Scores, users: Ints, k: int, limits: Limits, mask: Flags | None) -> list[Best]:
-        seen = self._updater.history.seen if limits.filter_seen else None
-        return best(scores, k, users=users, seen=seen, allowed=mask)
+    def _seen(self, limits: Limits) -> SeenPairs | None:
+        return self._updater.history.seen if limits.filter_seen else None
 
     def _catalogue(self, n_items: int, time: int) -> Catalogue:
         """The scorer of this version of the model."""
         version = (n_items, *self._updater.version(time))
         if self._kept is None or self._kept.version != version:
-            self._kept = _Kept(version, self._counts.events, self._updater.catalogue(n_items, time))
+            self._kept = _Kept(version, self._counts.events, n_items, self._updater.catalogue(n_items, time))
         return self._kept.catalogue
 
     def _aging(self, n_items: int, time: int) -> bool:
@@ -122,9 +112,6 @@ class Ranker:
         if self._kept is None or not 0 <= self._counts.events - self._kept.event <= STALE:
             return False
         return self._kept.version != (n_items, *self._updater.version(time))
-
-    def _rows(self, rows: Ints) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self._updater.recommender.device)
 
 
 def in_pieces(rows: Ints, n_items: int) -> Iterator[Ints]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +21,7 @@ from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
-from melon.types import Ints
+from melon.types import Ints, Singles
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
 _SCORED_AT_ONCE = 1 << 16
@@ -56,9 +56,20 @@ class Catalogue(ABC):
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for each user."""
 
-    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
-        """For two-stage lists: quick scores of all items for one user, and rows that are worth scoring besides."""
-        return self.scores(user), np.empty(0, dtype=np.int64)
+    def scan(self, boost: Singles) -> Callable[..., int] | None:
+        """A loop that writes the best items of users without making all scores; None where there is none.
+
+        It takes what `melon.kernels.best.scan` takes behind `boost`, which is added to the scores of the first items.
+        """
+        return None
+
+    def first_stage(self) -> Catalogue:
+        """For two-stage lists: quick scores of all items."""
+        return self
+
+    def worthwhile(self, user: Ints) -> Ints:
+        """For two-stage lists: rows of items that are worth scoring besides, for one user."""
+        return np.empty(0, dtype=np.int64)
 
 
 class _PlainCatalogue(Catalogue):
@@ -70,7 +81,8 @@ class _PlainCatalogue(Catalogue):
     @torch.no_grad()
     def scores(self, users: Tensor) -> Tensor:
         lines = [
-            self._recommender.score_catalogue(user, self._n_items, self._context) for user in torch.split(users, 1)
+            self._recommender.score_catalogue(user, self._n_items, self._context)
+            for user in torch.split(users.to(self._recommender.device), 1)
         ]
         return torch.cat(lines) if lines else torch.empty((0, self._n_items), device=users.device)
 

@@ -5,7 +5,8 @@ Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -117,6 +118,10 @@ def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[T
     return losses, slopes, to_user, to_items
 
 
+#: A table of no rows, as compiled loops take it.
+_NO_BIAS: tuple[Singles, Ints, float] = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64), 0.0
+
+
 class FactorCatalogue(Catalogue):
     """p_u · q_i + b_i, and b_u where users have a bias, for all items by compiled loops.
 
@@ -125,31 +130,40 @@ class FactorCatalogue(Catalogue):
 
     def __init__(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> None:
         self._loops, self._tables, self._at = loops, tables, at
-        self.bias = tables["item_bias"].gather(torch.arange(n_items, device="cpu"), at)[:, 0]
-        vectors = tables["item_factors"].view(at)
-        self._known = min(vectors.rows, n_items)
-        decay = vectors.decay(slice(0, self._known))
-        self._decay = self.bias.new_empty(0) if decay is None else decay
+        vectors, biases = tables["item_factors"], tables["item_bias"]
+        self._known, known = min(vectors.rows, n_items), min(biases.rows, n_items)
+        self._decay, self._factor = vectors.faded(loops, self._known, at)
+        weights, factor = biases.faded(loops, known, at)
+        self.bias: Singles = np.zeros(n_items, dtype=np.float32)
+        self.bias[:known] = biases.view().storage.numpy()[:known, 0]
+        if len(weights):
+            self.bias[:known] *= weights
+            self.bias[:known] *= factor
 
     def scores(self, users: Tensor) -> Tensor:
-        return self.products(users, self.bias)
+        return torch.from_numpy(self.products(users.numpy(), self.bias))
 
-    def products(self, users: Tensor, bias: Tensor) -> Tensor:
+    def products(self, users: Ints, bias: Singles) -> Singles:
         """The same with other biases of items."""
-        rows, vectors = users.numpy(), self._tables["item_factors"].view()
-        factors = self._own("user_factors", rows)
-        own = self._own("user_bias", rows)[:, 0] if "user_bias" in self._tables else np.zeros(len(rows), np.float32)
-        out = np.empty((len(rows), len(bias)), dtype=np.float32)
-        self._loops.products(
-            factors,
-            np.ascontiguousarray(own),
-            vectors.storage.numpy(),
-            self._known,
-            self._decay.numpy(),
-            bias.numpy(),
-            out,
-        )
-        return torch.from_numpy(out)
+        out = np.empty((len(users), len(bias)), dtype=np.float32)
+        vectors = self._tables["item_factors"].view().storage.numpy()
+        self._loops.products(*self._of(users), vectors, self._known, self._decay, bias, out)
+        return out
+
+    def scan(self, boost: Singles) -> Callable[..., int]:
+        tables, at = self._tables, self._at
+        vectors, biases = tables["user_factors"], tables.get("user_bias")
+        own = (*_NO_BIAS, 0) if biases is None else (*biases.arrays(at), biases.rows)
+        users, now = (*vectors.arrays(at), vectors.rows, *own), vectors.view(at).now
+        items = tables["item_factors"].arrays(at)[0], self._known, self._decay, self.bias
+        return partial(self._loops.scan, *users, now, self._factor, *items, boost)
+
+    def _of(self, users: Ints) -> tuple[Singles, Singles]:
+        """The users' vectors, times what has faded of all items alike, and their biases."""
+        own = self._own("user_bias", users)[:, 0] if "user_bias" in self._tables else np.zeros(len(users), np.float32)
+        factors = self._own("user_factors", users)
+        factors *= self._factor
+        return factors, np.ascontiguousarray(own)
 
     def _own(self, name: str, rows: Ints) -> Singles:
         """Rows of users, faded: a few of them, for which numpy is quicker than PyTorch."""

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
-from melon.errors import CheckpointError, MelonError, SettingsError
+from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.service.config import LOOPBACK, ServeSettings
 from melon.service.keys import KeyFile
 from melon.service.learner.settings import LearnerSettings
+from melon.service.log.files import Held
 
 Role = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
@@ -58,6 +60,20 @@ def check_reachable(settings: ServeSettings) -> None:
             f"host {settings.host} can be reached from outside and {settings.key_file} has no keys. Make one with "
             f"melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
         )
+
+
+def check_free(folder: Path, seconds: float = 3.0) -> None:
+    """Say at once that another service has the folder; children of one that was killed need a moment to end."""
+    end = time.monotonic() + seconds
+    for role in ("writer", "learner"):
+        while True:
+            try:
+                Held(folder, role).close()
+                break
+            except HeldError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
 
 
 def listen(settings: ServeSettings) -> socket.socket:

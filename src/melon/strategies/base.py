@@ -322,20 +322,6 @@ class Strategy(ABC):
         """Begin a stream after practice: row state that is not learned starts anew, and so do its counters."""
 
 
-def check_only_embeddings(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
-    """The names of the one user table and the one item table of a plain matrix factorisation; else an error."""
-    embeddings = {
-        role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
-    }
-    shared = [spec.name for spec in specs.values() if spec.role == "shared"]
-    if shared or any(len(tables) != 1 for tables in embeddings.values()):
-        raise SettingsError(
-            f"strategy {name!r} solves for one user table and one item table; this recommender has "
-            f"{', '.join(specs)}. Use it with a plain matrix factorisation such as bpr."
-        )
-    return embeddings["user"][0].name, embeddings["item"][0].name
-
-
 def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, float]) -> LearningRates:
     """The matrix of a strategy that gives each interaction one rate (n), times a constant for each table."""
     columns, slots = [], []

@@ -10,7 +10,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lists import Remembered, Weights
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import Named, StreamFeatures, activity
+from melon.recommenders.blend.features import ITEM_FEATURES, Named, StreamFeatures, activity
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
@@ -41,24 +41,24 @@ class BlendCatalogue(Catalogue):
     ) -> None:
         self._loops, self._rows, self._stream, self._past, self._time = loops, rows, stream, past, time
         self._n_items = len(rows.bias)
-        everything = np.arange(self._n_items)
-        self._named = Named(everything[None, :], everything, everything[None, :])
-        columns, divisors = stream.of_items(everything)
-        of_items = np.empty((1 + columns.shape[1], self._n_items), dtype=np.float32)
-        of_items[0], of_items[1:] = rows.bias.numpy(), columns.T
-        self._items = of_items, np.ascontiguousarray(divisors.T)
+        of_items = np.empty((1 + len(ITEM_FEATURES), self._n_items), dtype=np.float32)
+        of_items[0] = rows.bias
+        self._items = of_items, stream.of_all(loops, self._n_items, of_items[1:])
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
-        self._columns = np.ascontiguousarray(columns)
         self._liked: Ints | None = None
-        self._no_bias = torch.zeros_like(rows.bias)
+        self._no_bias = np.zeros_like(rows.bias)
 
-    def first_stage(self, user: Tensor) -> tuple[Tensor, Ints]:
-        """Products of rows; and what is popular or new, and what the user's last items met most."""
+    def first_stage(self) -> Catalogue:
+        """Products of rows."""
+        return self._rows
+
+    def worthwhile(self, user: Ints) -> Ints:
+        """What is popular or new, and what the user's last items met most."""
         if self._liked is None:
             self._liked = self._without_users()
-        lasts, weights = self._stream.last_items(user.numpy(), self._past)
+        lasts, weights = self._stream.last_items(user, self._past)
         most = lasts.shape[1] * self._stream.neighbours.slots
         slots, rows, sums = scratch(self._n_items)[: self._n_items], np.empty(most, np.int64), np.empty((3, most))
         kept = self._stream.neighbours.remembered()
@@ -66,7 +66,7 @@ class BlendCatalogue(Catalogue):
         rows, sums = rows[:met], sums[:, :met] / self._items[1][[0, 0, 1]][:, rows[:met]]
         slots[rows] = EMPTY
         nearest = [rows[highest(line)] for line in sums]
-        return self._rows.products(user, self._rows.bias), np.concatenate([*nearest, self._liked])
+        return np.concatenate([*nearest, self._liked])
 
     def _without_users(self) -> Ints:
         """The items with the highest scores for somebody of whom rows and neighbours say nothing, new or active."""
@@ -76,10 +76,11 @@ class BlendCatalogue(Catalogue):
         return np.concatenate([highest(line) for line in scores])
 
     def scores(self, users: Tensor) -> Tensor:
-        out, rows = self._rows.products(users, self._no_bias), users.numpy()
+        rows = users.numpy()
+        out = self._rows.products(rows, self._no_bias)
         lasts, weights = self._stream.last_items(rows, self._past)
-        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out.numpy())
-        return out
+        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out)
+        return torch.from_numpy(out)
 
     def _score(self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles) -> None:
         """Turn dot products into scores, in place."""
@@ -89,9 +90,11 @@ class BlendCatalogue(Catalogue):
         if not self._stream.more:
             self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
             return
+        everything, columns = np.arange(self._n_items), np.ascontiguousarray(self._items[0][1:].T)
+        named = Named(everything[None, :], everything, everything[None, :])
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
-            besides = self._stream.of_both(user, self._named, self._columns, self._past, self._time)[0]
+            besides = self._stream.of_both(user, named, columns, self._past, self._time)[0]
             self._loops.head_beside(self._head, *self._items, *own, slots, besides, scores[line])
 
 

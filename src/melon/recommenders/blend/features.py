@@ -24,7 +24,7 @@ from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
 from melon.stream.saved import Saved, part_of, require
 from melon.tables import Moment, Table
-from melon.types import Arrays, Floats, Ints, SmallInts
+from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
 #: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
 HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
@@ -54,7 +54,7 @@ MORE = {
     "tastes": (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS), "days", "events", "known"),
 }
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
-Columns = npt.NDArray[np.floating[Any]]
+InputColumns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
 _FOLLOWERS = 64
 
@@ -144,7 +144,7 @@ class StreamFeatures:
 
         return undo
 
-    def of_items(self, items: Ints) -> tuple[Columns, Columns]:
+    def of_items(self, items: Ints) -> tuple[InputColumns, InputColumns]:
         """Features of some items (n × ITEM_FEATURES), and what their neighbours are divided by (n × 2)."""
         counts = self.counts.read(items)
         columns = np.empty((len(items), len(ITEM_FEATURES)), dtype=self._dtype)
@@ -153,6 +153,18 @@ class StreamFeatures:
         columns[:, ALWAYS + 1] = self.counts.age(items)
         divisors = np.sqrt(counts[:, [ALWAYS, RECENT]] + (SHRINK, SHRINK_RECENT)).astype(self._dtype)
         return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
+
+    def of_all(self, loops: policy.Loops, n_items: int, columns: Singles) -> Singles:
+        """The same for items 0 … n_items-1, features × items, to float32's rounding; returns divisors × items."""
+        counts, first, last, rates, events = self.counts.storage
+        by_kind = torch.empty((len(rates), n_items), dtype=torch.float32, device="cpu")
+        out = torch.from_numpy(columns)
+        loops.counted(counts, first, last, events, by_kind.numpy(), columns[ALWAYS:])
+        decays = torch.from_numpy((-rates[:ALWAYS, None]).astype(np.float32))
+        torch.mul(out[ALWAYS], decays, out=out[:ALWAYS]).exp2_().mul_(by_kind[:ALWAYS])
+        divided = torch.stack([by_kind[ALWAYS] + SHRINK, out[RECENT] + SHRINK_RECENT]).sqrt_()
+        out.log1p_()
+        return divided.numpy()
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).
@@ -171,7 +183,7 @@ class StreamFeatures:
         lasts = past.of_users.recent(users, LAST).partners
         return lasts, GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + SHRINK)
 
-    def of_pairs(self, users: Ints, items: Ints, divisors: Columns, past: History) -> Columns:
+    def of_pairs(self, users: Ints, items: Ints, divisors: InputColumns, past: History) -> InputColumns:
         """Features of pairs n × c: similarity to the user's last items, the newest counting most, plain and decayed."""
         sums = self.met(users, items, past)
         columns = np.empty((*items.shape, len(sums)), dtype=self._dtype)
@@ -214,7 +226,7 @@ class StreamFeatures:
             suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
-    def of_both(self, users: Ints, named: Named, columns: Columns, past: History, time: int) -> Columns:
+    def of_both(self, users: Ints, named: Named, columns: InputColumns, past: History, time: int) -> InputColumns:
         """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
         if self.profiles is not None:
@@ -271,7 +283,7 @@ class StreamFeatures:
         self.profiles, self.tastes = profiles, tastes
 
 
-def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: int, out: Columns) -> None:
+def _suit(places: Ints, columns: InputColumns, about: Floats, usual: Floats, first: int, out: InputColumns) -> None:
     """Write users' tastes from input `first` on (`melon.kernels.profiles.suit`)."""
     loops = policy.load("profiles", like=torch.from_numpy(columns))
     if loops is not None:
@@ -282,7 +294,7 @@ def _suit(places: Ints, columns: Columns, about: Floats, usual: Floats, first: i
     own[..., width : 2 * width] = (columns[:, _LOOKS] - usual)[places] * of_user[..., :width]
 
 
-def _log1p(columns: Columns) -> Columns:
+def _log1p(columns: InputColumns) -> InputColumns:
     """In place, by PyTorch, whose logarithm is vectorised."""
     torch.from_numpy(columns).log1p_()
     return columns

@@ -20,6 +20,9 @@ from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
 
 logger = logging.getLogger("melon.service")
+#: Entries of the log that the learner may have to take before it switches.
+_FEW = 2_000
+_REACHED = "reached"
 
 
 class Fitter:
@@ -46,6 +49,7 @@ class Fitter:
             "budget": given.fit_budget,
             "seed": given.seed,
             "threads": given.threads,
+            "max_pairs": given.max_pairs,
         }
         logger.info("fitting a model on the first %d entries of the log, beside serving", offset)
         self.offset = offset
@@ -70,19 +74,24 @@ class Fitter:
 
 
 def caught_up(folder: Path, offset: int, log: LogReader, steps: StepReader) -> tuple[Course, dict[str, Any]]:
-    """A fitted model that has taken the recorded steps behind its offset, and what came with it."""
+    """A fitted model that has taken the recorded steps behind it, and what came with it."""
     model, extra = LiveModel.load(folder)
-    begun = steps.at(offset)
-    course = Course(model, Position(f"fit-{offset}", begun.number if begun else 0, offset, NOTHING), log)
+    reached = extra.pop(_REACHED, None)
+    begun = steps.at(offset) if reached is None else steps.step(reached)
+    number, at = (begun.number, begun.last) if begun else (0, offset)
+    course = Course(model, Position(f"fit-{offset}", number, at, NOTHING), log)
     model.warm_up()
-    for step in steps.after(course.position.batch):
+    for step in steps.after(number):
         if step.done is not None:
             course.perform(step, steps.aside_of(step))
     return course, {name: value for name, value in extra.items() if name != "model"}
 
 
 def main(about: dict[str, Any]) -> None:
-    """Fit and save, in a process of its own, which steps back for others."""
+    """Fit, take the steps since, and save, in a process of its own, which steps back for others.
+
+    Steps are taken here until few are left or no fewer become of them, so that the learner hardly waits.
+    """
     import os
 
     from melon.estimator import Melon
@@ -90,15 +99,25 @@ def main(about: dict[str, Any]) -> None:
 
     die_with_parent()
     os.nice(10)
-    with LogReader(Path(about["folder"])) as log:
+    folder, out = Path(about["folder"]), Path(about["out"])
+    with LogReader(folder) as log:
         stored = [event for event in log.events(1, about["offset"]) if event.use == "learn"]
     model = Melon(
         seed=about["seed"], minutes=about["minutes"], budget=about["budget"], threads=about["threads"], progress=False
     )
     model.fit([(event.user, event.item, event.time) for event in stored])
-    out = Path(about["out"])
     (out / MANIFEST).unlink(missing_ok=True)
     model.save(out)
+    behind = about["offset"]
+    with LogReader(folder) as log, StepReader(folder) as steps:
+        while True:
+            course, extra = caught_up(out, about["offset"], log, steps)
+            if about["max_pairs"]:
+                course.model.updater.history.bound(about["max_pairs"])
+            course.model.save(out, {**extra, _REACHED: course.position.batch})
+            before, behind = behind, log.last()[0] - course.position.offset
+            if behind < _FEW or behind >= before:
+                return
 
 
 if __name__ == "__main__":

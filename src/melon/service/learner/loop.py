@@ -282,6 +282,7 @@ class Learner(Closing):
         if position is None:
             return
         self._alarm("checkpoint", None)
+        self._insist(lambda: self.book.thin(time.time() - self.settings.quality_seconds))
         forgotten = [step for step in self._forgets() if step.last <= position.offset]
         if forgotten:
             # Whoever is forgotten is in everything older: from here on, this is where replays begin.

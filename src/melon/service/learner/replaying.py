@@ -46,7 +46,7 @@ def replay(
     `without` users or by another `strategy` it is a past that was not, in the same batches.
     """
     with LogReader(folder) as log, StepReader(folder) as steps:
-        last = steps.last() if moment is None else steps.since(moment)
+        last = steps.last() if moment is None else steps.done_by(moment)
         if offset is not None:
             last = steps.at(offset)
         number = last.number if last else 0

@@ -54,9 +54,13 @@ class StepReader(Reader):
         """The last step that ends at or before an offset."""
         return self._one("last <= ? ORDER BY number DESC", offset)
 
-    def since(self, moment: float) -> Step | None:
-        """The last step that was done by a moment (seconds): its totals begin a window."""
+    def done_by(self, moment: float) -> Step | None:
+        """The last step that was done by a moment (seconds)."""
         return self._one("done <= ? ORDER BY done DESC, number DESC", moment)
+
+    def since(self, moment: float) -> Step | None:
+        """The last step done by a moment whose totals are there: they begin a window."""
+        return self._one("done <= ? AND totals != '{}' ORDER BY done DESC, number DESC", moment)
 
     def after(self, number: int) -> Iterator[Step]:
         """The steps behind a number, in order, planned ones too."""
@@ -157,6 +161,22 @@ class StepBook(StepReader):
                 batch = (step.number, step.about.get("batch"))
                 self._connection.execute("UPDATE steps SET retried = ? WHERE number = ?", batch)
         return done
+
+    def thin(self, before: float) -> None:
+        """Let go of what was measured in batches done before a moment, but for one in each minute.
+
+        Boundaries, outcomes and digests stay: replays need them.
+        """
+        first = int(self.meta().get("thinned", 0))
+        last = self._rows("SELECT max(number) FROM steps WHERE done < ?", (before,))[0][0] or first
+        some = "number > ? AND number <= ? AND kind = 'events' AND status = 'learned'"
+        kept = f"SELECT max(number) FROM steps WHERE {some} GROUP BY CAST(done / 60 AS INTEGER)"
+        with transaction(self._connection):
+            self._connection.execute(
+                f"UPDATE steps SET totals = '{{}}', about = '{{}}' WHERE {some} AND number NOT IN ({kept})",
+                (first, last, first, last),
+            )
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('thinned', ?)", (last,))
 
     def drop(self, step: Step) -> None:
         """Take back a step that was planned and never taken."""

@@ -28,7 +28,6 @@ from melon.strategies.base import (
     Strategy,
     StrategySettings,
     Surroundings,
-    check_only_embeddings,
 )
 from melon.stream.history import RING, PartnerRings
 from melon.tables import Table, TableSpec
@@ -70,7 +69,7 @@ class ALS(Strategy):
     _ledger: Ledger | None = None
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        check_only_embeddings(self.name, specs)
+        _two_tables(self.name, specs)
         if dtype not in _DTYPES:
             raise SettingsError(f"strategy {self.name!r} solves rows of float32 or float64, not of {dtype}.")
 
@@ -78,7 +77,7 @@ class ALS(Strategy):
         self, specs: Mapping[str, TableSpec], tables: Mapping[str, Readable], log: Interactions
     ) -> dict[str, Tensor]:
         """Whole sweeps over the log from the rows as they are drawn."""
-        user_table, item_table = check_only_embeddings(self.name, specs)
+        user_table, item_table = _two_tables(self.name, specs)
         users, items = (
             tables[name].gather(torch.arange(rows, device=tables[name].device))
             for name, rows in ((user_table, log.n_users), (item_table, log.n_items))
@@ -100,7 +99,7 @@ class ALS(Strategy):
 
     def propose(self, situation: Situation) -> Proposal:
         around = _around(situation)
-        user_table, item_table = check_only_embeddings(self.name, situation.specs)
+        user_table, item_table = _two_tables(self.name, situation.specs)
         settings = self.settings
         ledger = self._ledger or Ledger.survey(around, user_table, item_table, settings.c0, settings.alpha)
         user_at, item_at = situation.examples.users.cpu().numpy(), situation.examples.items[:, 0].cpu().numpy()
@@ -222,3 +221,17 @@ def _around(situation: Situation) -> Surroundings:
 
 def _rows(rows: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(rows).to(like.device)
+
+
+def _two_tables(name: str, specs: Mapping[str, TableSpec]) -> tuple[str, str]:
+    """The names of the one user table and the one item table of a plain matrix factorisation; else an error."""
+    embeddings = {
+        role: [s for s in specs.values() if s.role == role and s.kind == "embedding"] for role in ("user", "item")
+    }
+    shared = [spec.name for spec in specs.values() if spec.role == "shared"]
+    if shared or any(len(tables) != 1 for tables in embeddings.values()):
+        raise SettingsError(
+            f"strategy {name!r} solves for one user table and one item table; this recommender has "
+            f"{', '.join(specs)}. Use it with a plain matrix factorisation such as bpr."
+        )
+    return embeddings["user"][0].name, embeddings["item"][0].name

@@ -1,0 +1,268 @@
+"""The best items of each line as compiled loops, out of scores or straight out of rows; and what fading has left.
+
+What a line gets depends on that line alone, bit for bit: however many users are asked for at once, each one's numbers
+are added up in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from melon.kernels.types import (
+    DOUBLE,
+    DOUBLE_TABLE,
+    FLAGS,
+    INT,
+    INT_TABLE,
+    INTS,
+    ROWS,
+    SINGLE,
+    SINGLE_TABLE,
+    SINGLES,
+    SMALL_INTS,
+    Signature,
+)
+from melon.types import Flags, Ints, Scores, Singles, SmallInts
+
+#: Users, allowed items, pairs seen (`SeenPairs.storage`), and where the best rows go.
+_TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
+
+SIGNATURES: dict[str, Signature] = {
+    "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
+    "scan": (
+        *(*ROWS, INT, *ROWS, INT, INT, SINGLE, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLES),
+        *(*_TOP, SINGLE_TABLE, INTS),
+    ),
+    "faded": (INTS, INTS, SINGLES, INT, DOUBLE),
+}
+DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
+
+_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
+_EMPTY, _ZERO = np.int64(-1), np.float32(0)
+#: Items that are worked on at a time, so that they stay in the core's own cache; scores that are looked at together.
+_AT_ONCE, _TOGETHER = 256, 64
+
+
+def faded(touched: Ints, rows: Ints, weights: Singles, reference: int, half_life: float) -> None:
+    """What fading has left of some rows by a reference: 2^((touched − reference) / half-life)."""
+    for n in range(rows.size):
+        weights[rows[n]] = np.float32(np.exp2((touched[rows[n]] - reference) / half_life))
+
+
+def _holds(slots: Ints, bits: int, starts: Ints, past: SmallInts, user: np.int64, item: int) -> bool:
+    """Whether a set of pairs (melon.stream.pairs) holds one; empty arrays hold none."""
+    if slots.size:
+        key = (user << 32) | item
+        slot = np.int64((np.uint64(key) * _FIBONACCI) >> np.uint64(64 - bits))
+        while slots[slot] != key and slots[slot] != _EMPTY:
+            slot = (slot + 1) & (slots.size - 1)
+        if slots[slot] == key:
+            return True
+    if user + 1 >= starts.size:
+        return False
+    low, end = starts[user], starts[user + 1]
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if past[middle] < item:
+            low = middle + 1
+        else:
+            high = middle
+    return bool(low < end and past[low] == item)
+
+
+def _worse(score: float, item: int, than: float, than_item: int) -> bool:
+    return score < than or (score == than and item > than_item)
+
+
+def _sink(values: Scores, items: Ints, place: int, size: int) -> None:
+    """Let an entry of a heap sink to where it belongs; the worst entry is on top."""
+    score, item = values[place], items[place]
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and _worse(values[child + 1], items[child + 1], values[child], items[child]):
+            child += 1
+        if not _worse(values[child], items[child], score, item):
+            break
+        values[place], items[place] = values[child], items[child]
+        place = child
+    values[place], items[place] = score, item
+
+
+def _heap(values: Scores, items: Ints, size: int) -> None:
+    for place in range(size // 2 - 1, -1, -1):
+        _sink(values, items, place, size)
+
+
+def _put(values: Scores, items: Ints, size: int, score: float, item: int) -> int:
+    """Put an entry in, for the worst one where all places are taken; returns how many there are now."""
+    if size == items.size:
+        values[0], items[0] = score, item
+        _sink(values, items, 0, size)
+        return size
+    values[size], items[size] = score, item
+    if size + 1 == items.size:
+        _heap(values, items, size + 1)
+    return size + 1
+
+
+def _ordered(values: Scores, items: Ints, size: int) -> None:
+    """A heap's entries, best first: the worst goes to the end, again and again."""
+    for last in range(size - 1, 0, -1):
+        score, item = values[last], items[last]
+        values[last], items[last] = values[0], items[0]
+        values[0], items[0] = score, item
+        _sink(values, items, 0, last)
+
+
+def _better(line: Scores, start: int, stop: int, least: float) -> bool:
+    """Whether any of these scores could be listed; a vector's work."""
+    hits = 0
+    for column in range(start, stop):
+        hits += not (line[column] <= least)  # a NaN is a hit, too
+    return hits > 0
+
+
+def _offer(
+    line: Scores,
+    first: int,
+    user: np.int64,
+    allowed: Flags,
+    seen: Ints,
+    bits: int,
+    starts: Ints,
+    past: SmallInts,
+    items: Ints,
+    best: Scores,
+    held: int,
+) -> int:
+    """Put the scores of items from number `first` on into a heap; returns how many it holds, -1 where one is broken."""
+    k = items.size
+    for start in range(0, line.size, _TOGETHER):
+        stop = min(start + _TOGETHER, line.size)
+        if held == k and not _better(line, start, stop, best[0]):
+            continue
+        for place in range(start, stop):
+            score, item = line[place], first + place
+            if (held == k and score <= best[0]) or (allowed.size and not allowed[item]):
+                continue
+            if score - score != 0:
+                return -1
+            if not _holds(seen, bits, starts, past, user, item):
+                held = _put(best, items, held, score, item)
+    return held
+
+
+def _sorted(best: Scores, items: Ints, held: int) -> None:
+    if held < items.size:
+        _heap(best, items, held)
+    _ordered(best, items, held)
+
+
+def top(
+    scores: Scores,
+    users: Ints,
+    allowed: Flags,
+    seen: Ints,
+    bits: int,
+    starts: Ints,
+    past: SmallInts,
+    rows: Ints,
+    values: Scores,
+    counts: Ints,
+) -> int:
+    """The best columns of each line, best first, of equal scores the lower column first; -1, or a line that is broken.
+
+    Left out are columns that are not `allowed` (empty: all are) and those whose pair with the line's user has been seen
+    (empty: none has). A line with a NaN or an infinity among what could be listed is broken.
+    """
+    for n in range(scores.shape[0]):
+        held = _offer(scores[n], 0, users[n], allowed, seen, bits, starts, past, rows[n], values[n], 0)
+        if held < 0:
+            return n
+        _sorted(values[n], rows[n], held)
+        counts[n] = held
+    return -1
+
+
+def _read(
+    table: Singles, touched: Ints, half_life: float, known: int, now: int, users: Ints, factor: np.float32, out: Singles
+) -> None:
+    """Rows of users as fading has left them, times a factor; users from number `known` on have none."""
+    for n in range(users.size):
+        scale = factor
+        if half_life > 0 and users[n] < known:
+            scale *= np.float32(np.exp2(min(touched[users[n]] - now, 0) / half_life))
+        for d in range(out.shape[1]):
+            out[n, d] = scale * table[users[n], d] if users[n] < known else _ZERO
+
+
+def scan(
+    user_vectors: Singles,
+    user_touched: Ints,
+    user_half_life: float,
+    users_known: int,
+    user_bias: Singles,
+    bias_touched: Ints,
+    bias_half_life: float,
+    biases_known: int,
+    now: int,
+    factor: np.float32,
+    vectors: Singles,
+    known: int,
+    decay: Singles,
+    bias: Singles,
+    boost: Singles,
+    users: Ints,
+    allowed: Flags,
+    seen: Ints,
+    bits: int,
+    starts: Ints,
+    past: SmallInts,
+    rows: Ints,
+    values: Singles,
+    counts: Ints,
+) -> int:
+    """`top` of p_u · q_i · decay[i] · factor + bias[i] + b_u + boost[i], without keeping all these scores.
+
+    Two users at a time, so that each row is loaded once for both. Rows of users fade to `now` here. Items from `known`
+    on have no row; `decay` and `boost` may be empty.
+    """
+    lines, many, dim = users.size, bias.size, vectors.shape[1]
+    factors, own_bias = np.empty((lines, dim), np.float32), np.empty((lines, 1), np.float32)
+    _read(user_vectors, user_touched, user_half_life, users_known, now, users, factor, factors)
+    _read(user_bias, bias_touched, bias_half_life, biases_known, now, users, np.float32(1), own_bias)
+    own = own_bias[:, 0]
+    some = np.empty((2, _AT_ONCE), np.float32)
+    for n in range(lines):
+        counts[n] = 0
+    for start in range(0, many, _AT_ONCE):
+        stop = min(start + _AT_ONCE, many)
+        for one in range(0, lines, 2):
+            other = min(one + 1, lines - 1)
+            left, right = factors[one], factors[other]
+            for item in range(start, min(stop, known)):
+                row = vectors[item]
+                first, second = _ZERO, _ZERO
+                for d in range(dim):
+                    first += left[d] * row[d]
+                    second += right[d] * row[d]
+                if decay.size:
+                    first *= decay[item]
+                    second *= decay[item]
+                some[0, item - start] = first + bias[item] + own[one]
+                some[1, item - start] = second + bias[item] + own[other]
+            for item in range(max(start, known), stop):
+                some[0, item - start], some[1, item - start] = own[one], own[other]
+            for item in range(start, min(stop, boost.size)):
+                some[0, item - start] += boost[item]
+                some[1, item - start] += boost[item]
+            for n in range(one, other + 1):
+                line, held = some[n - one, : stop - start], counts[n]
+                held = _offer(line, start, users[n], allowed, seen, bits, starts, past, rows[n], values[n], held)
+                if held < 0:
+                    return n
+                counts[n] = held
+    for n in range(lines):
+        _sorted(values[n], rows[n], counts[n])
+    return -1
