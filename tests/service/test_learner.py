@@ -11,6 +11,7 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
+from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
 from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
 from melon.service.learner.loop import Learner
@@ -325,6 +326,52 @@ def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
             assert control is not None
             assert str(control.body["user"]).startswith("forgotten-")
             assert len(reader.of_user(str(control.body["user"]), 99)) == 9
+
+
+@pytest.mark.parametrize("start", ["deployed", "cold"])
+def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
+    """The model is what it would be had the person never come."""
+    model = saved_model(tmp_path / "model") if start == "deployed" else None
+    person, folder, other, events = "u3", tmp_path / "live", tmp_path / "other", stream(200)
+    never = [one for one in events if one.user != person]
+    assert len(never) < len(events)
+    with EventLog(folder, LOG) as log, Learner(settings(folder, model)) as learner, Replica(folder) as replica:
+        replica.load()
+        log.append(events[:160])
+        learn_all(learner)
+        offset = log.forget(person, unlearn=True).result()
+        log.append([one for one in events[160:] if one.user != person])
+        learn_all(learner)
+        learner.save(wait=True)
+        wait_until(lambda: len(learner.log.to_unlearn(0)) == 1)
+
+        def unlearned() -> bool:
+            learner.consider_fitting()
+            return learner.book.unlearned() >= offset
+
+        wait_until(unlearned, 600)
+        replica.follow()
+        assert replica.position == learner.position
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+        without = learner.course.model
+        assert state_digest(copy) == state_digest(without)
+        assert Checkpoints(folder).numbers() == [learner.position.batch]
+        batches = [
+            sum(not str(one.user).startswith("forgotten-") for one in learner.log.events(step.first, step.last))
+            for step in learner.book.after(0)
+            if step.kind == "events"
+        ]
+    with EventLog(other, LOG) as log, Learner(settings(other, model)) as learner:
+        twin = learner.course.model
+        if start == "deployed":
+            assert forget(twin, person, "nobody") is not None
+        for count in batches:
+            log.append(never[:count])
+            never = never[count:]
+            learn_all(learner)
+        assert twin.recommend(["u1", "u2"], 9) == without.recommend(["u1", "u2"], 9)
+        assert np.array_equal(twin.score(["u1"], ["i1"]), without.score(["u1"], ["i1"]))
 
 
 class TestRefusals:

@@ -157,9 +157,9 @@ class Calls:
         """A user's events, newest first, as plain JSON."""
         return self._send(Call("GET", f"/v1/users/{_id(user)}/history", dict, without_none(limit=limit, before=before)))
 
-    def forget(self, user: RawId) -> Any:
-        """Have a person forgotten; the job as plain JSON."""
-        return self._send(Call("DELETE", f"/v1/users/{_id(user)}", dict))
+    def forget(self, user: RawId, *, unlearn: bool = False) -> Any:
+        """Have a person forgotten, and unlearned from the model if wished; the job as plain JSON."""
+        return self._send(Call("DELETE", f"/v1/users/{_id(user)}", dict, {"unlearn": str(unlearn).lower()}))
 
     def status(self) -> Any:
         """The service in one look, as plain JSON."""

@@ -171,9 +171,9 @@ class Backend:
         with self.facts.lock:
             self.facts.put(facts)
 
-    async def forget(self, user: Id) -> int:
+    async def forget(self, user: Id, *, unlearn: bool) -> int:
         """Put the wish to forget a person into the log; returns its offset."""
-        offset = await asyncio.wrap_future(self.log.forget(plain_id(user)))
+        offset = await asyncio.wrap_future(self.log.forget(plain_id(user), unlearn=unlearn))
         owned = await self.reading(lambda: self._disowned(str(user)))
         if owned:
             await self.put_facts(owned)

@@ -111,11 +111,15 @@ async def history(
 @router.delete(
     "/v1/users/{user}", status_code=202, response_model=Job, responses=answers(507), tags=["users"], **needs("admin")
 )
-async def forget(request: Request, user: UserPath) -> JSONResponse:
+async def forget(
+    request: Request,
+    user: UserPath,
+    unlearn: Annotated[bool, Query(description="Also replay the model without the person's events.")] = False,
+) -> JSONResponse:
     """Forget a person: the events lose their ids, the user's row and history are removed, at this place in the log."""
     backend = _backend(request)
     backend.require_ready()
-    offset = await backend.forget(backend.user(path_id(user)))
+    offset = await backend.forget(backend.user(path_id(user)), unlearn=unlearn)
     return JSONResponse(_job("forget", offset, backend, erased=False), 202)
 
 
@@ -131,9 +135,10 @@ async def job(
     control = await backend.from_log(lambda log: log.control_after(int(number) - 1))
     if control is None or control.offset != int(number) or control.kind != kind:
         raise ServiceError(404, "not_found", f"There is no job {job!r}.")
-    return JSONResponse(
-        _job(kind, int(number), backend, erased=control.body.get("user") == control.body.get("pseudonym"))
-    )
+    erased = control.body.get("user") == control.body.get("pseudonym")
+    if erased and control.body.get("unlearn"):
+        erased = control.offset <= await backend.from_steps(lambda steps: steps.unlearned(), 0)
+    return JSONResponse(_job(kind, int(number), backend, erased=erased))
 
 
 @router.get("/v1/batches", response_model=BatchesOut, responses=answers(), tags=["service"], **needs("admin"))
@@ -244,7 +249,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _job(kind: str, offset: int, backend: Backend, *, erased: bool = True) -> dict[str, Any]:
-    """A job is done when this process knows its step; forgetting, when the person's ids have left the log too."""
+    """A job is done when this process knows its step; forgetting, when ids and, if wished, events are gone too."""
     return {"job": f"{kind}-{offset}", "offset": offset, "done": erased and backend.replica.position.offset >= offset}
 
 

@@ -57,8 +57,8 @@ class Course:
         """The events of these offsets that are there to be learned."""
         found = self._log.events(first, last)
         stored = [event for event in found if event.use == "learn" and event.user not in self._without]
-        users = _typed(self.model.users, [event.user for event in stored])
-        items = _typed(self.model.items, [event.item for event in stored])
+        users = typed(self.model.users, [event.user for event in stored])
+        items = typed(self.model.items, [event.item for event in stored])
         good = [n for n in range(len(stored)) if users[n] is not None and items[n] is not None]
         some = tuple(stored[n] for n in good)
         times = np.array([event.time for event in some], dtype=np.int64)
@@ -125,11 +125,11 @@ class Course:
         control = self._log.control_after(step.first - 1)
         if control is None or control.offset != step.first or self.model.users.kind is None:
             return None, None
-        user, pseudonym = _typed(self.model.users, [control.body["user"], control.body["pseudonym"]])
+        user, pseudonym = typed(self.model.users, [control.body["user"], control.body["pseudonym"]])
         return user, pseudonym
 
 
-def _typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
+def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
     """Ids as a book has them; None where one cannot be. A book without ids takes the kind of the first one."""
     kind: Kind = book.kind or ("int" if ids and isinstance(ids[0], int) else "str")
     wanted = int if kind == "int" else str

@@ -7,15 +7,19 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from melon.learning.deltas import NOTHING
+from melon.learning.forgetting import forget
 from melon.learning.manifest import MANIFEST
 from melon.learning.model import LiveModel
-from melon.service.learner.course import Course
+from melon.service.learner.course import Course, typed
 from melon.service.learner.settings import LearnerSettings
-from melon.service.log.base import Position
+from melon.service.learner.start import cold_model, deployed
+from melon.service.log.base import LogId, Position
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
 
@@ -23,6 +27,8 @@ logger = logging.getLogger("melon.service")
 #: Entries of the log that the learner may have to take before it switches.
 _FEW = 2_000
 _REACHED = "reached"
+#: How versions of models begin that were fitted on the log.
+FITTED = "fit-"
 
 
 class Fitter:
@@ -31,16 +37,20 @@ class Fitter:
     def __init__(self, settings: LearnerSettings) -> None:
         self._settings, self._folder = settings, settings.folder / "fits"
         self._process: subprocess.Popen[bytes] | None = None
-        self.offset = 0
+        self.offset, self.version, self._asked = 0, "", 0.0
+        self.without: dict[LogId, int] = {}
 
     @property
     def busy(self) -> bool:
         """Whether a fit was begun and its result not taken."""
         return self._process is not None
 
-    def begin(self, offset: int) -> None:
-        """Start to fit."""
-        given = self._settings
+    def begin(self, offset: int, version: str, without: Mapping[LogId, int] | None = None) -> None:
+        """Start to make a model that is called `version` from the log up to an offset.
+
+        One that was fitted is fitted. Another is replayed from its start `without` users, named with their rows.
+        """
+        given, self.offset, self.version, self.without = self._settings, offset, version, dict(without or {})
         about = {
             "folder": str(given.folder),
             "out": str(self._folder / str(offset)),
@@ -50,10 +60,25 @@ class Fitter:
             "seed": given.seed,
             "threads": given.threads,
             "max_pairs": given.max_pairs,
+            "version": version,
+            "without": list(self.without.items()),
+            "model": None if given.model is None else str(given.model),
         }
-        logger.info("fitting a model on the first %d entries of the log, beside serving", offset)
-        self.offset = offset
+        logger.info("making a model from the first %d entries of the log, beside serving", offset)
         self._process = subprocess.Popen([sys.executable, "-m", __name__, json.dumps(about)], stdin=subprocess.DEVNULL)
+
+    def consider_unlearning(self, course: Course, version: str, log: LogReader, steps: StepReader) -> None:
+        """Once a second: begin where people were forgotten whose events are to be unlearned too."""
+        if self.busy or time.monotonic() < self._asked + 1.0:
+            return
+        self._asked, controls = time.monotonic(), log.to_unlearn(steps.unlearned())
+        if not controls or controls[-1].offset > steps.forgotten():
+            return
+        users, offset = course.model.users, course.position.offset
+        people = [control.body["pseudonym"] for control in controls]
+        rows = [-1 if one is None else int(users.rows([one])[0]) for one in typed(users, people)]
+        version = f"{FITTED}{offset}" if version.startswith(FITTED) else version
+        self.begin(offset, version, dict(zip(people, rows, strict=True)))
 
     def result(self) -> Path | None:
         """The model that was fitted, once it is; a fit that failed is forgotten and may be begun again."""
@@ -73,13 +98,15 @@ class Fitter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def caught_up(folder: Path, offset: int, log: LogReader, steps: StepReader) -> tuple[Course, dict[str, Any]]:
-    """A fitted model that has taken the recorded steps behind it, and what came with it."""
+def caught_up(
+    folder: Path, offset: int, version: str, log: LogReader, steps: StepReader, without: Collection[LogId] = ()
+) -> tuple[Course, dict[str, Any]]:
+    """A model made from the log that has taken the recorded steps behind it, and what came with it."""
     model, extra = LiveModel.load(folder)
     reached = extra.pop(_REACHED, None)
     begun = steps.at(offset) if reached is None else steps.step(reached)
-    number, at = (begun.number, begun.last) if begun else (0, offset)
-    course = Course(model, Position(f"fit-{offset}", number, at, NOTHING), log)
+    number, at = (begun.number, begun.last) if begun else (0, 0)
+    course = Course(model, Position(version, number, at, NOTHING), log, without)
     model.warm_up()
     for step in steps.after(number):
         if step.done is not None:
@@ -94,30 +121,50 @@ def main(about: dict[str, Any]) -> None:
     """
     import os
 
-    from melon.estimator import Melon
     from melon.service.learner.run import die_with_parent
 
     die_with_parent()
     os.nice(10)
-    folder, out = Path(about["folder"]), Path(about["out"])
-    with LogReader(folder) as log:
-        stored = [event for event in log.events(1, about["offset"]) if event.use == "learn"]
-    model = Melon(
-        seed=about["seed"], minutes=about["minutes"], budget=about["budget"], threads=about["threads"], progress=False
-    )
-    model.fit([(event.user, event.item, event.time) for event in stored])
+    folder, out, without = Path(about["folder"]), Path(about["out"]), dict(about["without"])
     (out / MANIFEST).unlink(missing_ok=True)
-    model.save(out)
+    if about["version"].startswith(FITTED):
+        _fit(folder, out, about, without)
+    else:
+        _start_anew(out, about, without)
     behind = about["offset"]
     with LogReader(folder) as log, StepReader(folder) as steps:
         while True:
-            course, extra = caught_up(out, about["offset"], log, steps)
+            course, extra = caught_up(out, about["offset"], about["version"], log, steps, without)
             if about["max_pairs"]:
                 course.model.updater.history.bound(about["max_pairs"])
             course.model.save(out, {**extra, _REACHED: course.position.batch})
             before, behind = behind, log.last()[0] - course.position.offset
             if behind < _FEW or behind >= before:
                 return
+
+
+def _fit(folder: Path, out: Path, about: dict[str, Any], without: Collection[LogId]) -> None:
+    from melon.estimator import Melon
+
+    with LogReader(folder) as log:
+        stored = [one for one in log.events(1, about["offset"]) if one.use == "learn" and one.user not in without]
+    model = Melon(
+        seed=about["seed"], minutes=about["minutes"], budget=about["budget"], threads=about["threads"], progress=False
+    )
+    model.fit([(event.user, event.item, event.time) for event in stored])
+    model.save(out)
+
+
+def _start_anew(out: Path, about: dict[str, Any], without: Mapping[LogId, int]) -> None:
+    """The model before its first step; people whom it knows from before are forgotten, each in their row."""
+    settings = LearnerSettings(Path(about["folder"]), seed=about["seed"], threads=about["threads"])
+    model, extra = cold_model(settings) if about["model"] is None else deployed(Path(about["model"]))
+    for pseudonym, row in without.items():
+        if 0 <= row < len(model.users):
+            (name,) = typed(model.users, [pseudonym])
+            assert name is not None  # a row of this book is called so by now
+            forget(model, model.users.ids([row]).tolist()[0], name)
+    model.save(out, {**extra, _REACHED: 0})
 
 
 if __name__ == "__main__":

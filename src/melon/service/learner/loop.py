@@ -14,7 +14,7 @@ from typing import Any
 from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
 from melon.service.learner.course import Course, Outcome
-from melon.service.learner.fitting import Fitter, caught_up
+from melon.service.learner.fitting import FITTED, Fitter, caught_up
 from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
@@ -229,16 +229,20 @@ class Learner(Closing):
     # Another model.
 
     def consider_fitting(self) -> None:
-        """A service that started cold fits a model on its log once there is enough, and switches to it."""
-        settings = self.settings
-        if self._version != COLD or not settings.fit_after:
+        """Make a model from the log where one is due: a cold start has enough events, or somebody is unlearned."""
+        most, fitter, book = self.settings.fit_after, self._fitter, self.book
+        if not fitter.busy and self._version == COLD and most and self.course.model.updater.history.events >= most:
+            fitter.begin(self.position.offset, f"{FITTED}{self.position.offset}")
+        fitter.consider_unlearning(self.course, self._version, self.log, book)
+        fitted = fitter.result()
+        if fitted is None:
             return
-        if not self._fitter.busy and self.course.model.updater.history.events >= settings.fit_after:
-            self._fitter.begin(self.position.offset)
-        fitted = self._fitter.result()
-        if fitted is not None:
-            self.switch(*caught_up(fitted, self._fitter.offset, self.log, self.book))
-            self._fitter.cancel()
+        self.switch(*caught_up(fitted, fitter.offset, fitter.version, self.log, book, fitter.without))
+        if fitter.without:
+            number = self.position.batch  # what is older has learned from them
+            book.state(bases=json.dumps([number]), unlearned=fitter.offset)
+            self.checkpoints.prune({number}, before=number)
+        fitter.cancel()
 
     def switch(self, course: Course, extra: Mapping[str, Any]) -> None:
         """Go on with another model that knows all that this one does; its checkpoint is what replicas load."""

@@ -49,7 +49,7 @@ def erase(connection: apsw.Connection, offset: int, body: Mapping[str, Any]) -> 
         "UPDATE events SET user = ?, event_id = NULL, recommendation = NULL WHERE user = ? AND offset < ?",
         (pseudonym, user, offset),
     )
-    gone = json.dumps({"user": pseudonym, "pseudonym": pseudonym})
+    gone = json.dumps({**body, "user": pseudonym})
     connection.execute("UPDATE controls SET body = ?, erased = 1 WHERE offset = ?", (gone, offset))
     owned: Any = connection.execute("SELECT item, body FROM facts WHERE body ->> '$.owner' = ?", (user,)).fetchall()
     return [(item, json.dumps({**json.loads(text), "owner": None})) for item, text in owned]

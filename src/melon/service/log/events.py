@@ -139,9 +139,12 @@ class EventLog(Closing):
         text = json.dumps(body, ensure_ascii=False, allow_nan=False)
         return self._put(lambda: self._control(kind, text), 1)
 
-    def forget(self, user: LogId) -> Future[int]:
-        """Have a person forgotten: a control now; ids leave the log when the learner is past it and has saved."""
-        return self.control("forget", {"user": user, "pseudonym": pseudonym_of(user)})
+    def forget(self, user: LogId, *, unlearn: bool = False) -> Future[int]:
+        """Have a person forgotten: a control now; ids leave the log when the learner is past it and has saved.
+
+        With `unlearn` the model is then replayed without the person's events.
+        """
+        return self.control("forget", {"user": user, "pseudonym": pseudonym_of(user), "unlearn": unlearn})
 
     def put_facts(self, facts: Sequence[tuple[LogId, Mapping[str, Any] | None]]) -> Future[int]:
         """Store the facts of items, replacing earlier ones (None removes them); the future holds the new version."""

@@ -95,6 +95,10 @@ class StepReader(Reader):
         """The offset up to which forgetting is done and saved: no checkpoint that is kept is older."""
         return int(self.meta().get("forgotten", 0))
 
+    def unlearned(self) -> int:
+        """The offset up to which people's events have been unlearned where that was wanted."""
+        return int(self.meta().get("unlearned", 0))
+
     def bases(self) -> list[int]:
         """The steps whose checkpoints are where exact replays begin: the start, and each model switched to."""
         return list(json.loads(self.meta().get("bases", "[0]")))
