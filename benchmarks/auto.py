@@ -3,11 +3,13 @@
     python benchmarks/auto.py --seeds 5
     python benchmarks/auto.py --streams amazon_grocery,yelp --seeds 3 --rivals few
     python benchmarks/auto.py --seeds 1 --rivals few --candidates born --full-ranking
+    python benchmarks/auto.py --seeds 5 --rivals none     # only `auto` with and without its further inputs
 
 `melon bench` runs the cells, each kind in a folder of its own under --out, so a run that was stopped goes on where it
-was: the blend and bpr with the tuned Default and fading chosen on the selection window; and, unless --rivals few, bpr
-with one and four negatives, in batches and one interaction after another, with and without fading. The rivals of every
-record stand beside them. The family for Holm's correction are a stream's comparisons, both metrics together.
+was: the blend with the further inputs of `auto` and without them, and bpr, with the tuned Default and fading chosen on
+the selection window; and, unless --rivals few, bpr with one and four negatives, in batches and one interaction after
+another, with and without fading. The rivals of every record stand beside them. The family for Holm's correction are a
+stream's comparisons, both metrics together.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from accuracy import DATA, SPLITS, STREAMS, Cells, show_verdicts
 from melon.bench.run import bench_streams
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
 from melon.evaluation.predictors import RIVALS
+from melon.fitting.auto import SETTINGS
 from melon.terminal.runs import BenchProgress, show_bench
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
@@ -45,8 +48,11 @@ class Kind:
     negatives: int | None = None
     in_turn: bool = False
     strategies: str = "default"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+AUTO = Kind("auto-further-inputs", "blend", settings=SETTINGS)
+#: What `auto` was before it had further inputs, and bpr.
 MAIN = Kind("auto", "blend,bpr")
 #: Every other way to drive bpr by plain steps.
 PLAIN = {
@@ -66,7 +72,7 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join(STREAMS))
     parser.add_argument("--seeds", type=int, default=3, help="of auto, and of bpr with fading")
     parser.add_argument("--rival-seeds", type=int, default=None, help="of the other kinds of bpr (default: as many)")
-    parser.add_argument("--rivals", choices=("few", "all"), default="all")
+    parser.add_argument("--rivals", choices=("none", "few", "all"), default="all")
     parser.add_argument("--rates", action="store_true", help="beside them, the blend with MeLON's learned rates")
     parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--candidates", default="catalogue", choices=("catalogue", "born"))
@@ -79,18 +85,20 @@ def main() -> None:
     if missing:
         sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
     out = asked.out / f"{asked.candidates}{'-full' if asked.full_ranking else ''}"
-    few, seeds = asked.rivals == "few", asked.rival_seeds or asked.seeds
-    run(asked, MAIN, names, out, asked.seeds)
+    few, seeds = asked.rivals != "all", asked.rival_seeds or asked.seeds
+    run(asked, AUTO, names, out, asked.seeds)
+    run(asked, replace(MAIN, recommenders="blend") if asked.rivals == "none" else MAIN, names, out, asked.seeds)
     if asked.rates:
-        run(asked, Kind(MAIN.folder, "blend", strategies="default,melon"), names, out, asked.seeds)
+        run(asked, replace(AUTO, strategies="default,melon"), names, out, asked.seeds)
     for kind in () if few else PLAIN.values():
         run(asked, kind, names, out, seeds)
     print(f"\n`python benchmarks/auto.py {' '.join(sys.argv[1:])}`")
-    found = {name: methods(out, name, asked.seeds, {} if few else PLAIN, seeds, rates=asked.rates) for name in names}
+    others = None if asked.rivals == "none" else {} if few else PLAIN
+    found = {name: methods(out, name, asked.seeds, others, seeds, rates=asked.rates) for name in names}
     levels(found, "HR@5 / NDCG@10", lambda frame, column: frame[column])
     levels(found, "without repeats", lambda frame, column: frame.filter(~pl.col("repeat"))[column])
     levels(found, "cold users", lambda frame, column: frame.filter(pl.col("cold"))[column])
-    if asked.full_ranking:
+    if asked.full_ranking and others is not None:
         whole_catalogue(out, names, asked.seeds)
     verdicts(found)
 
@@ -100,8 +108,9 @@ def run(asked: argparse.Namespace, kind: Kind, names: list[str], out: Path, seed
     options: dict[str, Any] = {"budget": asked.budget, "fading": kind.fading, "candidates": asked.candidates}
     if asked.full_ranking:
         options["full_ranking"] = True
-    if kind.negatives is not None:
-        options["recommender_settings"] = {"negatives": kind.negatives}
+    negatives = {} if kind.negatives is None else {"negatives": kind.negatives}
+    if kind.settings or negatives:
+        options["recommender_settings"] = {**kind.settings, **negatives}
     configs = []
     if kind.in_turn:
         config = out / f"{kind.folder}.toml"
@@ -137,14 +146,20 @@ class Method:
 
 
 def methods(
-    out: Path, name: str, seeds: int, kinds: Mapping[str, Kind], rival_seeds: int, *, rates: bool
+    out: Path, name: str, seeds: int, kinds: Mapping[str, Kind] | None, rival_seeds: int, *, rates: bool
 ) -> dict[str, Method]:
-    """Everything that ranked the events of a stream; `auto` first."""
-    beside = Cells(out / MAIN.folder, "bpr", seeds).ranks(name, "default")
-    blend = Cells(out / MAIN.folder, "blend", seeds)
-    return {
+    """Everything that ranked the events of a stream; `auto` first. Without `kinds` bpr did not run."""
+    blend, before = Cells(out / AUTO.folder, "blend", seeds), Cells(out / MAIN.folder, "blend", seeds)
+    both = {
         "auto": Method(blend.ranks(name, "default")),
         **({"auto with MeLON's rates": Method(blend.ranks(name, "melon"))} if rates else {}),
+        "auto without further inputs": Method(before.ranks(name, "default")),
+    }
+    if kinds is None:
+        return both | {rival: Method(before.ranks(name, "default"), f"rank_{rival}") for rival in BASELINES}
+    beside = Cells(out / MAIN.folder, "bpr", seeds).ranks(name, "default")
+    return {
+        **both,
         **{rival: Method(beside, f"rank_{rival}") for rival in BASELINES},
         "bpr, default + fading": Method(beside),
         **{
@@ -174,7 +189,8 @@ def levels(
 def whole_catalogue(out: Path, names: list[str], seeds: int) -> None:
     """The same where everything in the catalogue is ranked."""
     print("\n| full ranking | " + " | ".join(names) + " |\n|" + "---|" * (1 + len(names)))
-    of = {name: (Cells(out / MAIN.folder, kind, seeds) for kind in ("blend", "bpr")) for name in names}
+    kinds = (AUTO.folder, "blend"), (MAIN.folder, "bpr")
+    of = {name: (Cells(out / folder, kind, seeds) for folder, kind in kinds) for name in names}
     records = {name: [each.records(name, "default") for each in pair] for name, pair in of.items()}
     rows: dict[str, Callable[[list[Any]], list[Any]]] = {
         "auto": lambda pair: [record["full_ranking"] for record in pair[0]],

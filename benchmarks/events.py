@@ -78,23 +78,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recommenders", default="bpr,blend")
     parser.add_argument("--fading", type=float)
+    parser.add_argument("--alone", action="store_true", help="leave the general path out")
     parser.add_argument("--settings", type=json.loads, default={}, help="of the recommenders, as JSON")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{USERS:,} users, {ITEMS:,} items, {EVENTS:,} interactions; 1 thread; CPU ms, medians")
     print(f"{'recommender':14}{'events':>8}{'ms':>10}{'general':>10}")
     for recommender in asked.recommenders.split(","):
-        model, general, rng = (
-            lived(recommender, asked.fading, asked.settings),
-            lived(recommender, asked.fading, asked.settings),
-            np.random.default_rng(1),
-        )
+        model, rng = lived(recommender, asked.fading, asked.settings), np.random.default_rng(1)
+        general = model if asked.alone else lived(recommender, asked.fading, asked.settings)
         for size, times in SIZES.items():
             taken = []
             for number in range(times):
                 os.environ.pop("MELON_KERNEL", None)
                 ours = spent(model, rng, size, EVENTS + number)
-                if number % 4 == 0:
+                if number % 4 == 0 and not asked.alone:
                     os.environ["MELON_KERNEL"] = "torch"
                     taken.append((ours, spent(general, rng, size, EVENTS + number)))
                 else:

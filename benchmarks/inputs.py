@@ -37,6 +37,7 @@ ARMS = {
     "both": {"inputs": ["profiles", "tastes"]},
     "transitions": {"transitions": True},
     "everything": {"inputs": ["profiles", "tastes"], "transitions": True},
+    "auto": {"inputs": ["profiles", "leanings"], "transitions": True},
 }
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("window", choices=["A", "E"])
     words.add_argument("streams", nargs="*", default=["amazon_grocery", "amazon_electronics", "amazon_book", "yelp"])
-    words.add_argument("--arms", default="usual,profiles,tastes,both")
+    words.add_argument("--arms", default="usual,auto")
     words.add_argument("--seed", type=int, default=0)
     asked = words.parse_args()
     for name in asked.streams:

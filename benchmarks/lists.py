@@ -22,6 +22,7 @@ import numpy as np
 
 from melon import Melon
 from melon.data.files import load_stream
+from melon.fitting.auto import SETTINGS
 from melon.learning import ranker
 from melon.learning.model import LiveModel
 from melon.learning.ranker import Limits, Ranker
@@ -66,6 +67,8 @@ def speed(sizes: list[int]) -> None:
             ("bpr", "bpr", {}),
             ("blend, exact", "blend", {}),
             ("blend, two-stage", "blend", {"lists": "two_stage"}),
+            ("auto, exact", "blend", SETTINGS),
+            ("auto, two-stage", "blend", {"lists": "two_stage", **SETTINGS}),
         ):
             model = live_model(kind, items, **settings)
             one = cpu_ms(lambda model=model: model.recommend([5], K))

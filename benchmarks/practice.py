@@ -1,20 +1,24 @@
 """Rates practised through the stream on the selection windows of streams in $MELON_DATA; test parts are not read.
 
     python benchmarks/practice.py yelp amazon_book
+    python benchmarks/practice.py yelp --arms melon melon:decay=false melon:inputs=age,idle mwnet mwnet:form=linear
+    python benchmarks/practice.py yelp --recommender ncf --arms default mwnet melon
     STATES=folder FADING=1 python benchmarks/practice.py yelp
 
-Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md), before practice (the plain step) and
-after it. Pre-training and rates are the tuned ones of configs/*-bpr-default.toml; FADING=1 starts from the best plain
-step with fading instead and learns half-lives. STATES names a folder of pre-trained rows, which are written where
-they are missing (STREAM-SEED-window.safetensors). GRADIENT=held leaves out how rates depend on rows through the loss.
+Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md). An arm is a strategy with its settings
+in configs/ and what is given besides; with form=linear a published strategy practises too, from the tuned plain step.
+The first score is that of a recommender from before the window which goes on; where weights are shared there is a
+second one, of a recommender that was trained again before the judged part. FADING=1 takes configs/fading, where
+half-lives are learned. STATES names a folder of pre-trained rows, which are written where they are missing.
+GRADIENT=held leaves out how rates depend on rows through the loss.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
+import re
 import time
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,44 +30,61 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from accuracy import DATA
+from melon.bench.config import CellConfig, parse_assignments
+from melon.bench.config_files import read_config
 from melon.data.files import load_stream
+from melon.data.interactions import Interactions
 from melon.fitting.plan import EvaluationProtocol, Plan
-from melon.fitting.pretrained import PretrainedState, refit
+from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels import policy
+from melon.learning.practice.loop import practice_candidates
+from melon.learning.practice.record import Recorded, record
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import DECAY_UNIT, LinearRates
-from melon.stream.split import DEFAULT_SPLIT, split
+from melon.strategies.practised import LinearStrategy
+from melon.stream.batch import batch_of
+from melon.stream.split import DEFAULT_SPLIT, batches, split
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-#: The best of 42 plain steps with fading on each window: rate and half-life.
-FADES = {
-    "amazon_grocery": (0.5, 300.0),
-    "amazon_electronics": (0.5, 3_000.0),
-    "yelp": (0.3, 30_000.0),
-    "amazon_book": (0.3, 10_000.0),
-    "news_globo": (0.7, 10_000.0),
-}
+STREAMS = ("amazon_grocery", "amazon_electronics", "yelp", "amazon_book", "news_globo")
 
 
-def main(stream: str, seed: int = 0) -> None:
+def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
     torch.set_num_threads(1)
-    config = tomllib.loads((CONFIGS / f"{stream}-bpr-default.toml").read_text(encoding="utf-8"))
+    folder = CONFIGS / "fading" if os.environ.get("FADING") else CONFIGS
+    config = read_config(folder / f"{stream}-{recommender}-default.toml")
     log = load_stream(DATA / f"{stream}.parquet")
     parts = split(log, tuple(config.get("split", DEFAULT_SPLIT)))
-    plan = Plan("bpr", protocol=EvaluationProtocol(seed))
+    plan = Plan(recommender, protocol=EvaluationProtocol(seed))
     selection = Selection(log.head(parts.validation_stop), parts, plan)
-    start = state_of(plan, selection, config["pretrain_settings"], f"{stream}-{seed}-window.safetensors")
-    settings: dict[str, Any] = {"lr": config["settings"]["lr"]}
-    if os.environ.get("FADING"):
-        settings = dict(zip(("lr", "fading"), FADES[stream], strict=True))
-    before = selection.judged(selection.at_window(MeLON, {**settings, "passes": 0}, start))
-    began = time.process_time()
-    updater = selection.at_window(MeLON, settings, start)
-    practised = time.process_time() - began
-    after, rates = selection.judged(updater), updater.strategy.rates
-    print(f"| {stream} {settings} | {before:.4f} | **{after:.4f}** | {practised:.0f} |", flush=True)
-    print(learned(rates), flush=True)
+    name, pretraining = f"{recommender}-{stream}-{seed}", config["pretrain_settings"]
+    start = state_of(plan, selection.before_window, pretraining, f"{name}-window.safetensors")
+    again = None
+    if selection.judges_again:
+        again = state_of(plan, selection.before_judged, pretraining, f"{name}-again.safetensors")
+    for arm in arms:
+        strategy, _, assigned = arm.partition(":")
+        given = parse_assignments([one for one in re.split(r",(?=\w+=)", assigned) if one])["strategy"]
+        own = folder / f"{stream}-{recommender}-{strategy}.toml"
+        if given.get("form") == "linear" or not own.exists():
+            tuned = read_config(
+                own if strategy.startswith("melon") else folder / f"{stream}-{recommender}-default.toml"
+            )
+            tuned["settings"] = {k: v for k, v in tuned["settings"].items() if k in ("lr", "most_step", "fading")}
+        else:
+            tuned = read_config(own)
+        settings = {**CellConfig(**tuned).fixed, **given}
+        began = time.process_time()
+        updater = selection.at_window(strategy, settings, start)
+        practised, practice = time.process_time() - began, updater.practice()
+        scores = [f"{selection.judged(updater):.4f}"]
+        if again is not None:
+            deployed = deploy(plan.make_strategy(settings, strategy), again, selection.before_judged, practice)
+            scores.append(f"{selection.judged(deployed):.4f}")
+        print(f"| {stream}, {arm} | {' | '.join(scores)} | {practised:.0f} |", flush=True)
+        if isinstance(updater.strategy, LinearStrategy):
+            print(learned(updater.strategy.rates), flush=True)
 
 
 def learned(rates: LinearRates) -> str:
@@ -78,7 +99,7 @@ def learned(rates: LinearRates) -> str:
     return "  " + "  ".join(f"{name} {' '.join(f'{each:.3g}' for each in values)}" for name, values in shown.items())
 
 
-def state_of(plan: Plan, selection: Selection, settings: dict[str, Any], name: str) -> PretrainedState:
+def state_of(plan: Plan, log: Interactions, settings: dict[str, Any], name: str) -> PretrainedState:
     folder = os.environ.get("STATES")
     if folder and (Path(folder) / name).exists():
         tables: dict[str, dict[str, torch.Tensor]] = {}
@@ -86,7 +107,7 @@ def state_of(plan: Plan, selection: Selection, settings: dict[str, Any], name: s
             table, part = key.split("/")
             tables.setdefault(table, {})[part] = value
         return PretrainedState(plan, tables, {})
-    state = refit(plan, selection.before_window, settings, observed={})
+    state = refit(plan, log, settings, observed={})
     if folder:
         flat = {
             f"{table}/{part}": value.contiguous()
@@ -95,6 +116,14 @@ def state_of(plan: Plan, selection: Selection, settings: dict[str, Any], name: s
         }
         save_file(flat, Path(folder) / name)
     return state
+
+
+def recorded_practice(selection: Selection, strategy: MeLON, start: PretrainedState) -> Recorded:
+    """The practice stream of a window, up to its judged part, as practice records it."""
+    log, parts, protocol = selection.log.head(selection.parts.judged_from), selection.parts, selection.protocol
+    updater = deploy(strategy, start, selection.before_window)
+    coming = [batch_of(log, *bounds) for bounds in batches(parts.window_start, len(log), protocol.batch_size)]
+    return record(updater, coming, practice_candidates(log, protocol.seed, protocol.negatives), 2)
 
 
 def held(loops: SimpleNamespace) -> SimpleNamespace:
@@ -107,11 +136,14 @@ def held(loops: SimpleNamespace) -> SimpleNamespace:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("streams", nargs="+")
+    parser.add_argument("--recommender", default="bpr")
+    parser.add_argument("--arms", nargs="+", default=["default", "melon"])
+    asked = parser.parse_args()
     if os.environ.get("GRADIENT") == "held":
         load = policy.load
         policy.load = lambda name, *rest, **more: held(load(name)) if name == "practice" else load(name, *rest, **more)
-    print("| stream | plain step | practised | CPU s |\n|---|---|---|---|", flush=True)
-    for each in sys.argv[1:]:
-        main(each, int(os.environ.get("SEED", "0")))
+    print("| stream, arm | going on | (trained again) | CPU s of practice |\n|---|---|---|---|", flush=True)
+    for each in asked.streams:
+        main(each, asked.recommender, asked.arms, int(os.environ.get("SEED", "0")))

@@ -8,7 +8,7 @@ Starts `melon serve` on loopback with a model of that size, waits until it has l
 `melon load` (open loop, latency from when a request was due), one rate after another. The generator runs on the same
 machine; its CPU is told apart from that of the service. `learned` counts the events that the served model knows when
 the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists under the service's rules, each
-1, 8 or 16 made together.
+1, 8 or 16 made together, also right after an update.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def build(folder: Path, args: argparse.Namespace) -> None:
 
 
 def list_cpu(folder: Path, users: int) -> dict[str, float]:
-    """CPU milliseconds of one list when some are made together, and of the first after an update; medians."""
+    """CPU milliseconds of one list when some are made together, also right after an update; medians."""
     from melon.learning.model import LiveModel
     from melon.service.answers import ListMaker, Query
     from melon.service.log.base import Position
@@ -78,7 +78,8 @@ def list_cpu(folder: Path, users: int) -> dict[str, float]:
         return round(1e3 * float(np.median(spent)), 2)
 
     each(1)
-    return {**{str(count): each(count) for count in (1, 8, 16)}, "first after an update": each(1, updated=True)}
+    together = {str(count): each(count) for count in (1, 8, 16)}
+    return together | {f"{count} after an update": each(count, updated=True) for count in (1, 8, 16)}
 
 
 def call(url: str, body: object = None) -> Any:

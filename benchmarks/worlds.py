@@ -3,9 +3,9 @@
     python benchmarks/worlds.py                     # every world, one seed: about a minute each on one core
     python benchmarks/worlds.py chain,habits --seeds 3
 
-Everything is chosen on the selection window. For each world: `auto`, the same with the blend's inputs of transitions,
-the rival that did best on the test part (which favours it: it is chosen by what is reported), and the difference; the
-same for events that are no repeats.
+Everything is chosen on the selection window. For each world: `auto`, the same without its further inputs, the rival
+that did best on the test part (which favours it: it is chosen by what is reported), and the difference; the same for
+events that are no repeats.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from melon.bench.config import CellConfig
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.compare import Comparison, compare
-from melon.fitting.auto import settle_auto
+from melon.fitting.auto import SETTINGS, settle_auto
 from melon.types import Ints
 
 EVENTS, SPLIT = 40_000, (0.8, 0.02, 0.18)
-FOLLOWS, TUNED = "auto with transitions", "bpr, default + fading"
+WITHOUT, TUNED = "auto without further inputs", "bpr, default + fading"
 #: Recommenders that are evaluated, each under the tuned Default with fading, and their settings.
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
-    "auto": ("blend", {}),
-    FOLLOWS: ("blend", {"transitions": True}),
+    "auto": ("blend", SETTINGS),
+    WITHOUT: ("blend", {}),
     TUNED: ("bpr", {}),
 }
 
@@ -120,7 +120,7 @@ def main() -> None:
     unknown = [name for name in names if name not in WORLDS]
     if unknown:
         sys.exit(f"there is no world {', '.join(unknown)}; there are: {', '.join(WORLDS)}.")
-    print("| world | auto: HR@5 / NDCG@10 | auto with transitions | best rival |\n|---|---|---|---|")
+    print("| world | auto: HR@5 / NDCG@10 | auto without further inputs | best rival |\n|---|---|---|---|")
     families: dict[str, dict[str, Comparison]] = {}
     for name in names:
         events = ranked(WORLDS[name](), asked.seeds)
@@ -154,7 +154,7 @@ def against_the_best(name: str, events: list[pl.DataFrame]) -> dict[str, Compari
     }
     best = max((TUNED, *COMPARED), key=lambda label: sum(levels[label]))
     shown = {label: " / ".join(f"{value:.3f}" for value in levels[label]) for label in (*MADE, best)}
-    print(f"| {name} | {shown['auto']} | {shown[FOLLOWS]} | {best}: {shown[best]} |", flush=True)
+    print(f"| {name} | {shown['auto']} | {shown[WITHOUT]} | {best}: {shown[best]} |", flush=True)
     users, items = (events[0][side].to_numpy() for side in ("user", "item"))
     return {
         f"{name} | {best} | {metric}": compare(

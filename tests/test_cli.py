@@ -22,6 +22,7 @@ from melon.data.synthetic import synthetic_stream
 from melon.demo import write_synthetic
 from melon.display import label
 from melon.evaluation.ranking import metrics
+from melon.fitting.auto import SETTINGS
 
 SMALL = (
     *("--split", "0.7,0.05,0.25", "--epochs", "2", "--budget", "2", "--negatives", "15", "--batch-size", "64"),
@@ -173,7 +174,11 @@ def test_a_config_file_and_the_command_line_wins(stream: Path, tmp_path: Path, r
     record = json.loads(out.read_text())
     assert (record["strategy"], record["seed"], record["dataset"]["split"]) == ("eals", 6, [0.6, 0.1, 0.3])
     assert record["config"]["asked"]["settings"] == {"w_new": 2.0, "lr": 0.1}
-    assert record["config"]["asked"]["recommender_settings"] == {"dim": 4}
+    assert record["config"]["asked"]["recommender_settings"] == {
+        **SETTINGS,
+        "inputs": list(SETTINGS["inputs"]),
+        "dim": 4,
+    }
 
     # A result's own settings make the same result again.
     again = tmp_path / "again.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import uuid
@@ -20,6 +21,7 @@ import melon
 from melon.errors import CheckpointError, DataError, LearningError, NotFittedError, SettingsError
 from melon.estimator import Melon, Recommendation, Recommended
 from melon.learning import checkpoint
+from melon.learning.manifest import digest_of
 from melon.learning.step import StepMaker
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
@@ -464,6 +466,26 @@ class TestAuto:
         named = Melon("auto", "auto", epochs=2, budget=2, recommender_settings={"dim": 6}).fit(two_tastes())
         assert named.choices == model.choices
         assert named.recommend([3], k=5) == model.recommend([3], k=5)
+
+    def test_its_head_has_further_inputs_unless_settings_decide_otherwise(self, tmp_path: Path) -> None:
+        settings = Melon().partial_fit(two_tastes()[:20]).updater.recommender.settings.plain()
+        assert settings.items() >= {"inputs": ["profiles", "leanings"], "transitions": True}.items()
+        before = Melon(recommender_settings={"inputs": [], "transitions": False}).partial_fit(two_tastes()[:20])
+        assert (
+            before.updater.recommender.settings
+            == Melon("blend").partial_fit(two_tastes()[:20]).updater.recommender.settings
+        )
+        before.save(tmp_path / "m")
+        manifest = tmp_path / "m" / "manifest.json"
+        content = json.loads(manifest.read_text())
+        for name in ("inputs", "transitions"):  # as models had it that were saved before there were such settings
+            del content["recommender"]["settings"][name]
+        manifest.write_text(json.dumps({**content, "digest": digest_of(content)}))
+        loaded = melon.load(tmp_path / "m")
+        assert loaded.updater.recommender.settings == before.updater.recommender.settings
+        assert loaded.partial_fit(two_tastes()[20:40]).recommend([3], k=5) == (
+            before.partial_fit(two_tastes()[20:40]).recommend([3], k=5)
+        )
 
     def test_it_starts_cold(self) -> None:
         model = Melon(recommender_settings={"dim": 6}).partial_fit([(1, 2, 3), (4, 5, 6), (1, 5, 7)])

@@ -9,7 +9,7 @@ from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, space_of
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.toml"))
-FOLDERS = {"network": 30, "fading": 10}
+FOLDERS = {"network": 30, "fading": 10, "blend": 8}
 STREAMS = {"news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp"}
 
 
@@ -17,7 +17,7 @@ def test_every_config_settles_its_cell() -> None:
     assert len(CONFIGS) == 90
     others = {name: sorted((FOLDER / name).glob("*.toml")) for name in FOLDERS}
     assert {name: len(paths) for name, paths in others.items()} == FOLDERS
-    for path in (*CONFIGS, *others["network"], *others["fading"]):
+    for path in (*CONFIGS, *(path for paths in others.values() for path in paths)):
         require_settled(path)
 
 
@@ -41,7 +41,8 @@ def require_settled(path: Path) -> None:
         assert config.settings.items() <= default.settings.items()
         assert config.budget == default.budget
     else:
-        assert text.startswith("# The best of 42 plain steps with fading")
+        start = {"bpr": "# The best of 42 plain steps with fading", "blend": "# A usual step and half-life"}
+        assert text.startswith(start[config.recommender])
 
 
 def test_strategies_of_a_stream_have_the_same_budget_and_pretraining() -> None:

@@ -16,7 +16,8 @@ from melon.learning.practice.loop import practice_candidates
 from melon.learning.practice.record import Recorded, record
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
-from melon.strategies.melon.linear import LinearStrategy, MeLON
+from melon.strategies.melon.linear import MeLON
+from melon.strategies.practised import LinearStrategy
 from melon.stream.batch import Batch, batch_of
 from melon.stream.split import batches
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from melon.errors import CheckpointError, DataError
+from melon.fitting.auto import SETTINGS
 from melon.learning.deltas import NOTHING, Delta, Interacted, Recorder, apply, chained, state_digest
 from melon.learning.forgetting import forget, observe_only
 from melon.learning.model import LiveModel
@@ -19,7 +20,12 @@ from melon.strategies.registry import STRATEGIES
 PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
     "bpr default": (BPR, {"dim": 6}, "default", {"fading": 200.0}),
     "bpr melon": (BPR, {"dim": 6}, "melon", {"fading": 200.0}),
-    "blend default": (Blend, {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60}, "default", {"fading": 300.0}),
+    "blend default": (
+        Blend,
+        {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, **SETTINGS},
+        "default",
+        {"fading": 300.0},
+    ),
 }
 USERS = [f"u{n}" for n in range(60)]
 

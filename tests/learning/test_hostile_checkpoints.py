@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from melon.errors import CheckpointError, LearningError
+from melon.fitting.auto import SETTINGS
 from melon.learning.manifest import digest_of
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
@@ -25,7 +26,7 @@ from melon.strategies.default import Default
 Case = tuple[str, str, str]  # part of the manifest, tensor, change
 MODELS: dict[str, Any] = {
     "bpr": lambda: Updater(BPR({"dim": 3}), Default({"optimizer": "adam_lazy", "fading": 50.0})),
-    "blend": lambda: Updater(Blend({"dim": 3, "slots": 6, "head_units": 3, "transitions": True}), Default()),
+    "blend": lambda: Updater(Blend({"dim": 3, "slots": 6, "head_units": 3, **SETTINGS}), Default()),
 }
 CHANGES: dict[str, Any] = {
     "cut": lambda t: t[:-1] if t.dim() else None,

@@ -12,6 +12,7 @@ import melon
 from melon.data.frames import interactions_from
 from melon.data.ids import IdBook
 from melon.errors import DataError, LearningError, SettingsError
+from melon.fitting.auto import SETTINGS
 from melon.kernels import policy
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
@@ -29,7 +30,7 @@ Event = tuple[Any, Any, int]
 RECOMMENDERS: dict[str, tuple[type[Recommender], dict[str, Any]]] = {
     "bpr": (BPR, {"dim": 4}),
     "ncf": (NCF, {"dim": 3, "layers": (4, 3)}),
-    "blend": (Blend, {"dim": 4, "slots": 6, "head_units": 3, "head_negatives": 4}),
+    "blend": (Blend, {"dim": 4, "slots": 6, "head_units": 3, "head_negatives": 4, **SETTINGS}),
 }
 
 

@@ -10,13 +10,15 @@ from practice_scenes import SLOW_LOOPS, ahead, behind, in_one_graph, scene, stre
 
 from melon.errors import LearningError
 from melon.kernels import policy
+from melon.learning.practice import generic
 from melon.learning.practice.factor import FactorPractice
 from melon.learning.practice.generic import GenericPractice
 from melon.learning.practice.loop import practice_candidates, practise, practise_through
 from melon.learning.practice.record import record
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.linear import LinearStrategy, MeLON, MeLONI, MeLONP
+from melon.strategies.melon.linear import MeLON, MeLONI, MeLONP
+from melon.strategies.practised import LinearStrategy
 
 Practice = FactorPractice | GenericPractice
 
@@ -29,11 +31,17 @@ def ncf() -> NCF:
     return NCF({"dim": 2, "layers": (4, 3)}, seed=3, dtype=torch.float64)
 
 
-def differences(practice: Practice, strategy: LinearStrategy, entries: int) -> None:
+class Opaque(NCF):
+    """An NCF that practice knows by its scores alone."""
+
+
+def differences(practice: Practice, strategy: LinearStrategy, entries: int, skipped: tuple[str, ...] = ()) -> None:
     """Every kind of parameter against central differences, some entries of each."""
     loss, gradient = practice.run(0)
     assert np.isfinite(loss)
     for name, slopes in gradient.items():
+        if name in skipped:
+            continue
         flat, largest = slopes.reshape(-1), float(slopes.abs().max())
         assert largest > 1e-6, name
         for place in np.linspace(0, len(flat) - 1, min(entries, len(flat))).astype(int):
@@ -59,6 +67,31 @@ class TestGradient:
         model = ncf()
         recorded, strategy = scene(model, most_step=0.9)
         differences(GenericPractice(model, strategy, recorded), strategy, entries=2)
+
+    def test_among_some_of_the_candidates_is_exact(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = ncf()
+        recorded, strategy = scene(model, fading=None)
+        whole = GenericPractice(model, strategy, recorded).run(0)[0]
+        monkeypatch.setattr(generic, "_MOST_CANDIDATES", 3)
+        practice = GenericPractice(model, strategy, recorded)
+        losses = {practice.run(number)[0] for number in range(0, 8, 2)}
+        assert len(losses) == 4
+        assert np.mean(list(losses)) == pytest.approx(whole, rel=0.1)
+        differences(practice, strategy, entries=2, skipped=("half_lives",))
+
+    def test_of_closed_forms_is_that_of_second_derivatives(self) -> None:
+        """Weights of a unit that is never active do not move, and have a gradient all the same."""
+        model, other = ncf(), Opaque({"dim": 2, "layers": (4, 3)}, seed=3, dtype=torch.float64)
+        found = []
+        for each in (model, other):
+            recorded, strategy = scene(each, most_step=0.9)
+            each.tables["layer_2"].everything()[1] = -5.0
+            found.append(GenericPractice(each, strategy, recorded).run(0))
+        assert (model.open_evidence, other.open_evidence) == (True, False)
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+        for name, slope in found[0][1].items():
+            assert torch.isfinite(slope).all()
+            torch.testing.assert_close(slope, found[1][1][name], rtol=1e-8, atol=1e-12)
 
     @pytest.mark.parametrize("kind", [MeLON, MeLONI, MeLONP])
     @pytest.mark.parametrize("settings", [{}, {"fading": None, "inputs": "age,idle"}])

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from melon.checks import check_recommender
-from melon.errors import CheckpointError
+from melon.checks.toys import toy_batches, toy_log
+from melon.errors import CheckpointError, SettingsError
+from melon.fitting.auto import SETTINGS
+from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.profiles import Profiles
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
+from melon.strategies.default import Default
 from melon.stream.history import RING, History
 from melon.types import Ints
 
@@ -137,6 +141,33 @@ def test_tastes_are_those_of_the_slow_twin(
         known = math.log1p(taken) / 4 - 1
         assert given[user] == pytest.approx([*leaning, *gaps, known], abs=10 * near)
     assert given[USERS].tolist() == [0, 0, 0, 0, 6.0, math.log1p(len(users)), -1]
+
+
+def test_leanings_are_tastes_without_gaps_and_not_asked_for_twice() -> None:
+    users, items = log_of(200)
+    tastes, counts = Tastes(), ItemCounts([300.0, 5_000.0])
+    tastes.observe(users, items, np.arange(200), counts)
+    whole, part = (tastes.read(np.arange(USERS), 10**6, 200, gaps=gaps) for gaps in (True, False))
+    assert np.array_equal(whole[:, : len(LOOKS)], part)
+    assert Blend({"inputs": ["leanings"]}).inputs == Blend({"inputs": ["tastes"]}).inputs[:-3]
+    with pytest.raises(SettingsError, match="one of the two"):
+        Blend({"inputs": ["leanings", "tastes"]})
+
+
+def test_lessons_and_scores_are_those_of_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, **SETTINGS}
+    updater, batches = Updater(Blend(settings), Default({"fading": 100.0})), toy_batches(toy_log())
+    for batch in batches[:-1]:
+        updater.learn(batch)
+    lines = np.stack([batches[-1].items, batches[-1].items[::-1]], axis=1)
+    both = []
+    for kernel in ("auto", "torch"):
+        monkeypatch.setenv("MELON_KERNEL", kernel)
+        lesson = updater.lesson(batches[-1])
+        assert lesson is not None
+        both.append((lesson.inputs.numpy(), updater.score(batches[-1].users, lines, int(batches[-1].times[0]))))
+    for compiled, general in zip(*both, strict=True):
+        assert compiled == pytest.approx(general, abs=2e-4)
 
 
 def test_a_blend_with_every_input_conforms() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
@@ -26,7 +27,12 @@ from melon.strategies.registry import STRATEGIES
 PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
     "bpr default": (BPR, {"dim": 6}, "default", {"fading": 200.0}),
     "bpr melon": (BPR, {"dim": 6}, "melon", {"fading": 200.0}),
-    "blend default": (Blend, {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60}, "default", {"fading": 300.0}),
+    "blend default": (
+        Blend,
+        {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, **SETTINGS},
+        "default",
+        {"fading": 300.0},
+    ),
 }
 LOG = LogSettings(reserve=0)
 

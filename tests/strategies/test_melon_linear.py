@@ -15,8 +15,9 @@ from melon.recommenders.bpr import BPR
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
-from melon.strategies.melon.linear import LinearSettings, LinearStrategy, MeLON, MeLONI, MeLONP
+from melon.strategies.melon.linear import LinearSettings, MeLON, MeLONI, MeLONP
 from melon.strategies.melon.rates import KNOTS, LinearRates, Roles
+from melon.strategies.practised import LinearStrategy
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
 from melon.tables import TableSpec
 
@@ -150,6 +151,32 @@ def test_compiled_steps_are_those_that_are_proposed(
     np.testing.assert_allclose(rows["torch"][0], rows["numba"][0], rtol=1e-5)
     for name, values in rows["torch"][1].items():
         torch.testing.assert_close(rows["numba"][1][name], values, rtol=1e-4, atol=1e-5)
+
+
+class TestOthersThatPractise:
+    """Their rates are special cases of MeLON's, and practice moves nothing else."""
+
+    @pytest.mark.parametrize(("name", "by"), [("mwnet", "interaction"), ("metasgd", "table")])
+    def test_a_preset_makes_them_special_cases(self, name: str, by: str) -> None:
+        entry = STRATEGIES[name]
+        strategy = entry.load()({**entry.preset("practised"), "lr": 0.1}, seed=3)
+        assert isinstance(strategy, LinearStrategy)
+        assert (strategy.name, strategy.seed) == (name, 3)
+        assert not isinstance(entry.load()({}), LinearStrategy)
+        assert space_of(name, entry.preset("practised")).axes.keys() == {"lr", "fading"}
+        updater, plain = learned(strategy), learned(Default({"lr": 0.1, "optimizer": "sgd", "reduction": "sum"}))
+        for key, table in updater.recommender.tables.items():
+            torch.testing.assert_close(table.everything(), plain.recommender.tables[key].everything())
+        free = strategy.trainable()
+        assert not free["decay"].any()
+        assert not free["rates"][:, 1:].any()
+        assert bool(free["hats"].any()) == (by == "interaction")
+        for phi in ("rates", "hats"):
+            strategy.rates.phi[phi] += free[phi] * torch.rand(free[phi].shape, dtype=torch.float64)
+        rates = updater.learning_rates(toy_batches()[6]).rows
+        constant, varied = (rates.T, rates) if by == "interaction" else (rates, rates.T)
+        assert (constant == constant[:1]).all()
+        assert not (varied == varied[:1]).all()
 
 
 class TestMatrix:

@@ -230,7 +230,8 @@ def method_name(record: Mapping[str, Any]) -> str:
 def is_auto(request: Mapping[str, Any]) -> bool:
     """Whether a record's request is `auto`: what runs when no recommender and no strategy is named."""
     usual = {**settle_auto({}), "preset": "default", "pretrain": "shared"}
-    return all(request.get(name) == value for name, value in usual.items() if name not in ("minutes", "auto"))
+    apart = ("minutes", "auto", "recommender_settings")  # others than the usual ones are written in the label
+    return all(request.get(name) == value for name, value in usual.items() if name not in apart)
 
 
 def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[Line]:

@@ -145,7 +145,7 @@ def requested(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a command as fields of an evaluation: the config file first, then the command line."""
     from melon.bench.config import parse_assignments, parse_fading
     from melon.bench.config_files import read_config
-    from melon.fitting.auto import AUTO
+    from melon.fitting.auto import AUTO, SETTINGS
     from melon.stream.split import parse_split
 
     sections = parse_assignments(given.pop("assignments", []))
@@ -156,6 +156,10 @@ def requested(given: dict[str, Any]) -> dict[str, Any]:
     for name, parse in (("fading", parse_fading), ("split", parse_split)):
         if name in given:
             given[name] = parse(given[name])
+    if given.get("recommender", AUTO) not in (AUTO, request.get("recommender")):  # settings of auto's blend are not its
+        request["recommender_settings"] = {
+            name: value for name, value in request.get("recommender_settings", {}).items() if name not in SETTINGS
+        }
     request |= given
     for section, field in (
         ("strategy", "settings"),

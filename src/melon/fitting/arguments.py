@@ -15,6 +15,7 @@ from melon.fitting import values
 from melon.fitting.auto import settle_auto
 from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
+from melon.types import Plain
 
 #: So many events are learned without building a log of them first.
 _FEW = 1_024
@@ -72,7 +73,8 @@ def plan_of(given: Arguments) -> Plan:
         _store(given, name, values.settings_table)
     values.one_of("dtype", given.dtype, DTYPES)
     given.device = str(given.device)
-    request = {"recommender": given.recommender, "strategy": given.strategy}
+    request: Plain = {"recommender": given.recommender, "strategy": given.strategy}
+    request["recommender_settings"] = dict(given.recommender_settings or {})
     request |= {name: getattr(given, name) for name in ("fading", "minutes") if getattr(given, name) is not None}
     settled = settle_auto(request)
     fading, minutes = settled.get("fading", "off"), settled.get("minutes")
@@ -89,7 +91,7 @@ def plan_of(given: Arguments) -> Plan:
         settled["recommender"],
         settled["strategy"],
         settings=dict(given.settings or {}),
-        recommender_settings=dict(given.recommender_settings or {}),
+        recommender_settings=settled["recommender_settings"],
         pretrain_settings=dict(given.pretrain_settings or {}),
         fading=fading,
         budget=given.budget,

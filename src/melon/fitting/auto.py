@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from melon.types import Plain
+
 AUTO = "auto"
 #: How long `auto` chooses by default. On fewer than a few million interactions it is done well before.
 MINUTES = 30.0
 RECOMMENDER, STRATEGY = "blend", "default"
+#: Settings of the blend in `auto`, unless a request decides them: further inputs of its head (docs/recommenders.md).
+SETTINGS: Plain = {"inputs": ("profiles", "leanings"), "transitions": True}
 _WHY = (
     "it weighs personal taste, what is popular now and what is like a user's last items as it goes, "
     "so that fast and slow streams both suit it"
@@ -31,6 +35,7 @@ def settle_auto(request: Mapping[str, Any]) -> dict[str, Any]:
         settled["auto"] = True
     if names[0] == AUTO:
         settled["recommender"] = RECOMMENDER
+        settled["recommender_settings"] = {**SETTINGS, **(settled.get("recommender_settings") or {})}
     if names[1] == AUTO:
         settled["strategy"] = STRATEGY
         settled.setdefault("fading", "auto")

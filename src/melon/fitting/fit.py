@@ -29,7 +29,7 @@ from melon.progress import Progress, Stop
 from melon.recommenders.heads import HeadedRecommender
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.linear import LinearStrategy
+from melon.strategies.practised import LinearStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
 

@@ -13,7 +13,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.heads import Lesson
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.linear import LinearStrategy
+from melon.strategies.practised import LinearStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 

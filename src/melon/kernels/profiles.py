@@ -16,6 +16,7 @@ from melon.kernels.types import (
     INTS,
     SINGLE_CUBE,
     SINGLE_TABLE,
+    SINGLES,
     SMALL_INT_TABLE,
     Fields,
     Signature,
@@ -62,6 +63,9 @@ SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
     "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
     "match": (_PAIRS, INT, DOUBLE, DOUBLE, INT, SINGLE_CUBE),
+    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, INT, DOUBLE, SINGLE_TABLE),
+    "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
+    "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
     "lean": (INTS, INT, INT, *_TASTES, DOUBLE_TABLE),
     "suit": (INT_TABLE, SINGLE_TABLE, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
     "suit_lines": (INT, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
@@ -175,6 +179,48 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
             said[first + 2] = both / (long * math.sqrt(wide + TINY))
 
 
+def prepare(
+    item_rows: Singles, takers: Singles, weight: Floats, last: Ints, now: int, rate: float, out: Singles
+) -> None:
+    """What `match_all` needs of each item: a factor for each of the three ways."""
+    decay = -rate * math.log(2.0)
+    for item in range(out.shape[0]):
+        row, profile, left = item_rows[item], takers[item], math.exp(decay * (now - last[item]))
+        out[item, 0] = left / (left * weight[item] + 1.0)
+        out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
+        out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+
+
+def match_all(
+    direction: Singles, profile: Singles, item_rows: Singles, takers: Singles, factors: Singles, out: Singles
+) -> None:
+    """The same as `match` for one user and the first items, of which the user has had none."""
+    long = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+    for item in range(factors.shape[0]):
+        row, others = item_rows[item], takers[item]
+        to_takers, to_item, both = np.float32(0), np.float32(0), np.float32(0)
+        for d in range(row.size):
+            to_takers += direction[d] * others[d]
+            to_item += profile[d] * row[d]
+            both += profile[d] * others[d]
+        out[item, 0] = factors[item, 0] * to_takers
+        out[item, 1] = long * factors[item, 1] * to_item
+        out[item, 2] = long * factors[item, 2] * both
+
+
+def taken_by(user: int, rings: SmallInts, taken: Ints, items: Ints) -> int:
+    """The items among whose last takers a user is; returns how many there are."""
+    count, wanted = 0, np.int32(user)
+    for item in range(rings.shape[0]):
+        ring, times = rings[item], 0
+        for k in range(ring.size):
+            times += ring[k] == wanted
+        if times and _times(ring, taken[item], user):
+            items[count] = item
+            count += 1
+    return count
+
+
 def _products(
     direction: Singles, profile: Singles, row: Singles, takers: Singles
 ) -> tuple[float, float, float, float, float]:
@@ -212,7 +258,7 @@ def _share(lasts: SmallInts, item: int, fade: float) -> float:
 
 
 def lean(users: Ints, time: int, events: int, means: Singles, moments: Ints, overall: Floats, out: Floats) -> None:
-    """Leanings of users, log(1 + days) and log(1 + interactions) since the last event, and how much is known."""
+    """Leanings of users; where there is room, logs of days and events since the last one, and how much is known."""
     width = means.shape[1]
     for n in range(users.size):
         user, line, taken = users[n], out[n], 0.0
@@ -220,6 +266,8 @@ def lean(users: Ints, time: int, events: int, means: Singles, moments: Ints, ove
             taken = np.float64(moments[user, 0])
         for f in range(width):
             line[f] = taken / (taken + 3.0) * (means[user, f] - overall[f]) if taken > 0 else 0.0
+        if line.size == width:
+            continue
         line[width], line[width + 1] = NEVER_THERE, math.log1p(np.float64(events))
         if taken > 0:
             line[width] = math.log1p(np.float64(max(time - moments[user, 1], 0)) / DAY)

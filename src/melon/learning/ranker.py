@@ -76,26 +76,38 @@ class Ranker:
         """The k best of items 0 … n_items-1 for rows of users; each list depends on its user alone."""
         mask = limits.mask(n_items)
         if self._updater.recommender.two_stage and limits.boost is None and self._aging(n_items, time):
-            return [self._in_two_stages(user, k, n_items, time, limits, mask) for user in users[:, None]]
+            return self._in_two_stages(users, k, n_items, time, limits, mask)
         catalogue, seen = self._catalogue(n_items, time), self._seen(limits)
         return best_of_all(catalogue, users, k, n_items, boost=limits.boost, seen=seen, allowed=mask)
 
-    def _in_two_stages(self, user: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None) -> Best:
-        """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now."""
+    def _in_two_stages(
+        self, users: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None
+    ) -> list[Best]:
+        """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now.
+
+        All users share the pass over the items; what was taken since is the same for all of them.
+        """
         assert self._kept is not None
         catalogue, known = self._kept.catalogue, self._kept.n_items
         seen, allowed = self._seen(limits), None if mask is None else mask[:known]
         quick = catalogue.first_stage()
-        ((rows, _),) = best_of_all(quick, user, k + CANDIDATES, known, boost=None, seen=seen, allowed=allowed)
-        more = np.concatenate([catalogue.worthwhile(user), self._counts.taken_since(self._kept.event)])
-        more = more[more < n_items]
-        if mask is not None:
-            more = more[mask[more]]
-        if seen is not None:
-            more = more[~seen.contains(pair_keys(np.repeat(user, len(more)), more))]
-        rows = distinct(np.concatenate([rows, more]))
-        ((places, values),) = best(self._updater.score(user, rows[None, :], time), k)
-        return rows[places], values
+        candidates = best_of_all(quick, users, k + CANDIDATES, known, boost=None, seen=seen, allowed=allowed)
+        taken, rows = self._counts.taken_since(self._kept.event), list[Ints]()
+        for user, (near, _) in zip(users[:, None], candidates, strict=True):
+            more = np.concatenate([catalogue.worthwhile(user), taken])
+            more = more[more < n_items]
+            if mask is not None:
+                more = more[mask[more]]
+            if seen is not None:
+                more = more[~seen.contains(pair_keys(np.repeat(user, len(more)), more))]
+            rows.append(distinct(np.concatenate([near, more])))
+        # Shorter lines are filled with the first item, whose scores nobody reads.
+        lines = np.zeros((len(users), max(map(len, rows))), dtype=np.int64)
+        for line, some in zip(lines, rows, strict=True):
+            line[: len(some)] = some
+        scores = self._updater.score(users, lines, time)
+        lists = [best(line[None, : len(some)], k)[0] for line, some in zip(scores, rows, strict=True)]
+        return [(some[places], values) for some, (places, values) in zip(rows, lists, strict=True)]
 
     def _seen(self, limits: Limits) -> SeenPairs | None:
         return self._updater.history.seen if limits.filter_seen else None

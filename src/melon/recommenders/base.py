@@ -173,6 +173,18 @@ class Recommender(ABC):
         """Scores as far as the loss of rows teaches them, without what a head adds; practice predicts by them."""
         return self._scores(values, users, items, None)
 
+    def line_scores(self, values: Values, items: Tensor) -> Tensor:
+        """`taught_scores` of lines of candidates: line x is the x-th of the given users' rows, and `items` (n × c) are
+        positions among those of items.
+        """
+        lines = torch.arange(len(items), device=items.device)[:, None].expand_as(items)
+        return self.taught_scores(values, lines, items)
+
+    @property
+    def open_evidence(self) -> bool:
+        """Whether `evidence` can itself be differentiated, so that practice needs no second derivative of the loss."""
+        return False
+
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled loops, batch after batch, and return the sum of losses.
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -105,6 +106,24 @@ class NCF(Recommender):
         if per_branch or not self.loss.shift_invariant:
             gradients.append(RowGradient("user_bias", branches, to_user(kappa)))
         return Evidence(losses, tuple(gradients))
+
+    @property
+    def open_evidence(self) -> bool:
+        return type(self) is NCF and type(self.loss) is BPRLoss
+
+    def line_scores(self, values: Values, items: Tensor) -> Tensor:
+        if type(self) is not NCF:
+            return super().line_scores(values, items)
+        first, *rest = (values[layer] for layer in self._layers())
+        n, dim = len(items), self.settings.dim
+        # Each half of the first layer is computed once: for a user, and for an item however many lines it stands in.
+        halves = values["user_mlp"] @ first[:, :dim].T, values["item_mlp"] @ first[:, dim:].T
+        hidden = torch.relu(F.embedding(items, halves[1]) + halves[0][:, None]).view(-1, len(first))
+        for weight in rest:
+            hidden = torch.relu(hidden @ weight.T)
+        product = torch.bmm(F.embedding(items, values["item_gmf"]), (values["user_gmf"] * values["product"])[..., None])
+        scores = product[..., 0] + (hidden @ values["output"][0]).view(n, -1)
+        return scores + F.embedding(items, values["item_bias"])[..., 0] + values["user_bias"]
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         pairwise = type(self) is NCF and type(self.loss) is BPRLoss

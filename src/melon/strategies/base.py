@@ -134,7 +134,8 @@ class Proposal:
         def shortened(old: Tensor, new: Tensor) -> Tensor:
             move = new - old
             length = torch.linalg.vector_norm(move, dim=1, keepdim=True)
-            return torch.where(length > most_step, old + move * (most_step / length), new)
+            # Bounded below, so that a row that did not move has a derivative too.
+            return torch.where(length > most_step, old + move * (most_step / length.clamp(min=most_step)), new)
 
         return replace(self, values={name: shortened(before[name], new) for name, new in self.values.items()})
 

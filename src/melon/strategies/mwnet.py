@@ -7,7 +7,7 @@ published one the meta-gradient is lost (3.3, pitfall a).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,10 @@ from torch import Tensor
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
+from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
+from melon.strategies.practised import LinearStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -42,12 +44,28 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     virtual_reduction: Literal["sum", "mean"] | None = None
 
 
+class PractisedMWNet(LinearStrategy):
+    """One rate for each interaction, from its loss alone, that practises through the stream."""
+
+    name = "mwnet"
+    unseen = tuple(name for name in INPUTS if name != "loss")
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.one(specs)
+
+
 class MWNet(LearnedOptimizerStrategy):
     """W_{x,m} = η·a_x with a_x = most_weight · σ(V_φ(L_x)): row-constant."""
 
     name = "mwnet"
     settings_type = MWNetSettings
     settings: MWNetSettings
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
+        if (settings or {}).get("form") == "linear":
+            return PractisedMWNet(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+        return super().__new__(cls)
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         hidden, drawn = self.settings.hidden, self.settings.init == "drawn"

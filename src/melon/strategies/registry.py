@@ -52,6 +52,9 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
     },
 }
 
+#: Of strategies whose rates are a special case of MeLON's: they start at the plain step and practise as it does.
+PRACTISED: dict[str, object] = {"form": "linear"}
+
 #: What works best, and both cells as published, with one step for each batch.
 S2META_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
@@ -203,7 +206,9 @@ _ENTRIES = (
                 "meta_lr": 0.001,
                 "meta_weight_decay": 0.0001,
             },
+            "practised": PRACTISED,
         },
+        forms={"linear": _LINEAR_SPACE},
         in_comparison=True,
         label="MWNet",
         color=("#c58a14", "#f0c256"),
@@ -232,7 +237,9 @@ _ENTRIES = (
                 "shared_reduction": "mean",
                 "meta_lr": 0.001,
             },
+            "practised": PRACTISED,
         },
+        forms={"linear": _LINEAR_SPACE},
         in_comparison=True,
         label="MetaSGD",
         color=("#2e6fdb", "#7eb0ff"),

@@ -9,8 +9,8 @@ from melon.kernels.policy import Loops
 from melon.kernels.practice.forms import LEAST_LOSS, Course, Numbers, Rates, Rows, Slopes, Tape
 from melon.learning.practice.record import Draw, Recorded
 from melon.recommenders.base import Recommender
-from melon.strategies.melon.linear import LinearStrategy
 from melon.strategies.melon.rates import DECAY_UNIT, KNOTS, Phi
+from melon.strategies.practised import LinearStrategy
 from melon.tables import Moment
 from melon.types import Floats, Ints
 

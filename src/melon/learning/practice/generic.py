@@ -18,13 +18,16 @@ from torch import Tensor
 from melon.kernels.practice.forms import ABSENT, UNPREDICTED
 from melon.learning.practice.record import Draw, Recorded
 from melon.recommenders.base import Recommender
+from melon.recommenders.evidence import Examples, RowGradient
 from melon.strategies.base import Proposal
-from melon.strategies.melon.linear import LinearStrategy
 from melon.strategies.melon.rates import Phi
+from melon.strategies.practised import LinearStrategy
 from melon.tables import Moment
-from melon.types import Floats
+from melon.types import Floats, Ints
 
 Values = dict[str, Tensor]
+#: A pass predicts each item among so many others, drawn anew for each pass.
+_MOST_CANDIDATES = 30
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class PracticeBatch:
     users: Tensor
     items: Tensor
     idle: Tensor  # of the items' rows
-    inputs: Floats
+    columns: Floats  # what rates see of the touches of each table in turn
 
 
 class GenericPractice:
@@ -52,12 +55,20 @@ class GenericPractice:
             else table.gather(self._tensor(rows[table.spec.role]), Moment(0))
             for name, table in recommender.tables.items()
         }
+        slots = {"user": 1, "item": recorded.draws[0].items.shape[1], "shared": 1}
+        self._slots = [slots[self._specs[name].role] for name in self._moving]
+        roles = strategy.rates.roles
+        self._roles = [
+            role for name, many in zip(self._moving, self._slots, strict=True) for role in roles.of(name, many)
+        ]
+        others = recorded.candidates.shape[1] - 1
+        self._stand_for = math.log(max(others / _MOST_CANDIDATES, 1.0))
         ends = recorded.ends.tolist()
         self._bounds = list(zip([0, *ends[:-1]], ends, recorded.now.tolist(), strict=True))
 
     def run(self, number: int) -> tuple[float, Phi]:
         """The mean loss of all predictions in pass `number` at the strategy's φ, and its gradient by φ."""
-        draw = self._recorded.draws[number % len(self._recorded.draws)]
+        draw, among = self._recorded.draws[number % len(self._recorded.draws)], self._among(number)
         values = {name: value.clone() for name, value in self._start.items()}
         touched, tape = self._tensor(self._recorded.touched), list[tuple[PracticeBatch, Values]]()
         for first, last, now in self._bounds:
@@ -73,42 +84,78 @@ class GenericPractice:
         for (first, last, now), (batch, old) in zip(reversed(self._bounds), reversed(tape), strict=True):
             self._step_back(batch, values, old, later, phi, gradient)
             touched[batch.rows["item"]] = now - batch.idle
-            total += self._prediction_back(first, last, now - touched, values, later, phi, gradient)
+            total += self._prediction_back(first, last, now - touched, values, later, phi, gradient, among)
         events = self._recorded.predicted
         return total / events, {name: value / events for name, value in gradient.items()}
+
+    def _among(self, number: int) -> Ints:
+        """The columns of candidates that pass `number` predicts among: the item taken, and some others."""
+        others = self._recorded.candidates.shape[1] - 1
+        drawn = np.random.default_rng(number).permutation(others)[:_MOST_CANDIDATES] + 1
+        return np.append(0, np.sort(drawn))
 
     def step(self, batch: PracticeBatch, old: Mapping[str, Tensor], phi: Phi, *, again: bool = False) -> Values:
         """The rows that a batch touches and the shared weights after the step; differentiable where it is made `again`.
 
-        The same as `LinearStrategy.propose`: each interaction has copies of its rows, whose gradients are its own.
+        The same as `LinearStrategy.propose`.
         """
-        faded, copies = self._faded(old, batch.idle, phi), dict[str, Tensor]()
+        faded = self._faded(old, batch.idle, phi)
+        moved = self._moved_by_evidence if self._recommender.open_evidence else self._moved_by_autograd
+        with torch.set_grad_enabled(again):
+            new = moved(batch, faded, phi, again)
+            most_step = self._strategy.settings.most_step
+            return new if most_step is None else Proposal(new).within(most_step, faded).values
+
+    def _moved_by_evidence(self, batch: PracticeBatch, faded: Values, phi: Phi, again: bool) -> Values:
+        """Gradients in closed form, which are open to differentiation."""
+        evidence = self._recommender.evidence(faded, Examples(batch.users, batch.items))
+        weights, new = self._weights(batch, evidence.losses, phi), dict[str, Tensor]()
+        for gradient in evidence.gradients:
+            old, rates = faded[gradient.table], weights[gradient.table]
+            if isinstance(gradient, RowGradient):
+                weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * rates[..., None])
+                kept = self._strategy.rates.kept(gradient.table, phi).to(old)
+                new[gradient.table] = old * kept - weighted.summed(len(old))
+            else:
+                new[gradient.table] = old - gradient.summed(len(old), rates[:, 0]) / len(rates)
+        return new
+
+    def _moved_by_autograd(self, batch: PracticeBatch, faded: Values, phi: Phi, again: bool) -> Values:
+        """Each interaction has copies of its rows, whose gradients are its own."""
+        copies, (n, slots) = dict[str, Tensor](), batch.items.shape
         places = {"user": batch.users, "item": batch.items.reshape(-1)}
         for name, spec in self._specs.items():
             copy = faded[name] if spec.role == "shared" else faded[name][places[spec.role]]
             copies[name] = copy if again else copy.detach().requires_grad_()
-        n, slots = batch.items.shape
         with torch.enable_grad():
             lines = torch.arange(n, device=batch.users.device)[:, None].expand(n, slots)
             losses = self._recommender.loss_of(
                 copies, lines, torch.arange(n * slots, device=lines.device).view(n, slots)
             )
-        new, strategy = dict[str, Tensor](), self._strategy
+            total = losses.sum()
+        weights, new = self._weights(batch, losses if again else losses.detach(), phi), dict[str, Tensor]()
         for name in self._moving:
-            spec = self._specs[name]
-            seen = losses if again else losses.detach()
-            weights = strategy.weights(spec, batch.inputs, seen.cpu(), phi).to(losses)
-            if spec.role == "shared":
+            if self._specs[name].role == "shared":
                 (move,) = torch.autograd.grad(
-                    losses, copies[name], weights[:, 0] / n, create_graph=again, retain_graph=True, allow_unused=True
+                    losses,
+                    copies[name],
+                    weights[name][:, 0] / n,
+                    create_graph=again,
+                    retain_graph=True,
+                    allow_unused=True,
                 )
                 new[name] = faded[name] if move is None else faded[name] - move
                 continue
-            (slopes,) = torch.autograd.grad(losses.sum(), copies[name], create_graph=again, retain_graph=True)
-            move = torch.zeros_like(faded[name]).index_add(0, places[spec.role], slopes * weights.reshape(-1, 1))
-            new[name] = faded[name] * strategy.rates.kept(name, phi).to(losses) - move
-        most_step = strategy.settings.most_step
-        return new if most_step is None else Proposal(new).within(most_step, faded).values
+            (slopes,) = torch.autograd.grad(total, copies[name], create_graph=again, retain_graph=True)
+            rows = places[self._specs[name].role]
+            move = torch.zeros_like(faded[name]).index_add(0, rows, slopes * weights[name].reshape(-1, 1))
+            new[name] = faded[name] * self._strategy.rates.kept(name, phi).to(losses) - move
+        return new
+
+    def _weights(self, batch: PracticeBatch, losses: Tensor, phi: Phi) -> Values:
+        """Rates of every table's touches, computed at once."""
+        made = self._strategy.rates.rates(batch.columns, losses.cpu(), self._roles, phi).to(losses)
+        return dict(zip(self._moving, torch.split(made, self._slots, dim=1), strict=True))
 
     def _step_back(
         self, batch: PracticeBatch, values: Values, old: Values, later: Values, phi: Phi, gradient: Phi
@@ -127,18 +174,28 @@ class GenericPractice:
         _add(gradient, slopes[len(moving) :])
 
     def _prediction_back(
-        self, first: int, last: int, idle: Tensor, values: Values, later: Values, phi: Phi, gradient: Phi
+        self,
+        first: int,
+        last: int,
+        idle: Tensor,
+        values: Values,
+        later: Values,
+        phi: Phi,
+        gradient: Phi,
+        among: Ints,
     ) -> float:
         """The loss of a batch's predictions; its gradient is added to what is known."""
         recorded = self._recorded
-        candidates = self._tensor(recorded.candidates[first:last])
+        candidates = self._tensor(recorded.candidates[first:last, among])
         there = candidates[:, 0] > UNPREDICTED
         if not there.any():
             return 0.0
         candidates, users = candidates[there], self._tensor(recorded.users[first:last])[there]
-        exists = (candidates > ABSENT).reshape(-1, 1).to(next(iter(values.values())))
-        known = self._tensor(recorded.known[first:last])[there][:, None].to(exists)
-        items = candidates.clamp(min=0).reshape(-1)
+        known = self._tensor(recorded.known[first:last])[there][:, None].to(next(iter(values.values())))
+        # Rows of distinct items, and one of zeros for items without a row.
+        distinct, places = torch.unique(candidates, return_inverse=True)
+        exists = (distinct > ABSENT)[:, None].to(known)
+        distinct = distinct.clamp(min=0)
         with torch.enable_grad():
             rows = {name: value.detach().requires_grad_() for name, value in values.items()}
             read = dict[str, Tensor]()
@@ -146,15 +203,13 @@ class GenericPractice:
                 if spec.role == "user":
                     read[name] = F.embedding(users, rows[name]) * known
                 elif spec.role == "item":
-                    read[name] = F.embedding(items, rows[name]) * exists
+                    read[name] = F.embedding(distinct, rows[name]) * exists
                 else:
                     read[name] = rows[name]
-            read = self._faded(read, idle[items], phi)
-            lines = torch.arange(len(users), device=users.device)[:, None].expand_as(candidates)
-            scores = self._recommender.taught_scores(
-                read, lines, torch.arange(len(items), device=lines.device).view_as(lines)
-            )
+            scores = self._recommender.line_scores(self._faded(read, idle[distinct], phi), places)
             apart = (scores - scores[:, :1]).double() * torch.exp(phi["temperature"]).to(scores.device)
+            # Each candidate stands for those that this pass leaves out.
+            apart = torch.cat([apart[:, :1], apart[:, 1:] + self._stand_for], dim=1)
             loss = torch.logsumexp(apart, dim=1).sum()
         moving = [rows[name] for name in self._moving]
         slopes = torch.autograd.grad(loss, [*moving, *phi.values()], allow_unused=True)
@@ -167,7 +222,9 @@ class GenericPractice:
         item_rows, items = np.unique(draw.items[first:last], return_inverse=True)
         rows = {"user": self._tensor(user_rows), "item": self._tensor(item_rows)}
         places = self._tensor(users.reshape(-1)), self._tensor(items.reshape(last - first, -1))
-        return PracticeBatch(rows, *places, now - touched[rows["item"]], draw.inputs[first:last])
+        inputs = draw.inputs[first:last]
+        columns = [self._strategy.columns(self._specs[name], inputs) for name in self._moving]
+        return PracticeBatch(rows, *places, now - touched[rows["item"]], np.concatenate(columns, axis=1))
 
     def _faded(self, rows: Mapping[str, Tensor], idle: Tensor, phi: Phi) -> Values:
         """Rows with those of items faded by their idle time."""

@@ -16,8 +16,8 @@ from melon.learning.practice.factor import FactorPractice
 from melon.learning.practice.generic import GenericPractice
 from melon.learning.practice.record import record
 from melon.learning.updater import Updater
-from melon.strategies.melon.linear import LinearStrategy
 from melon.strategies.melon.rates import MOST_DECAY, Phi
+from melon.strategies.practised import LinearStrategy
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 

@@ -13,7 +13,7 @@ from melon.kernels.practice.forms import ABSENT, UNPREDICTED
 from melon.learning.examples import Offers
 from melon.learning.updater import Updater
 from melon.strategies.melon.inputs import HALF_LIVES
-from melon.strategies.melon.linear import batch_inputs
+from melon.strategies.practised import batch_inputs
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 from melon.types import Flags, Floats, Ints, SmallInts

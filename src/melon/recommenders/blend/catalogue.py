@@ -10,7 +10,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lists import Remembered, Weights
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import ITEM_FEATURES, Named, StreamFeatures, activity
+from melon.recommenders.blend.features import ITEM_FEATURES, StreamFeatures, activity
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
@@ -47,6 +47,10 @@ class BlendCatalogue(Catalogue):
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
+        self._profiles = policy.load("profiles")
+        self._factors: Singles | None = None
+        if stream.profiles is not None and self._profiles is not None:
+            self._factors = stream.profiles.prepare(self._profiles, self._n_items, past)
         self._liked: Ints | None = None
         self._no_bias = np.zeros_like(rows.bias)
 
@@ -90,12 +94,14 @@ class BlendCatalogue(Catalogue):
         if not self._stream.more:
             self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
             return
-        everything, columns = np.arange(self._n_items), np.ascontiguousarray(self._items[0][1:].T)
-        named = Named(everything[None, :], everything, everything[None, :])
+        profiles, besides = self._stream.profiles, np.zeros((self._n_items, 0), dtype=np.float32)
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
-            besides = self._stream.of_both(user, named, columns, self._past, self._time)[0]
-            self._loops.head_beside(self._head, *self._items, *own, slots, besides, scores[line])
+            if profiles is not None and self._profiles is not None and self._factors is not None:
+                besides = np.empty((self._n_items, self._factors.shape[1]), dtype=np.float32)
+                profiles.match_all(self._profiles, user, self._factors, self._past, besides)
+            head = self._stream.folded(self._head, user, self._time)
+            self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 
 
 def highest(values: npt.NDArray[np.floating]) -> Ints:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
+from melon.kernels.lists import Weights
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
@@ -47,12 +48,10 @@ PARTS = {
     "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
     "activity": tuple(name for name in INPUTS if name.startswith("active_")),
 }
+_LEANINGS = (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS))
 #: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; and what the user tends to take, by itself and times the candidate's own, and when the user was there.
-MORE = {
-    "profiles": MATCHES,
-    "tastes": (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS), "days", "events", "known"),
-}
+#: implicit ALS; what the user tends to take, by itself and times the candidate's own; that and when the user was there.
+MORE = {"profiles": MATCHES, "leanings": _LEANINGS, "tastes": (*_LEANINGS, "days", "events", "known")}
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 InputColumns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
@@ -100,7 +99,8 @@ class StreamFeatures:
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
-        self.tastes = Tastes(dtype=dtype) if "tastes" in more else None
+        self.tastes = Tastes(dtype=dtype) if "tastes" in more or "leanings" in more else None
+        self._gaps = "tastes" in more
         self._no_followers = ItemNeighbours(slots=1)
         self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
 
@@ -112,8 +112,11 @@ class StreamFeatures:
     @property
     def more(self) -> tuple[str, ...]:
         """The names of what `of_both` gives."""
-        parts = {"profiles": self.profiles, "tastes": self.tastes}
-        return tuple(name for group, names in MORE.items() if parts[group] is not None for name in names)
+        return (*(() if self.profiles is None else MATCHES), *(() if self.tastes is None else self._leanings))
+
+    @property
+    def _leanings(self) -> tuple[str, ...]:
+        return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
         """Solve rows for a whole log before it is observed, where rows are asked for."""
@@ -220,9 +223,9 @@ class StreamFeatures:
         if self.profiles is not None:
             self.profiles.match(users, lines, past, given, width)
         if self.tastes is not None:
-            about, suits = self.tastes.read(users, time, self.counts.events), policy.load("profiles")
+            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+            suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
             assert suits is not None
-            first = width + len(more) - len(MORE["tastes"])
             suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
@@ -232,9 +235,29 @@ class StreamFeatures:
         if self.profiles is not None:
             self.profiles.match(users, named.items, past, out)
         if self.tastes is not None:
-            about, first = self.tastes.read(users, time, self.counts.events), len(self.more) - len(MORE["tastes"])
+            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+            first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
+
+    def folded(self, head: Weights, user: Ints, time: int) -> Weights:
+        """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
+        if self.tastes is None:
+            return head
+        width, first = len(LOOKS), head.linear.size - len(self._leanings)
+        known = self.tastes.read(user, time, self.counts.events, gaps=self._gaps)[0]
+        columns, usual = INPUTS.index(ITEM_FEATURES[0]) + _LOOKS, self.tastes.usual
+
+        def fold(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Floats]:
+            own, rest = weights[..., first:].astype(np.float64), weights[..., :first].copy()
+            suits = own[..., width : 2 * width] * known[:width]
+            rest[..., columns] += suits.astype(np.float32)
+            same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
+            return rest, same
+
+        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
+        return Weights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from melon.kernels import policy
@@ -72,9 +72,16 @@ class BlendSettings(RecommenderSettings):
     head_practice_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
-    inputs: tuple[Literal["profiles", "tastes"], ...] = ()
+    inputs: tuple[Literal["profiles", "leanings", "tastes"], ...] = ()
     lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
+
+    @field_validator("inputs")
+    @classmethod
+    def _once(cls, inputs: tuple[str, ...]) -> tuple[str, ...]:
+        if "leanings" in inputs and "tastes" in inputs:
+            raise ValueError("tastes are leanings and more: name one of the two")
+        return inputs
 
 
 class Blend(HeadedRecommender):

@@ -52,11 +52,11 @@ class Tastes:
         batch = np.array(users), np.array(times), places, *seen, self._rates, counts.events
         loops.taste(*batch, self._means[: self._count], self._moments[: self._count], self._overall)
 
-    def read(self, users: Ints, time: int, events: int) -> Floats:
+    def read(self, users: Ints, time: int, events: int, *, gaps: bool = True) -> Floats:
         """Leanings of users at a time of the stream, after `events` events, and log gaps in days and events; and how
-        much is known of them, from −1 to about 1: n × 7.
+        much is known of them, from −1 to about 1: n × 7; without `gaps` leanings alone, n × 4.
         """
-        out = np.empty((len(users), len(LOOKS) + 3))
+        out = np.empty((len(users), len(LOOKS) + 3 * gaps))
         loops = policy.load("profiles", like=torch.from_numpy(self._means)) or python_loops
         own = self._means[: self._count], self._moments[: self._count], self._overall
         loops.lean(np.ascontiguousarray(users), time, events, *own, out)
