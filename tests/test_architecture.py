@@ -119,6 +119,11 @@ def test_public_surface() -> None:
         melon.nonsense  # noqa: B018
 
 
+def test_no_module_is_longer_than_one_sitting() -> None:
+    lengths = {path.relative_to(SRC): path.read_text(encoding="utf-8").count("\n") for path in FILES}
+    assert not {str(path): lines for path, lines in lengths.items() if lines > 350}, "split these by concern"
+
+
 def test_every_module_says_what_it_is_for() -> None:
     """The first line of a docstring says in one sentence what the module is for."""
     firsts = {path: (ast.get_docstring(tree_of(path)) or "").partition("\n")[0] for path in FILES}
