@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+#: Without their wrappers, which look each handler up in an enumeration and take longer than the calls themselves.
+_get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
+
 
 class Progress:
     """Ignores every report; a subclass shows those that it cares about.
@@ -110,15 +114,15 @@ class Stop:
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let Ctrl-C wait until the block is done, so that a batch is learned whole or not at all."""
-    before = signal.getsignal(signal.SIGINT)
+    before = _get_handler(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     waiting: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    _set_handler(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _set_handler(signal.SIGINT, before)
     for number, frame in waiting[:1]:
         before(number, frame)

@@ -54,12 +54,10 @@ class LiveModel:
         last_time: int = 0,
         late: int = 0,
     ) -> None:
-        self.updater = updater
+        self.updater, self.popular = updater, popular or ItemCounts([POPULAR_HALF_LIFE])
         self.users = IdBook("user") if users is None else users
         self.items = IdBook("item") if items is None else items
-        self.popular = popular or ItemCounts([POPULAR_HALF_LIFE])
-        self.last_time = last_time
-        self.late = late
+        self.last_time, self.late = last_time, late
         self._own()
 
     def _own(self) -> None:
@@ -116,7 +114,7 @@ class LiveModel:
             raise DataError(
                 f"users, items and times must be equally long, got {len(user_ids)}, {len(item_ids)} and {len(moments)}."
             )
-        if bool((moments[1:] < moments[:-1]).any()):
+        if len(moments) > 1 and bool((moments[1:] < moments[:-1]).any()):
             order = np.argsort(moments, kind="stable")
             user_ids, item_ids, moments = _ordered(user_ids, order), _ordered(item_ids, order), moments[order]
         return list(self._learn(user_ids, item_ids, moments, batch_size or max(len(moments), 1)))
@@ -126,13 +124,13 @@ class LiveModel:
             self.users.rows(user_ids)
             self.items.rows(item_ids)
         for start, stop in batches(0, len(times), batch_size):
-            some = slice(start, stop)
             with self._lock, uninterrupted():
-                loss = self._learn_batch(user_ids[some], item_ids[some], times[some])
+                loss = self._learn_batch(user_ids[start:stop], item_ids[start:stop], times[start:stop])
             yield loss
 
     def _learn_batch(self, user_ids: Ids, item_ids: Ids, times: Ints) -> float:
         updater, last_time = self.updater, self.last_time
+        late = bool(times[0] < last_time)  # times are in order
         with contextlib.ExitStack() as undo:
             for book in (self.users, self.items):
                 undo.callback(book.truncate, len(book))
@@ -141,7 +139,7 @@ class LiveModel:
                 updater.history.events,
                 users,
                 items,
-                np.maximum(times, last_time),
+                np.maximum(times, last_time) if late else times,
                 _keys_of_new(self.users, users, updater.recommender.rows_of("user")),
                 _keys_of_new(self.items, items, updater.recommender.rows_of("item")),
             )
@@ -149,7 +147,7 @@ class LiveModel:
             self.popular.observe(items)
             loss = updater.learn_undoable(batch, undo)
             undo.pop_all()
-        self.late += int(np.count_nonzero(times < last_time))
+        self.late += int(np.count_nonzero(times < last_time)) if late else 0
         self.last_time = int(batch.times[-1])
         return loss
 
@@ -308,7 +306,8 @@ def _checked_times(times: Ints | Sequence[int]) -> Ints:
         return np.empty(0, dtype=np.int64)
     if moments.dtype.kind not in "iu" or moments.ndim != 1:
         raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
-    if moments.min() < 0 or (moments.dtype != np.int64 and moments.max() > _LATEST):
+    least = moments[0] if len(moments) == 1 else moments.min()
+    if least < 0 or (moments.dtype != np.int64 and moments.max() > _LATEST):
         wrong = int(np.argmax((moments < 0) | (moments > _LATEST)))
         raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
     return moments.astype(np.int64)

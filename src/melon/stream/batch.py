@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from melon.data.interactions import Interactions
+from melon.stream.pairs import rows_needed
 from melon.types import Ints
 
 
@@ -32,7 +33,7 @@ class Batch:
         return np.arange(self.first_event, self.first_event + len(self))
 
     def __post_init__(self) -> None:
-        rows = int(self.users.max(initial=-1)) + 1, int(self.items.max(initial=-1)) + 1
+        rows = rows_needed(self.users), rows_needed(self.items)
         object.__setattr__(self, "rows", rows)
 
     def in_epoch(self, epoch: int) -> Batch:

@@ -14,7 +14,7 @@ import numpy as np
 from melon.data.taken import Taken
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys
+from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys, rows_needed
 from melon.stream.saved import MOST, Saved, part_of, require, saved_array
 from melon.types import Arrays, Ints, SmallInts
 
@@ -69,7 +69,7 @@ class PartnerRings:
 
     def room_for(self, rows: Ints) -> tuple[SmallInts, Ints]:
         """`storage` with a ring for each of these rows, for a loop that lets them meet partners."""
-        needed = int(rows.max()) + 1
+        needed = rows_needed(rows)
         if needed > len(self._met):
             self.reserve(max(needed, 2 * len(self._met), 1024))
         self.rows = max(self.rows, needed)

@@ -9,6 +9,7 @@ import torch
 
 from melon.errors import SettingsError
 from melon.kernels import policy
+from melon.stream.pairs import rows_needed
 from melon.stream.saved import Saved, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints
 
@@ -98,7 +99,7 @@ class ItemCounts:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
             return
-        self._grow(int(items.max()) + 1)
+        self._grow(rows_needed(items))
         loops = policy.load("neighbours")
         if loops is not None:
             columns = self._count, self._first, self._last, self._rates

@@ -21,7 +21,7 @@ from melon.kernels.lists import Remembered
 from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
-from melon.stream.pairs import distinct
+from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import Saved, require, saved_array, saved_number
 from melon.types import Arrays, Floats, Ints
 
@@ -69,7 +69,7 @@ class ItemNeighbours:
         """
         if not len(items):
             return
-        self._grow(int(items.max()) + 1)
+        self._grow(rows_needed(items))
         self._refer(self.events / self.half_life)
         loops = policy.load("neighbours")
         if loops is None:
@@ -82,7 +82,7 @@ class ItemNeighbours:
             else:
                 rows, others = earlier, later
             if len(rows):
-                self._grow(int(rows.max()) + 1)
+                self._grow(rows_needed(rows))
                 numpy_loops.count(self._ids, self._counts, self._recent, rows, others, moments)
         else:
             self._meet(loops, np.ascontiguousarray(users), np.ascontiguousarray(items), past)
@@ -90,7 +90,7 @@ class ItemNeighbours:
 
     def _meet(self, loops: policy.Loops, users: Ints, items: Ints, past: PartnerRings) -> None:
         """Let items meet the earlier ones of their users; `_journal` gets what that overwrites, if there is one."""
-        most, latest = len(users) * self.reach, scratch(int(users.max()) + 1)
+        most, latest = len(users) * self.reach, scratch(rows_needed(users))
         event, earlier = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         before = np.empty(len(users), dtype=np.int64)
         rings = (*past.storage, past.rows)
