@@ -168,7 +168,7 @@ class TestCommand:
         ("more", "complaint"),
         [
             (["--minutes", "0"], "minutes = 0 is too short"),
-            (["--minutes", "0.0001"], "were not enough for plain fine-tuning"),
+            (["--minutes", "1e-9"], "were not enough for plain fine-tuning"),
             (["--strategies", "melom"], "Did you mean 'melon'?"),
             (["--recommenders", "brp"], "Did you mean 'bpr'?"),
             (["--jobs", "0"], "jobs = 0 is too few"),
