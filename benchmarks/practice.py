@@ -39,7 +39,7 @@ from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels import policy
 from melon.learning.practice.loop import practice_candidates
-from melon.learning.practice.record import Recorded, record
+from melon.learning.practice.record import RecordedStream, record
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import DECAY_UNIT, LinearRates
 from melon.strategies.practised import LinearStrategy
@@ -118,7 +118,7 @@ def state_of(plan: Plan, log: Interactions, settings: dict[str, Any], name: str)
     return state
 
 
-def recorded_practice(selection: Selection, strategy: MeLON, start: PretrainedState) -> Recorded:
+def recorded_practice(selection: Selection, strategy: MeLON, start: PretrainedState) -> RecordedStream:
     """The practice stream of a window, up to its judged part, as practice records it."""
     log, parts, protocol = selection.log.head(selection.parts.judged_from), selection.parts, selection.protocol
     updater = deploy(strategy, start, selection.before_window)

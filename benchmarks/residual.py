@@ -27,7 +27,7 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels import policy
-from melon.kernels.practice.forms import MOST_LOG_RATE, Rates, Slopes
+from melon.kernels.practice.forms import MOST_LOG_RATE, PracticeRates, Slopes
 from melon.learning.practice.factor import FactorPractice
 from melon.learning.practice.loop import practise
 from melon.strategies.base import Situation
@@ -102,7 +102,7 @@ class NetworkPractice(FactorPractice):
             self._adam.step()
         return found
 
-    def _rates(self, inputs: Floats) -> Rates:
+    def _rates(self, inputs: Floats) -> PracticeRates:
         self._logs = self._network(*self._seen[self._draw])
         rates = super()._rates(inputs)
         return rates._replace(base=rates.base + self._logs.detach().numpy().astype(rates.base.dtype))

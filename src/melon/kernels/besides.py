@@ -15,8 +15,8 @@ from melon.kernels.lists import (
     _REMEMBERED,
     _TRANSITIONS,
     _WEIGHTS,
+    HeadWeights,
     Remembered,
-    Weights,
     _fold,
     _through_all,
     meet,
@@ -41,7 +41,7 @@ SIGNATURES: dict[str, Signature] = {
 
 
 def head_beside(
-    head: Weights,
+    head: HeadWeights,
     columns: Singles,
     divisors: Singles,
     active: np.float32,

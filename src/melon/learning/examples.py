@@ -128,7 +128,7 @@ class Gatherer:
         self._recommender, self._history, self._row_state = recommender, history, row_state
         self._specs = {spec.name: spec for spec in recommender.specs}
         self._options = {"per_branch": True} if per_branch else {}
-        self._user_places, self._item_places = _Places(), _Places()
+        self._user_places, self._item_places = _RowPlaces(), _RowPlaces()
 
     def everything(self) -> Compact:
         """All rows there are."""
@@ -189,7 +189,7 @@ def _with_rest(first: Ints, more: Ints) -> Ints:
     return np.concatenate([first, wanted[first[at] != wanted]])
 
 
-class _Places:
+class _RowPlaces:
     """Where stored rows stand in a compact copy: one number for each row there is, written before it is read."""
 
     def __init__(self) -> None:

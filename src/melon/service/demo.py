@@ -68,7 +68,8 @@ def _replay(client: Client, stop: threading.Event) -> None:
 def _line(client: Client) -> None:
     status = client.status()
     models = client.quality("1m")["models"]
-    rates = "  ".join(f"{name} {told['HR@10']:.3f}" for name, told in models.items() if told.get("HR@10") is not None)
+    shares = {name: about.get("HR@10") for name, about in models.items()}
+    rates = "  ".join(f"{name} {share:.3f}" for name, share in shares.items() if share is not None)
     fresh = status["freshness_s"]["p95"]
     model = status["model"] or {"batch": 0}
     events, batch = status["log"]["events"], model["batch"]

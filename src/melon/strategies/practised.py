@@ -28,7 +28,7 @@ from melon.strategies.base import (
     StrategySettings,
 )
 from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
-from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.rates import INPUTS, LinearInput, LinearRates, Phi, Roles, row_inputs
 from melon.stream.history import History
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
@@ -42,7 +42,7 @@ class PractisedSettings(StrategySettings):
 
     form: Literal["linear"] = "linear"
     lr: float = Field(0.3, gt=0, le=20)  # no rate is larger than e³
-    inputs: tuple[Input, ...] = INPUTS
+    inputs: tuple[LinearInput, ...] = INPUTS
     decay: bool = True  # whether touched rows may learn to shrink
     passes: int = Field(60, ge=0)
     practice_lr: float = Field(0.1, gt=0)
@@ -62,7 +62,7 @@ class LinearStrategy(Strategy):
     settings_type = PractisedSettings
     settings: PractisedSettings
     #: Inputs that are never seen.
-    unseen: ClassVar[tuple[Input, ...]] = ()
+    unseen: ClassVar[tuple[LinearInput, ...]] = ()
     decays: ClassVar[bool] = True
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from melon.kernels.practice.forms import ABSENT, UNPREDICTED
-from melon.learning.practice.record import Draw, Recorded
+from melon.learning.practice.record import Draw, RecordedStream
 from melon.recommenders.base import Recommender
 from melon.recommenders.evidence import Examples, RowGradient
 from melon.strategies.base import Proposal
@@ -25,8 +25,8 @@ from melon.strategies.practised import LinearStrategy
 from melon.tables import Moment
 from melon.types import Floats, Ints
 
-Values = dict[str, Tensor]
-#: A pass predicts each item among so many others, drawn anew for each pass.
+StepValues = dict[str, Tensor]
+#: Number of other items among which a pass predicts each item; drawn anew for each pass.
 _MOST_CANDIDATES = 30
 
 
@@ -44,12 +44,12 @@ class PracticeBatch:
 class GenericPractice:
     """Passes over a recorded stream from the same rows, for any recommender."""
 
-    def __init__(self, recommender: Recommender, strategy: LinearStrategy, recorded: Recorded) -> None:
+    def __init__(self, recommender: Recommender, strategy: LinearStrategy, recorded: RecordedStream) -> None:
         self._recommender, self._strategy, self._recorded = recommender, strategy, recorded
         self._specs = {spec.name: spec for spec in recommender.specs}
         self._moving = [name for name, spec in self._specs.items() if recommender.learns(spec)]
         rows = {"user": recorded.user_rows, "item": recorded.item_rows}
-        self._start: Values = {
+        self._start: StepValues = {
             name: table.everything().clone()
             if table.spec.role == "shared"
             else table.gather(self._tensor(rows[table.spec.role]), Moment(0))
@@ -70,7 +70,7 @@ class GenericPractice:
         """The mean loss of all predictions in pass `number` at the strategy's φ, and its gradient by φ."""
         draw, among = self._recorded.draws[number % len(self._recorded.draws)], self._among(number)
         values = {name: value.clone() for name, value in self._start.items()}
-        touched, tape = self._tensor(self._recorded.touched), list[tuple[PracticeBatch, Values]]()
+        touched, tape = self._tensor(self._recorded.touched), list[tuple[PracticeBatch, StepValues]]()
         for first, last, now in self._bounds:
             batch = self._batch(first, last, now, draw, touched)
             old = {name: self._read(name, values[name], batch) for name in values}
@@ -94,7 +94,7 @@ class GenericPractice:
         drawn = np.random.default_rng(number).permutation(others)[:_MOST_CANDIDATES] + 1
         return np.append(0, np.sort(drawn))
 
-    def step(self, batch: PracticeBatch, old: Mapping[str, Tensor], phi: Phi, *, again: bool = False) -> Values:
+    def step(self, batch: PracticeBatch, old: Mapping[str, Tensor], phi: Phi, *, again: bool = False) -> StepValues:
         """The rows that a batch touches and the shared weights after the step; differentiable where it is made `again`.
 
         The same as `LinearStrategy.propose`.
@@ -106,7 +106,7 @@ class GenericPractice:
             most_step = self._strategy.settings.most_step
             return new if most_step is None else Proposal(new).within(most_step, faded).values
 
-    def _moved_by_evidence(self, batch: PracticeBatch, faded: Values, phi: Phi, again: bool) -> Values:
+    def _moved_by_evidence(self, batch: PracticeBatch, faded: StepValues, phi: Phi, again: bool) -> StepValues:
         """Gradients in closed form, which are open to differentiation."""
         evidence = self._recommender.evidence(faded, Examples(batch.users, batch.items))
         weights, new = self._weights(batch, evidence.losses, phi), dict[str, Tensor]()
@@ -114,13 +114,13 @@ class GenericPractice:
             old, rates = faded[gradient.table], weights[gradient.table]
             if isinstance(gradient, RowGradient):
                 weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * rates[..., None])
-                kept = self._strategy.rates.kept(gradient.table, phi).to(old)
-                new[gradient.table] = old * kept - weighted.summed(len(old))
+                share = self._strategy.rates.kept(gradient.table, phi).to(old)
+                new[gradient.table] = old * share - weighted.summed(len(old))
             else:
                 new[gradient.table] = old - gradient.summed(len(old), rates[:, 0]) / len(rates)
         return new
 
-    def _moved_by_autograd(self, batch: PracticeBatch, faded: Values, phi: Phi, again: bool) -> Values:
+    def _moved_by_autograd(self, batch: PracticeBatch, faded: StepValues, phi: Phi, again: bool) -> StepValues:
         """Each interaction has copies of its rows, whose gradients are its own."""
         copies, (n, slots) = dict[str, Tensor](), batch.items.shape
         places = {"user": batch.users, "item": batch.items.reshape(-1)}
@@ -152,13 +152,13 @@ class GenericPractice:
             new[name] = faded[name] * self._strategy.rates.kept(name, phi).to(losses) - move
         return new
 
-    def _weights(self, batch: PracticeBatch, losses: Tensor, phi: Phi) -> Values:
+    def _weights(self, batch: PracticeBatch, losses: Tensor, phi: Phi) -> StepValues:
         """Rates of every table's touches, computed at once."""
-        made = self._strategy.rates.rates(batch.columns, losses.cpu(), self._roles, phi).to(losses)
-        return dict(zip(self._moving, torch.split(made, self._slots, dim=1), strict=True))
+        weights = self._strategy.rates.rates(batch.columns, losses.cpu(), self._roles, phi).to(losses)
+        return dict(zip(self._moving, torch.split(weights, self._slots, dim=1), strict=True))
 
     def _step_back(
-        self, batch: PracticeBatch, values: Values, old: Values, later: Values, phi: Phi, gradient: Phi
+        self, batch: PracticeBatch, values: StepValues, old: StepValues, later: StepValues, phi: Phi, gradient: Phi
     ) -> None:
         """From ∂J by the rows after a step to ∂J by those before it, which `values` become again."""
         for name, before in old.items():
@@ -178,8 +178,8 @@ class GenericPractice:
         first: int,
         last: int,
         idle: Tensor,
-        values: Values,
-        later: Values,
+        values: StepValues,
+        later: StepValues,
         phi: Phi,
         gradient: Phi,
         among: Ints,
@@ -187,11 +187,11 @@ class GenericPractice:
         """The loss of a batch's predictions; its gradient is added to what is known."""
         recorded = self._recorded
         candidates = self._tensor(recorded.candidates[first:last, among])
-        there = candidates[:, 0] > UNPREDICTED
-        if not there.any():
+        predicted = candidates[:, 0] > UNPREDICTED
+        if not predicted.any():
             return 0.0
-        candidates, users = candidates[there], self._tensor(recorded.users[first:last])[there]
-        known = self._tensor(recorded.known[first:last])[there][:, None].to(next(iter(values.values())))
+        candidates, users = candidates[predicted], self._tensor(recorded.users[first:last])[predicted]
+        known = self._tensor(recorded.known[first:last])[predicted][:, None].to(next(iter(values.values())))
         # Rows of distinct items, and one of zeros for items without a row.
         distinct, places = torch.unique(candidates, return_inverse=True)
         exists = (distinct > ABSENT)[:, None].to(known)
@@ -226,7 +226,7 @@ class GenericPractice:
         columns = [self._strategy.columns(self._specs[name], inputs) for name in self._moving]
         return PracticeBatch(rows, *places, now - touched[rows["item"]], np.concatenate(columns, axis=1))
 
-    def _faded(self, rows: Mapping[str, Tensor], idle: Tensor, phi: Phi) -> Values:
+    def _faded(self, rows: Mapping[str, Tensor], idle: Tensor, phi: Phi) -> StepValues:
         """Rows with those of items faded by their idle time."""
         if self._strategy.settings.fading is None:
             return dict(rows)
@@ -250,7 +250,7 @@ class GenericPractice:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._recommender.device)
 
 
-def _add(totals: Values, slopes: tuple[Tensor | None, ...]) -> None:
+def _add(totals: StepValues, slopes: tuple[Tensor | None, ...]) -> None:
     for name, slope in zip(list(totals), slopes, strict=True):
         if slope is not None:
             totals[name] += slope

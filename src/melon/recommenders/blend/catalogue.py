@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.kernels.lists import Remembered, Weights
+from melon.kernels.lists import HeadWeights, Remembered
 from melon.recommenders.base import Catalogue
 from melon.recommenders.blend.features import ITEM_FEATURES, StreamFeatures, activity
 from melon.recommenders.blend.head import BlendHead
@@ -46,7 +46,7 @@ class BlendCatalogue(Catalogue):
         self._items = of_items, stream.of_all(loops, self._n_items, of_items[1:])
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
-        self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
+        self._head = HeadWeights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._profiles = policy.load("profiles")
         self._factors: Singles | None = None
         if stream.profiles is not None and self._profiles is not None:
@@ -65,8 +65,8 @@ class BlendCatalogue(Catalogue):
         lasts, weights = self._stream.last_items(user, self._past)
         most = lasts.shape[1] * self._stream.neighbours.slots
         slots, rows, sums = scratch(self._n_items)[: self._n_items], np.empty(most, np.int64), np.empty((3, most))
-        kept = self._stream.neighbours.remembered()
-        met = self._loops.meet(kept, lasts[0], weights[0], slots, rows, sums, 0, 0)
+        neighbours = self._stream.neighbours.remembered()
+        met = self._loops.meet(neighbours, lasts[0], weights[0], slots, rows, sums, 0, 0)
         rows, sums = rows[:met], sums[:, :met] / self._items[1][[0, 0, 1]][:, rows[:met]]
         slots[rows] = EMPTY
         nearest = [rows[highest(line)] for line in sums]

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
-from melon.kernels.lists import Weights
+from melon.kernels.lists import HeadWeights
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
 from melon.recommenders.streaming.slots import EMPTY, Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
-from melon.stream.saved import Saved, part_of, require
+from melon.stream.saved import SavedArrays, part_of, require
 from melon.tables import Moment, Table
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
@@ -240,7 +240,7 @@ class StreamFeatures:
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
 
-    def folded(self, head: Weights, user: Ints, time: int) -> Weights:
+    def folded(self, head: HeadWeights, user: Ints, time: int) -> HeadWeights:
         """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
         if self.tastes is None:
             return head
@@ -257,7 +257,7 @@ class StreamFeatures:
 
         (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
         constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
-        return Weights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
+        return HeadWeights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
@@ -286,7 +286,7 @@ class StreamFeatures:
             parts["tastes"] = self.tastes.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
-    def restore(self, state: Saved) -> None:
+    def restore(self, state: SavedArrays) -> None:
         """Become what `state` described."""
         counts = ItemCounts.from_state(part_of(state, "counts"))
         neighbours = ItemNeighbours.from_state(part_of(state, "neighbours"))

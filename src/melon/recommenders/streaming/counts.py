@@ -10,7 +10,7 @@ import torch
 from melon.errors import SettingsError
 from melon.kernels import policy
 from melon.stream.pairs import rows_needed
-from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints
 
 _NEVER = -1
@@ -141,7 +141,7 @@ class ItemCounts:
         }
 
     @classmethod
-    def from_state(cls, state: Saved) -> ItemCounts:
+    def from_state(cls, state: SavedArrays) -> ItemCounts:
         """The counts that `state` described; arrays that no counts can have are a `CheckpointError`."""
         rates = saved_array(state, "rates", np.float64, (None,), least=0, most=1e6)
         counts = cls([1.0] * len(rates))

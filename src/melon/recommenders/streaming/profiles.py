@@ -12,10 +12,10 @@ import torch
 from melon.kernels import policy
 from melon.kernels import profiles as python_loops
 from melon.kernels.profiles import TINY, Pairs
-from melon.recommenders.streaming.ials import ImplicitALS, Rows
+from melon.recommenders.streaming.ials import ImplicitALS, RowArray
 from melon.stream.history import RING, History
 from melon.stream.pairs import distinct
-from melon.stream.saved import Saved, part_of, require, saved_array
+from melon.stream.saved import SavedArrays, part_of, require, saved_array
 from melon.types import Arrays, Floats, Ints, SmallInts
 
 #: Interactions after which a taker counts half, and what is left of an item in a user's profile when the next is taken.
@@ -33,7 +33,7 @@ class Profiles:
     def __init__(self, *, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
         self.rows = ImplicitALS(seed=seed, dtype=dtype)
         self._count = 0
-        self._takers: Rows = np.zeros((0, self.rows.dim), dtype=dtype)
+        self._takers: RowArray = np.zeros((0, self.rows.dim), dtype=dtype)
         self._weight: Floats = np.zeros(0)
         self._last: Ints = np.zeros(0, dtype=np.int64)
 
@@ -52,7 +52,7 @@ class Profiles:
         loops.take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *own)
         self.rows.observe(users, items, past)
 
-    def match(self, users: Ints, items: Ints, past: History, out: Rows | None = None, first: int = 0) -> Rows:
+    def match(self, users: Ints, items: Ints, past: History, out: RowArray | None = None, first: int = 0) -> RowArray:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._takers.dtype
         directions, profiles = np.zeros((2, len(users), self.rows.dim), dtype=dtype)
@@ -67,7 +67,7 @@ class Profiles:
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
         return out
 
-    def prepare(self, loops: policy.Loops, n_items: int, past: History) -> Rows:
+    def prepare(self, loops: policy.Loops, n_items: int, past: History) -> RowArray:
         """Factors of the first items for `match_all`, as of now."""
         known = min(n_items, len(self.rows.items.rows), self._count)
         factors = np.empty((known, len(MATCHES)), dtype=self._takers.dtype)
@@ -75,7 +75,7 @@ class Profiles:
         loops.prepare(self.rows.items.rows, *own, past.events, 1 / _HALF_LIFE, factors)
         return factors
 
-    def match_all(self, loops: policy.Loops, user: Ints, factors: Rows, past: History, out: Rows) -> None:
+    def match_all(self, loops: policy.Loops, user: Ints, factors: RowArray, past: History, out: RowArray) -> None:
         """`match` for one user and all items in order, by what `prepare` gave: n_items × 3."""
         lasts, sides = np.empty((1, RING), dtype=np.int32), (self.rows.users.rows, self.rows.items.rows)
         direction, profile = np.zeros((2, 1, self.rows.dim), dtype=out.dtype)
@@ -114,8 +114,8 @@ class Profiles:
         own = {"takers": self._takers, "weight": self._weight, "last": self._last}
         return {**rows, **{name: array[: self._count].copy() for name, array in own.items()}}
 
-    def restore(self, state: Saved, events: int) -> None:
-        """Become what `state` described, after so many events; else a `CheckpointError`."""
+    def restore(self, state: SavedArrays, events: int) -> None:
+        """Become what `state` described, after `events` events; else a `CheckpointError`."""
         weight = saved_array(state, "weight", np.float64, (None,), least=0, most=events)
         shape = (len(weight), self.rows.dim)
         takers = saved_array(state, "takers", self._takers.dtype, shape, least=-2.0 * events, most=2.0 * events)
@@ -132,7 +132,7 @@ class Profiles:
             self._takers, self._weight, self._last = map(np.concatenate, zip(self._parts(), more, strict=True))
         self._count = max(self._count, count)
 
-    def _parts(self) -> tuple[Rows, Floats, Ints]:
+    def _parts(self) -> tuple[RowArray, Floats, Ints]:
         return self._takers, self._weight, self._last
 
 
@@ -146,14 +146,14 @@ class _numpy_loops:
         known: int,
         users: Ints,
         fade: float,
-        user_rows: Rows,
-        item_rows: Rows,
+        user_rows: RowArray,
+        item_rows: RowArray,
         lasts: SmallInts,
-        directions: Rows,
-        out: Rows,
+        directions: RowArray,
+        out: RowArray,
     ) -> None:
-        there = users < len(user_rows)
-        directions[there] = user_rows[users[there]]
+        known_users = users < len(user_rows)
+        directions[known_users] = user_rows[users[known_users]]
         directions /= np.sqrt(np.square(directions).sum(-1, keepdims=True) + TINY)
         counts = np.array([min(met[user], RING) if user < known else 0 for user in users.tolist()], dtype=np.int64)
         back = np.arange(RING)
@@ -166,7 +166,7 @@ class _numpy_loops:
         out[:] = (shares[..., None] * rows).sum(1)
 
     @staticmethod
-    def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Rows) -> None:
+    def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: RowArray) -> None:
         out[..., first : first + len(MATCHES)] = 0
         known = pairs.items < min(len(pairs.item_rows), len(pairs.takers))
         line, column = np.nonzero(known)
@@ -185,10 +185,10 @@ class _numpy_loops:
         others[own == taken] = 0
         left = 2.0 ** (-rate * (now - pairs.last[items]))
         long = np.sqrt(np.square(last_items).sum(-1) + TINY)
-        found = (
+        inputs = (
             left * (direction * others).sum(-1) / (left * (weight - part) + 1),
             (last_items * row).sum(-1) / (long * np.sqrt(size + TINY)),
             (last_items * others).sum(-1) / (long * np.sqrt(np.square(others).sum(-1) + TINY)),
         )
-        for number, each in enumerate(found, start=first):
+        for number, each in enumerate(inputs, start=first):
             out[line, column, number] = each

@@ -16,7 +16,7 @@ from torch import Tensor
 from melon.learning.updater import Updater
 from melon.service.learner.quality import between, difference
 from melon.service.learner.settings import LearnerSettings
-from melon.service.log.base import Step
+from melon.service.log.base import LoggedStep
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
 
@@ -130,7 +130,7 @@ class Watch:
             self._alarm(f"quality {rival}", text)
 
 
-def set_aside_in_a_row(newest: list[Step]) -> list[int]:
+def set_aside_in_a_row(newest: list[LoggedStep]) -> list[int]:
     """Where the batches end that were set aside since the last one that was learned, from the newest steps."""
     batches = [step for step in newest if step.kind == "events"]
     return [step.last for step in itertools.takewhile(lambda step: step.status == "set_aside", batches)][::-1]

@@ -211,11 +211,11 @@ def _opened(logits: Tensor, seen: Seen) -> Gates:
     return Gates(rate, keep)
 
 
-def _by_unit(kept: Tensor, theta: Tensor) -> Tensor:
+def _by_unit(state: Tensor, theta: Tensor) -> Tensor:
     """Row state (rows × units · dim) with the scalars along the last axis: units × scalars."""
     rows, dim = theta.shape
-    units = kept.shape[1] // dim
-    return kept.view(rows, units, dim).transpose(0, 1).reshape(units, rows * dim)
+    units = state.shape[1] // dim
+    return state.view(rows, units, dim).transpose(0, 1).reshape(units, rows * dim)
 
 
 def _by_row(state: Tensor, theta: Tensor) -> Tensor:

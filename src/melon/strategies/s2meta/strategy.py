@@ -20,7 +20,7 @@ from melon.tables import TableSpec
 
 
 @dataclass(frozen=True)
-class _Block:
+class _TouchedRows:
     """The touched rows of one table: which, what their gates see, their step before the gate, and its factor."""
 
     table: str
@@ -47,7 +47,7 @@ class S2Meta(LearnedStrategy):
         return self._networks[spec.name].row_state(spec.dim)
 
     @property
-    def kernels(self) -> tuple[policy.Wanted, ...]:
+    def kernels(self) -> tuple[policy.SuiteName, ...]:
         return ("s2meta",)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ class S2Meta(LearnedStrategy):
             rates[block.table] = torch.zeros_like(situation.values[block.table]).index_copy(0, block.rows, rate * cut)
         return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
-    def _blocks(self, situation: Situation) -> Iterator[_Block]:
+    def _blocks(self, situation: Situation) -> Iterator[_TouchedRows]:
         """The rows of each table that the batch touches and the next loss can see."""
         settings, touched = self.settings, touched_rows(situation)
         loss = TorchCell.scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
@@ -93,9 +93,9 @@ class S2Meta(LearnedStrategy):
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
             state = {key: tensor[rows] for key, tensor in situation.row_state.get(table, {}).items()}
             seen = Seen(situation.values[table][rows], gradient, loss, state or None)
-            yield _Block(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
+            yield _TouchedRows(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
-    def _updated(self, situation: Situation, old: Tensor, block: _Block, gates: Gates) -> Tensor:
+    def _updated(self, situation: Situation, old: Tensor, block: _TouchedRows, gates: Gates) -> Tensor:
         settings, before = self.settings, old[block.rows]
         shared = situation.specs[block.table].role == "shared"
         if settings.forgetting and (settings.shared_forgetting or not shared):
