@@ -107,7 +107,7 @@ class StepMaker:
         pool = self._offers.pool(batch)
         if not self._recommender.specs or pool < 2:
             return None
-        offered = self._offers.of(batch)
+        offered = self._offers.of(batch, pool)
         plain = self._plain(offered, batch) if pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
@@ -116,7 +116,7 @@ class StepMaker:
 
     def _plain(self, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
-        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch))
+        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch.users))
         if loops is None:
             return None
         if rates is None:
@@ -220,7 +220,7 @@ class StepMaker:
 
     def situation(self, batch: Batch) -> Situation:
         """A batch as the strategy meets it, on rows that exist."""
-        offered = self._offers.of(batch)
+        offered = self._offers.of(batch, self._offers.pool(batch))
         return self._gatherer.situation(self._compact(offered), offered)
 
     def broken(self, what: str, batch: Batch) -> LearningError:

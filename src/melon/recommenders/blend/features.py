@@ -255,9 +255,10 @@ class StreamFeatures:
             same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
             return rest, same
 
-        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
-        return HeadWeights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
+        with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
+            (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+            constant, shift = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
+        return HeadWeights(head.trust, constant, linear, hidden, shift, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
