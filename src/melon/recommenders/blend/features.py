@@ -257,8 +257,8 @@ class StreamFeatures:
 
         with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
             (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-            constant, shift = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
-        return HeadWeights(head.trust, constant, linear, hidden, shift, head.output)
+            constant, shifted = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
+        return HeadWeights(head.trust, constant, linear, hidden, shifted, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
