@@ -28,7 +28,7 @@ from melon.strategies.base import (
     StrategySettings,
 )
 from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
-from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.rates import INPUTS, MOST_DECAY, Input, LinearRates, Phi, Roles, row_inputs
 from melon.stream.history import History
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
@@ -150,6 +150,19 @@ class LinearStrategy(Strategy):
         masks["decay"] *= self.settings.decay and self.decays
         masks["half_lives"] *= self.settings.fading is not None
         return masks
+
+    @property
+    def phi(self) -> Phi:
+        """What practice has learned."""
+        return self.rates.phi
+
+    def take(self, phi: Phi) -> None:
+        """Become another φ, within its bounds."""
+        self.rates.phi = {**phi, "decay": phi["decay"].clamp(0, MOST_DECAY)}
+
+    def pulled(self, name: str) -> bool:
+        """Whether a penalty draws a part of φ back to the plain step."""
+        return name in ("rates", "hats")
 
     def columns(self, spec: TableSpec, touches: Floats) -> Floats:
         """What rates see of a table's touches, from the inputs of all touches (n × slots × columns: the user, the item
