@@ -58,6 +58,14 @@ class StreamPractice(ABC):
         ends = recorded.ends.tolist()
         self._bounds = list(zip([0, *ends[:-1]], ends, recorded.now.tolist(), strict=True))
 
+    def begin_from(self, rows: Mapping[str, Tensor], places: Mapping[str, Ints]) -> None:
+        """Begin passes with other rows of some users and items, and with other shared weights."""
+        for name, values in rows.items():
+            role = self._specs[name].role
+            self._start[name][slice(None) if role == "shared" else self._tensor(places[role])] = values.to(
+                self._start[name]
+            )
+
     @abstractmethod
     def opened(self) -> Phi:
         """The present φ, open to differentiation; `temperature` is the logarithm of τ."""
