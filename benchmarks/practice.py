@@ -6,7 +6,8 @@
     STATES=folder FADING=1 python benchmarks/practice.py yelp
 
 Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md). An arm is a strategy with its settings
-in configs/ and what is given besides; with form=linear a published strategy practises too, from the tuned plain step.
+in configs/ and what is given besides; with form=linear (mwnet, metasgd) or form=practised (s2meta, sml) a published
+strategy practises too, from the tuned plain step.
 The first score is that of a recommender from before the window which goes on; where weights are shared there is a
 second one, of a recommender that was trained again before the judged part. FADING=1 takes configs/fading, where
 half-lives are learned. STATES names a folder of pre-trained rows, which are written where they are missing.
@@ -67,7 +68,7 @@ def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
         strategy, _, assigned = arm.partition(":")
         given = parse_assignments([one for one in re.split(r",(?=\w+=)", assigned) if one])["strategy"]
         own = folder / f"{stream}-{recommender}-{strategy}.toml"
-        if given.get("form") == "linear" or not own.exists():
+        if given.get("form") in ("linear", "practised") or not own.exists():
             tuned = read_config(
                 own if strategy.startswith("melon") else folder / f"{stream}-{recommender}-default.toml"
             )
