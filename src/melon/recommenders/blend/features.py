@@ -1,4 +1,4 @@
-"""The inputs of a blend's head: features of (user, item) pairs from streaming state, beside what the rows say.
+"""What streaming state says of (user, item) pairs: features that a blend's head sees beside what the rows say.
 
 Streaming state knows how popular an item is now, and how similar it is to the user's last items.
 """
@@ -6,7 +6,6 @@ Streaming state knows how popular an item is now, and how similar it is to the u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,69 +16,31 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
 from melon.kernels.lists import Weights
+from melon.recommenders.blend.inputs import (
+    HALF_LIVES,
+    INPUTS,
+    INPUTS_WITH_TRANSITIONS,
+    ITEM_FEATURES,
+    MORE,
+    PAIR_FEATURES,
+    TRANSITIONS,
+    Named,
+)
 from melon.recommenders.streaming.counts import ItemCounts
+from melon.recommenders.streaming.likeness import LIKENESS, likeness
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
 from melon.recommenders.streaming.profiles import MATCHES, Profiles
-from melon.recommenders.streaming.slots import EMPTY, Sums
+from melon.recommenders.streaming.slots import Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
 from melon.stream.saved import Saved, part_of, require
 from melon.tables import Moment, Table
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
-#: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
-HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
-ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
-#: Features of pairs, and which of the two divisors that `of_items` gives belongs to each.
-PAIR_FEATURES = {"neighbours": 0, "neighbours_by_lag": 0, "neighbours_recent": 1}
-#: Where they are asked for: how often the item came right after the user's last one.
-TRANSITIONS = {"transitions": 0, "transitions_recent": 1}
-STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
-#: Streaming features that are worth more, or less, for a user of whom much is known.
-ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
-BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
-INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
-#: Where transitions are asked for, they come last.
-INPUTS_WITH_TRANSITIONS = (*INPUTS, *TRANSITIONS)
-#: Parts of the blend that can be left out, and their inputs; what the rows say stands beside the head, too.
-PARTS = {
-    "personal": ("dot", "bias", "active_dot"),
-    "popularity": (*ITEM_FEATURES, *(f"active_{name}" for name in ACTIVE_ITEM)),
-    "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
-    "activity": tuple(name for name in INPUTS if name.startswith("active_")),
-}
-_LEANINGS = (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS))
-#: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; what the user tends to take, by itself and times the candidate's own; that and when the user was there.
-MORE = {"profiles": MATCHES, "leanings": _LEANINGS, "tastes": (*_LEANINGS, "days", "events", "known")}
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 InputColumns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
 _FOLLOWERS = 64
-
-
-@dataclass(frozen=True)
-class Named:
-    """Items in any shape, each distinct one once, and where in that list each stands.
-
-    Candidates of a batch name most items several times; each is looked at once.
-    """
-
-    items: Ints
-    distinct: Ints
-    places: Ints
-
-    @classmethod
-    def of(cls, items: Ints) -> Named:
-        """Found without sorting."""
-        flat = items.reshape(-1)
-        numbers, slots = np.arange(len(flat)), scratch(int(flat.max(initial=0)) + 1)
-        slots[flat] = numbers  # of several, the last one stays
-        distinct = flat[slots[flat] == numbers]
-        slots[distinct] = np.arange(len(distinct))
-        places = slots[flat].astype(np.int64).reshape(items.shape)
-        slots[distinct] = EMPTY
-        return cls(items, distinct, places)
 
 
 class StreamFeatures:
@@ -100,7 +61,7 @@ class StreamFeatures:
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
         self.tastes = Tastes(dtype=dtype) if "tastes" in more or "leanings" in more else None
-        self._gaps = "tastes" in more
+        self._gaps, self.likeness = "tastes" in more, "likeness" in more
         self._no_followers = ItemNeighbours(slots=1)
         self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
 
@@ -112,7 +73,12 @@ class StreamFeatures:
     @property
     def more(self) -> tuple[str, ...]:
         """The names of what `of_both` gives."""
-        return (*(() if self.profiles is None else MATCHES), *(() if self.tastes is None else self._leanings))
+        return (*self.of_pairs_besides, *(() if self.tastes is None else self._leanings))
+
+    @property
+    def of_pairs_besides(self) -> tuple[str, ...]:
+        """Those among them that belong to pairs and come first; the others are linear in the items' own features."""
+        return (*(() if self.profiles is None else MATCHES), *(LIKENESS if self.likeness else ()))
 
     @property
     def _leanings(self) -> tuple[str, ...]:
@@ -222,6 +188,9 @@ class StreamFeatures:
         loops.inputs(users, lines, *state, *slots, *known, *rows, *room, given)
         if self.profiles is not None:
             self.profiles.match(users, lines, past, given, width)
+        if self.likeness:
+            own = tables[1].arrays(at)[0], tables[1].rows
+            likeness(users, lines, past, *own, width + len(self.of_pairs_besides) - len(LIKENESS), given)
         if self.tastes is not None:
             about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
             suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
@@ -229,16 +198,45 @@ class StreamFeatures:
             suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
-    def of_both(self, users: Ints, named: Named, columns: InputColumns, past: History, time: int) -> InputColumns:
-        """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
+    def of_both(
+        self,
+        users: Ints,
+        named: Named,
+        columns: InputColumns,
+        past: History,
+        time: int,
+        vectors: Table,
+    ) -> InputColumns:
+        """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items.
+
+        `vectors` are the blend's own rows of items.
+        """
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
         if self.profiles is not None:
             self.profiles.match(users, named.items, past, out)
+        if self.likeness:
+            rows = vectors.view().storage[: vectors.rows].cpu().numpy()
+            likeness(users, named.items, past, rows, len(rows), len(self.of_pairs_besides) - len(LIKENESS), out)
         if self.tastes is not None:
             about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
             first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
+
+    def besides_of(
+        self, loops: policy.Loops, user: Ints, factors: Singles | None, past: History, item_rows: Singles, out: Singles
+    ) -> None:
+        """`of_pairs_besides` of one user and all items in order: n_items × inputs.
+
+        `Profiles.prepare` gave `factors`.
+        """
+        if self.profiles is not None and factors is not None:
+            matches = np.empty((len(out), len(MATCHES)), dtype=out.dtype)
+            self.profiles.match_all(loops, user, factors, past, matches)
+            out[:, : len(MATCHES)] = matches
+        if self.likeness:
+            everything, known = np.arange(len(out))[None, :], min(len(item_rows), len(out))
+            likeness(user, everything, past, item_rows, known, out.shape[1] - len(LIKENESS), out[None])
 
     def folded(self, head: Weights, user: Ints, time: int) -> Weights:
         """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
@@ -321,22 +319,3 @@ def _log1p(columns: InputColumns) -> InputColumns:
     """In place, by PyTorch, whose logarithm is vectorised."""
     torch.from_numpy(columns).log1p_()
     return columns
-
-
-def activity(users: Ints, past: History) -> Floats:
-    """How active each user has been: −1 for nobody, 0 after some fifty interactions (docs/methods.md 8.5)."""
-    active: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
-    return active
-
-
-def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """Inputs in the order of INPUTS, then those asked for besides; the last of the features is the user's activity."""
-    streamed, active = features[..., : len(STREAMED)], features[..., -1:]
-    besides = features[..., len(STREAMED) : -1]
-    personal, by_activity = torch.stack([dot, bias], -1), streamed[..., BY_ACTIVITY] * active
-    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, by_activity, besides], -1)
-
-
-def personal_score(inputs: Tensor) -> Tensor:
-    """What the rows say by themselves."""
-    return inputs[..., 0] + inputs[..., 1]

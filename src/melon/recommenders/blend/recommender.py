@@ -16,17 +16,7 @@ from melon.kernels import policy
 from melon.kernels.types import array_of
 from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
 from melon.recommenders.blend.catalogue import BlendCatalogue
-from melon.recommenders.blend.features import (
-    INPUTS,
-    INPUTS_WITH_TRANSITIONS,
-    MORE,
-    PARTS,
-    STREAMED,
-    Named,
-    StreamFeatures,
-    activity,
-    inputs_of,
-)
+from melon.recommenders.blend.features import StreamFeatures
 from melon.recommenders.blend.head import (
     LINEAR,
     TABLES,
@@ -35,6 +25,16 @@ from melon.recommenders.blend.head import (
     HeadSettings,
     head_tables,
     silent,
+)
+from melon.recommenders.blend.inputs import (
+    INPUTS,
+    INPUTS_WITH_TRANSITIONS,
+    MORE,
+    PARTS,
+    STREAMED,
+    Named,
+    activity,
+    inputs_of,
 )
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
@@ -72,7 +72,7 @@ class BlendSettings(RecommenderSettings):
     head_practice_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
-    inputs: tuple[Literal["profiles", "leanings", "tastes"], ...] = ()
+    inputs: tuple[Literal["profiles", "likeness", "leanings", "tastes"], ...] = ()
     lists: Literal["exact", "two_stage"] = "exact"
     without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
 
@@ -231,7 +231,8 @@ class Blend(HeadedRecommender):
         dots = _dots(views["user_factors"].gather(users), views["item_factors"], n_items)
         if silent(head):
             return dots.add_(bias)
-        past, items = context.history if context else History(), np.arange(n_items)[None, :]
+        past, time = (context.history, context.time) if context else (History(), 0)
+        items = np.arange(n_items)[None, :]
         named = Named(items, items[0], np.arange(n_items)[None, :])
         columns, divisors = self.stream.of_items(items[0])
         scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns))
@@ -240,7 +241,7 @@ class Blend(HeadedRecommender):
         for line, active in enumerate(activity(rows, past).tolist()):
             user = rows[line : line + 1]
             pairs = self.stream.of_pairs(user, items, divisors, past)[0]
-            besides = self.stream.of_both(user, named, columns, past, context.time if context else 0)[0]
+            besides = self.stream.of_both(user, named, columns, past, time, self.tables["item_factors"])[0]
             dots[line] = scorer.of_user(dots[line], self._tensor(np.concatenate([pairs, besides], axis=1)), active)
         return dots
 
@@ -288,7 +289,7 @@ class Blend(HeadedRecommender):
         of_items, time = self.stream.of_items(named.distinct), context.time if context else 0
         columns, divisors = (np.take(column, named.places, axis=0) for column in of_items)
         pairs = self.stream.of_pairs(rows, named.items, divisors, past)
-        besides = self.stream.of_both(rows, named, of_items[0], past, time)
+        besides = self.stream.of_both(rows, named, of_items[0], past, time, self.tables["item_factors"])
         active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
         return self._tensor(np.concatenate([columns, pairs, besides, active], axis=-1))
 
