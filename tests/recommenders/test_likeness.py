@@ -57,11 +57,20 @@ def test_having_had_an_item_again_tells_nothing() -> None:
     assert given[0] == given[1] > 0
 
 
-@pytest.mark.parametrize("inputs", [("likeness",), ("profiles", "likeness"), ("likeness", "leanings")])
-def test_lists_lessons_and_scores_agree(inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "inputs": inputs}
+GROUPS = [
+    "likeness",
+    "own_profiles",
+    "profiles likeness",
+    "likeness leanings",
+    "profiles own_profiles likeness leanings",
+]
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_lists_lessons_and_scores_agree(groups: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "inputs": groups.split()}
     blend = Blend(settings)
-    assert "likeness" in blend.inputs
+    assert not {"likeness", "own_takers"}.isdisjoint(blend.inputs)
     updater, batches = Updater(blend, Default({"fading": 100.0})), toy_batches(toy_log())
     for batch in batches[:-1]:
         updater.learn(batch)

@@ -143,13 +143,6 @@ class FactorCatalogue(Catalogue):
     def scores(self, users: Tensor) -> Tensor:
         return torch.from_numpy(self.products(users.numpy(), self.bias))
 
-    @property
-    def item_rows(self) -> Singles:
-        """The items' vectors as they are stored, before anything fades."""
-        table = self._tables["item_factors"]
-        vectors: Singles = table.view().storage.numpy()[: table.rows]
-        return vectors
-
     def products(self, users: Ints, bias: Singles) -> Singles:
         """The same with other biases of items."""
         out = np.empty((len(users), len(bias)), dtype=np.float32)

@@ -49,9 +49,10 @@ class BlendCatalogue(Catalogue):
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._profiles = policy.load("profiles")
-        self._factors: Singles | None = None
-        if stream.profiles is not None and self._profiles is not None:
-            self._factors = stream.profiles.prepare(self._profiles, self._n_items, past)
+        self._factors: list[Singles] = []
+        if self._profiles is not None:
+            spaces = stream.spaces()
+            self._factors = [takers.prepare(self._profiles, sides, self._n_items, past) for takers, sides in spaces]
         self._liked: Ints | None = None
         self._no_bias = np.zeros_like(rows.bias)
 
@@ -99,8 +100,7 @@ class BlendCatalogue(Catalogue):
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
             if self._profiles is not None:
-                rows = self._rows.item_rows
-                self._stream.besides_of(self._profiles, user, self._factors, self._past, rows, besides)
+                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides)
             head = self._stream.folded(self._head, user, self._time)
             self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 

@@ -27,9 +27,9 @@ from melon.recommenders.blend.inputs import (
     Named,
 )
 from melon.recommenders.streaming.counts import ItemCounts
-from melon.recommenders.streaming.likeness import LIKENESS, likeness
+from melon.recommenders.streaming.likeness import likeness
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
-from melon.recommenders.streaming.profiles import MATCHES, Profiles
+from melon.recommenders.streaming.profiles import MATCHES, Profiles, Sides, Takers
 from melon.recommenders.streaming.slots import Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
@@ -54,12 +54,15 @@ class StreamFeatures:
         transitions: bool = False,
         more: Sequence[str] = (),
         seed: int = 0,
+        own_rows: Callable[[], Sides] | None = None,
     ) -> None:
-        self._dtype, self._seed = np.dtype(dtype), seed
+        """`own_rows` gives the blend's own rows of users and items, where something is asked for that needs them."""
+        self._dtype, self._seed, self._own_rows = np.dtype(dtype), seed, own_rows
         self.counts = ItemCounts([*HALF_LIVES, float("inf")])
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
+        self.own_takers = Takers(self._rows_of_blend()[0].shape[1], dtype) if "own_profiles" in more else None
         self.tastes = Tastes(dtype=dtype) if "tastes" in more or "leanings" in more else None
         self._gaps, self.likeness = "tastes" in more, "likeness" in more
         self._no_followers = ItemNeighbours(slots=1)
@@ -78,7 +81,21 @@ class StreamFeatures:
     @property
     def of_pairs_besides(self) -> tuple[str, ...]:
         """Those among them that belong to pairs and come first; the others are linear in the items' own features."""
-        return (*(() if self.profiles is None else MATCHES), *(LIKENESS if self.likeness else ()))
+        asked = {
+            "profiles": self.profiles is not None,
+            "own_profiles": self.own_takers is not None,
+            "likeness": self.likeness,
+        }
+        return tuple(name for group, there in asked.items() if there for name in MORE[group])
+
+    def spaces(self) -> list[tuple[Takers, Sides]]:
+        """Takers of items, and the rows by which they are compared, for each kind of rows that is asked for."""
+        spaces = [] if self.profiles is None else [(self.profiles.takers, self.profiles.sides)]
+        return spaces if self.own_takers is None else [*spaces, (self.own_takers, self._rows_of_blend())]
+
+    def _rows_of_blend(self) -> Sides:
+        assert self._own_rows is not None
+        return self._own_rows()
 
     @property
     def _leanings(self) -> tuple[str, ...]:
@@ -95,6 +112,8 @@ class StreamFeatures:
             self.tastes.observe(users, items, times, self.counts)
         if self.profiles is not None:
             self.profiles.observe(users, items, past)
+        if self.own_takers is not None:
+            self.own_takers.observe(users, items, past, self._rows_of_blend()[0])
         self.neighbours.observe(users, items, past.of_users)
         if self.followers is not None:
             self.followers.observe(users, items, past.of_users)
@@ -105,6 +124,7 @@ class StreamFeatures:
         parts = [self.neighbours] if self.followers is None else [self.neighbours, self.followers]
         undo_parts = [part.undo_point(users, items, past.of_users) for part in parts] + [self.counts.undo_point(items)]
         undo_parts += [] if self.profiles is None else [self.profiles.undo_point(users, items)]
+        undo_parts += [] if self.own_takers is None else [self.own_takers.undo_point(items)]
         undo_parts += [] if self.tastes is None else [self.tastes.undo_point(users)]
 
         def undo() -> None:
@@ -186,11 +206,7 @@ class StreamFeatures:
         rows = (part for table in tables for part in table.arrays(at))
         given, room = out.numpy(), (self._item_at, scratch(size), width - len(INPUTS))
         loops.inputs(users, lines, *state, *slots, *known, *rows, *room, given)
-        if self.profiles is not None:
-            self.profiles.match(users, lines, past, given, width)
-        if self.likeness:
-            own = tables[1].arrays(at)[0], tables[1].rows
-            likeness(users, lines, past, *own, width + len(self.of_pairs_besides) - len(LIKENESS), given)
+        self._compare(users, lines, past, width, given)
         if self.tastes is not None:
             about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
             suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
@@ -198,45 +214,36 @@ class StreamFeatures:
             suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
         return out
 
-    def of_both(
-        self,
-        users: Ints,
-        named: Named,
-        columns: InputColumns,
-        past: History,
-        time: int,
-        vectors: Table,
-    ) -> InputColumns:
-        """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items.
-
-        `vectors` are the blend's own rows of items.
-        """
+    def of_both(self, users: Ints, named: Named, columns: InputColumns, past: History, time: int) -> InputColumns:
+        """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
-        if self.profiles is not None:
-            self.profiles.match(users, named.items, past, out)
-        if self.likeness:
-            rows = vectors.view().storage[: vectors.rows].cpu().numpy()
-            likeness(users, named.items, past, rows, len(rows), len(self.of_pairs_besides) - len(LIKENESS), out)
+        self._compare(users, named.items, past, 0, out)
         if self.tastes is not None:
             about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
             first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
 
-    def besides_of(
-        self, loops: policy.Loops, user: Ints, factors: Singles | None, past: History, item_rows: Singles, out: Singles
-    ) -> None:
-        """`of_pairs_besides` of one user and all items in order: n_items × inputs.
-
-        `Profiles.prepare` gave `factors`.
-        """
-        if self.profiles is not None and factors is not None:
-            matches = np.empty((len(out), len(MATCHES)), dtype=out.dtype)
-            self.profiles.match_all(loops, user, factors, past, matches)
-            out[:, : len(MATCHES)] = matches
+    def _compare(self, users: Ints, items: Ints, past: History, first: int, out: InputColumns) -> None:
+        """Write `of_pairs_besides` of candidates n × c, from input `first` on."""
+        for takers, sides in self.spaces():
+            takers.match(sides, users, items, past, out, first)
+            first += len(MATCHES)
         if self.likeness:
-            everything, known = np.arange(len(out))[None, :], min(len(item_rows), len(out))
-            likeness(user, everything, past, item_rows, known, out.shape[1] - len(LIKENESS), out[None])
+            rows = self._rows_of_blend()[1]
+            likeness(users, items, past, rows, len(rows), first, out)
+
+    def compare_all(
+        self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles
+    ) -> None:
+        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`."""
+        first = 0
+        for (takers, sides), prepared in zip(self.spaces(), factors, strict=True):
+            out[:, first : first + len(MATCHES)] = takers.match_all(loops, sides, user, prepared, past, len(out))
+            first += len(MATCHES)
+        if self.likeness:
+            everything, rows = np.arange(len(out))[None, :], self._rows_of_blend()[1]
+            likeness(user, everything, past, rows, min(len(rows), len(out)), first, out[None])
 
     def folded(self, head: Weights, user: Ints, time: int) -> Weights:
         """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
@@ -280,6 +287,8 @@ class StreamFeatures:
             parts["followers"] = self.followers.state()
         if self.profiles is not None:
             parts["profiles"] = self.profiles.state()
+        if self.own_takers is not None:
+            parts["own"] = self.own_takers.state()
         if self.tastes is not None:
             parts["tastes"] = self.tastes.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
@@ -295,13 +304,16 @@ class StreamFeatures:
                 require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
         profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
+        own = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
         tastes = None if self.tastes is None else Tastes(dtype=self._dtype)
         if profiles is not None:
             profiles.restore(part_of(state, "profiles"), counts.events)
+        if own is not None:
+            own.restore(part_of(state, "own"), counts.events)
         if tastes is not None:
             tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
-        self.profiles, self.tastes = profiles, tastes
+        self.profiles, self.own_takers, self.tastes = profiles, own, tastes
 
 
 def _suit(places: Ints, columns: InputColumns, about: Floats, usual: Floats, first: int, out: InputColumns) -> None:

@@ -39,10 +39,11 @@ PARTS = {
 }
 _LEANINGS = (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS))
 #: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; how like the user's last items the candidate is in the blend's own rows; what the user tends to take,
-#: by itself and times the candidate's own; that and when the user was there.
+#: implicit ALS, and in the blend's own; how like the user's last items the candidate is in the latter; what the user
+#: tends to take, by itself and times the candidate's own; that and when the user was there.
 MORE = {
     "profiles": MATCHES,
+    "own_profiles": tuple(f"own_{name}" for name in MATCHES),
     "likeness": LIKENESS,
     "leanings": _LEANINGS,
     "tastes": (*_LEANINGS, "days", "events", "known"),
