@@ -10,8 +10,9 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.lists import HeadWeights, Remembered
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import ITEM_FEATURES, StreamFeatures, activity
+from melon.recommenders.blend.features import StreamFeatures
 from melon.recommenders.blend.head import BlendHead
+from melon.recommenders.blend.inputs import ITEM_FEATURES, activity
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
 from melon.recommenders.streaming.neighbours import scratch
@@ -48,9 +49,10 @@ class BlendCatalogue(Catalogue):
         parts = (part.numpy() for part in (linear, hidden, shift, output))
         self._head = HeadWeights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._profiles = policy.load("profiles")
-        self._factors: Singles | None = None
-        if stream.profiles is not None and self._profiles is not None:
-            self._factors = stream.profiles.prepare(self._profiles, self._n_items, past)
+        self._factors: list[Singles] = []
+        if self._profiles is not None:
+            spaces = stream.spaces()
+            self._factors = [takers.prepare(self._profiles, sides, self._n_items, past) for takers, sides in spaces]
         self._liked: Ints | None = None
         self._no_bias = np.zeros_like(rows.bias)
 
@@ -94,12 +96,11 @@ class BlendCatalogue(Catalogue):
         if not self._stream.more:
             self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
             return
-        profiles, besides = self._stream.profiles, np.zeros((self._n_items, 0), dtype=np.float32)
+        besides = np.zeros((self._n_items, len(self._stream.of_pairs_besides)), dtype=np.float32)
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
-            if profiles is not None and self._profiles is not None and self._factors is not None:
-                besides = np.empty((self._n_items, self._factors.shape[1]), dtype=np.float32)
-                profiles.match_all(self._profiles, user, self._factors, self._past, besides)
+            if self._profiles is not None:
+                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides)
             head = self._stream.folded(self._head, user, self._time)
             self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 
