@@ -81,7 +81,7 @@ class Trained:
         """The best score, its settings with the number of epochs, and the peer as it was then."""
         peer = self._new(log, start, settings, 0)
         best, stale = (float("-inf"), settings, peer), 0
-        for epochs in range(EVERY, MOST + 1, EVERY):
+        for epochs in range(EVERY, (MOST // 2 if len(log) > LONG else MOST) + 1, EVERY):
             peer.train(EVERY)
             score = selection_score(window.ranks(window.follow(peer.deployed())))
             print(f"  {settings}, {epochs} epochs: {score:.4f}", flush=True)
