@@ -18,11 +18,11 @@ from strong.sasrec import SASRec
 from strong.sequence import SequencePeer
 
 #: How often networks are judged, when they are stopped, and how long they may be trained, in epochs.
-EVERY, PATIENCE, MOST = 4, 2, 48
+EVERY, PATIENCE, MOST = 4, 2, 32
 #: On streams longer than this, an epoch is a part of the log (see strong.sequence), and there are fewer trials.
 LONG = 500_000
 TRAININGS = [{"lr": 2e-3, "dropout": dropout} for dropout in (0.2, 0.5)]
-ONLINE = [{"replays": 4, "reach": reach, "lr": lr} for reach, lr in product((5_000, None), (1e-3, 3e-3, 1e-2))]
+ONLINE = [{"replays": 4, "reach": reach, "lr": lr} for reach, lr in product((5_000, None), (3e-3, 1e-2))]
 
 
 #: A score on the window, the settings with the number of epochs, and the peer.
@@ -74,7 +74,7 @@ class Trained:
         trained = [self._trained(log, start, window, settings) for settings in (TRAININGS[:1] if long else TRAININGS)]
         _, settings, peer = max(trained, key=lambda each: each[0])
         yield "frozen", settings, peer.deployed()
-        for online in ONLINE[:3] if long else ONLINE:
+        for online in ONLINE[:2] if long else ONLINE:
             yield "online", {**settings, "online": online}, peer.deployed(online)
 
     def _trained(self, log: Interactions, start: int, window: Stretch, settings: Any) -> Best:
@@ -123,7 +123,7 @@ KINDS: Mapping[str, Kind] = {
         lambda log, start, settings: RefittedALS(_past(log, start), settings),
         [
             {"factors": factors, "alpha": alpha, "l2": l2}
-            for factors, alpha, l2 in product((32, 64), (10.0, 40.0, 100.0), (3.0, 30.0, 100.0))
+            for factors, alpha, l2 in product((64,), (10.0, 40.0), (3.0, 10.0, 30.0, 100.0))
         ],
     ),
     "ials": Closed(
@@ -131,7 +131,7 @@ KINDS: Mapping[str, Kind] = {
         lambda log, start, settings: StreamingALS(_past(log, start), settings),
         [
             {"dim": dim, "missing": missing, "reg": reg}
-            for dim, missing, reg in product((32, 64), (0.003, 0.01, 0.03), (0.003, 0.01, 0.03))
+            for dim, missing, reg in product((32, 64), (0.01, 0.03), (0.01, 0.03))
         ],
     ),
     "sasrec": Trained(SASRec),
