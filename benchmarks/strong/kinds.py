@@ -116,7 +116,7 @@ KINDS: Mapping[str, Kind] = {
     "ease": Closed(
         "refitted",
         lambda log, start, settings: EASE(log.n_items, _past(log, start), settings),
-        [{"l2": l2, "last": last} for l2, last in product((30.0, 100.0, 300.0, 1_000.0), (20, None))],
+        [*({"l2": l2, "last": 20} for l2 in (30.0, 100.0, 300.0, 1_000.0)), {"l2": 300.0, "last": None}],
     ),
     "als": Closed(
         "refitted",
