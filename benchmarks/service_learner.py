@@ -84,9 +84,7 @@ def main() -> None:
         deployed(model, given.pairing, given.users, given.items)
         some = LearnerSettings(folder, model, checkpoint_seconds=1e9, checkpoint_events=1 << 40, fit_after=0)
         with EventLog(folder) as log, Learner(some) as learner:
-            print(
-                f"{given.pairing}: {' with '.join(PAIRINGS[given.pairing])}, {given.users} users, {given.items} items, one thread"
-            )
+            print(f"{given.pairing}, {given.users} users, {given.items} items, one thread")
             for count in (1, 10, 100, 1_000):
                 lists = [events(count) for _ in range(15)]
                 print(
