@@ -299,9 +299,9 @@ class StreamFeatures:
         neighbours = ItemNeighbours.from_state(part_of(state, "neighbours"))
         followers = None if self.followers is None else ItemNeighbours.from_state(part_of(state, "followers"))
         require(np.array_equal(counts.rates, self.counts.rates), "counts have other half-lives than this blend's")
-        for saved, own in ((neighbours, self.neighbours), (followers, self.followers)):
-            if saved is not None and own is not None:
-                require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
+        for saved, present in ((neighbours, self.neighbours), (followers, self.followers)):
+            if saved is not None and present is not None:
+                require(saved.form == present.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
         profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
         own = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
