@@ -49,7 +49,7 @@ class PractisedSettings(StrategySettings):
     practice_lr: float = Field(0.1, gt=0)
     practice_l2: float = Field(1e-3, ge=0)
     online: Literal["frozen", "next_batch"] = "frozen"  # whether rates go on learning on the stream, by a look-ahead
-    online_lr: float = Field(0.01, gt=0)
+    online_lr: float = Field(0.003, gt=0)
 
     @field_validator("inputs", mode="before")
     @classmethod

@@ -123,6 +123,7 @@ class PractisedSMLSettings(SMLSettings, UnrolledSettings):
     residual: Literal[True] = True
     bounded: Literal[True] = True
     passes: int = Field(60, ge=0)
+    practice_lr: float = Field(0.01, gt=0)
 
 
 class PractisedSML(UnrolledStrategy, SML):
