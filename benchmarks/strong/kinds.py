@@ -18,7 +18,7 @@ from strong.sasrec import SASRec
 from strong.sequence import SequencePeer
 
 #: How often networks are judged, when they are stopped, and how long they may be trained, in epochs.
-EVERY, PATIENCE, MOST = 4, 2, 32
+EVERY, PATIENCE, MOST, LONG_MOST = 4, 2, 32, 12
 #: On streams longer than this, an epoch is a part of the log (see strong.sequence), and there are fewer trials.
 LONG = 500_000
 TRAININGS = [{"lr": 2e-3, "dropout": dropout} for dropout in (0.2, 0.5)]
@@ -53,7 +53,7 @@ class Closed:
         self._variant, self._build, self._grid = variant, build, grid
 
     def trials(self, log: Interactions, start: int, window: Stretch) -> Iterator[tuple[str, Any, Peer]]:
-        for point in self._grid:
+        for point in self._grid[:: 3 if len(log) > LONG else 1]:
             settings = {**point, "every": batches_between_refits(log)} if self._variant == "refitted" else point
             yield self._variant, settings, self._build(log, start, settings)
 
@@ -81,7 +81,7 @@ class Trained:
         """The best score, its settings with the number of epochs, and the peer as it was then."""
         peer = self._new(log, start, settings, 0)
         best, stale = (float("-inf"), settings, peer), 0
-        for epochs in range(EVERY, (MOST // 2 if len(log) > LONG else MOST) + 1, EVERY):
+        for epochs in range(EVERY, (LONG_MOST if len(log) > LONG else MOST) + 1, EVERY):
             peer.train(EVERY)
             score = selection_score(window.ranks(window.follow(peer.deployed())))
             print(f"  {settings}, {epochs} epochs: {score:.4f}", flush=True)
