@@ -18,11 +18,11 @@ from strong.sasrec import SASRec
 from strong.sequence import SequencePeer
 
 #: How often networks are judged, when they are stopped, and how long they may be trained, in epochs.
-EVERY, PATIENCE, MOST = 4, 2, 32
+EVERY, PATIENCE, MOST, LONG_MOST = 4, 1, 32, 12
 #: On streams longer than this, an epoch is a part of the log (see strong.sequence), and there are fewer trials.
 LONG = 500_000
 TRAININGS = [{"lr": 2e-3, "dropout": dropout} for dropout in (0.2, 0.5)]
-ONLINE = [{"replays": 4, "reach": reach, "lr": lr} for reach, lr in product((5_000, None), (3e-3, 1e-2))]
+ONLINE = [{"replays": 4, "reach": 5_000, "lr": lr} for lr in (3e-3, 1e-2)]
 
 
 #: A score on the window, the settings with the number of epochs, and the peer.
@@ -53,7 +53,7 @@ class Closed:
         self._variant, self._build, self._grid = variant, build, grid
 
     def trials(self, log: Interactions, start: int, window: Stretch) -> Iterator[tuple[str, Any, Peer]]:
-        for point in self._grid:
+        for point in self._grid[:: 3 if len(log) > LONG else 1]:
             settings = {**point, "every": batches_between_refits(log)} if self._variant == "refitted" else point
             yield self._variant, settings, self._build(log, start, settings)
 
@@ -74,14 +74,14 @@ class Trained:
         trained = [self._trained(log, start, window, settings) for settings in (TRAININGS[:1] if long else TRAININGS)]
         _, settings, peer = max(trained, key=lambda each: each[0])
         yield "frozen", settings, peer.deployed()
-        for online in ONLINE[:2] if long else ONLINE:
+        for online in ONLINE:
             yield "online", {**settings, "online": online}, peer.deployed(online)
 
     def _trained(self, log: Interactions, start: int, window: Stretch, settings: Any) -> Best:
         """The best score, its settings with the number of epochs, and the peer as it was then."""
         peer = self._new(log, start, settings, 0)
         best, stale = (float("-inf"), settings, peer), 0
-        for epochs in range(EVERY, (MOST // 2 if len(log) > LONG else MOST) + 1, EVERY):
+        for epochs in range(EVERY, (LONG_MOST if len(log) > LONG else MOST) + 1, EVERY):
             peer.train(EVERY)
             score = selection_score(window.ranks(window.follow(peer.deployed())))
             print(f"  {settings}, {epochs} epochs: {score:.4f}", flush=True)
@@ -116,7 +116,12 @@ KINDS: Mapping[str, Kind] = {
     "ease": Closed(
         "refitted",
         lambda log, start, settings: EASE(log.n_items, _past(log, start), settings),
-        [*({"l2": l2, "last": 20} for l2 in (30.0, 100.0, 300.0, 1_000.0)), {"l2": 300.0, "last": None}],
+        [
+            {"l2": 100.0, "last": 20},
+            {"l2": 300.0, "last": None},
+            {"l2": 300.0, "last": 20},
+            {"l2": 1_000.0, "last": 20},
+        ],
     ),
     "als": Closed(
         "refitted",

@@ -97,12 +97,15 @@ class Stretch:
 
     def best_mixture(self, scores: Scores, shapes: Sequence[str]) -> tuple[float, Any]:
         """The best of the grid of half-lives and weights, and its score."""
-        points = [
-            {"shape": shape, "half_life": half_life, "weight": weight}
-            for shape, half_life, weight in product(shapes, HALF_LIVES, WEIGHTS)
-        ]
-        judged = [selection_score(self.ranks(scores, mixture=point)) for point in points]
-        return max(judged), points[int(np.argmax(judged))]
+        shaped = {shape: SHAPES[shape](scores.values[0]).astype(np.float32) for shape in shapes}
+        popular = {half_life: self._popular[0, ..., at].copy() for at, half_life in enumerate(HALF_LIVES)}
+        best: tuple[float, Any] = (float("-inf"), None)
+        for shape, half_life, weight in product(shapes, HALF_LIVES, WEIGHTS):
+            mixed = shaped[shape] + np.float32(weight) * popular[half_life]
+            score = selection_score(rank_first(mixed, "the selection window").rank)
+            if score > best[0]:
+                best = score, {"shape": shape, "half_life": half_life, "weight": weight}
+        return best
 
 
 def unknown_last(scores: Floats, known: Any) -> Floats:

@@ -17,8 +17,8 @@ DIM, LONGEST = 64, 50
 START = 0
 #: Sequences of a training step, and of an epoch at most (others in each epoch); negatives of a step.
 AT_ONCE, EPOCH, NEGATIVES = 32, 10_000, 512
-#: Replayed events of an online step.
-LINES = 128
+#: Replayed events of an online step, and how many tokens before an event such a step looks at.
+LINES, NEAR = 128, 20
 
 
 class Network(nn.Module):
@@ -73,9 +73,9 @@ class Sequences:
         return padded([self._of.get(user, [START])[-LONGEST:] for user in users.tolist()])
 
     def before(self, events: Ints) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens before each event, the place of the newest, and the event's own token."""
+        """The last tokens before each event, the place of the newest, and the event's own token."""
         places = [self.events[event] for event in events.tolist()]
-        tokens, newest = padded([self._of[user][max(at - LONGEST, 0) : at] for user, at in places])
+        tokens, newest = padded([self._of[user][max(at - NEAR, 0) : at] for user, at in places])
         return tokens, newest, torch.tensor([self._of[user][at] for user, at in places])
 
     def epoch(self, random: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
