@@ -48,7 +48,7 @@ class Running:
     def children(self) -> dict[str, int]:
         """The processes by role."""
         listed = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
         )
         found = re.findall(r"^\s*(\d+) .*melon\.service\.supervisor (\w+) ", listed.stdout, re.MULTILINE)
         return {role: int(pid) for pid, role in found}
