@@ -34,8 +34,11 @@ def run_demo_service(settings: ServeSettings) -> None:
         def started(url: str) -> None:
             say(f"serving on {url}; it knows nothing yet, and {_PER_SECOND} clicks a second come in. Ctrl-C stops it.")
             say(f"try: curl '{url}/v1/recommendations/u17?k=5'")
-            for work, deadline in ((_replay, 600.0), (_watch, _LINE_S)):
-                threading.Thread(target=work, args=(Client(url, deadline=deadline), stop), daemon=True).start()
+            for work, client in (
+                (_replay, Client(url, deadline=600.0)),
+                (_watch, Client(url, timeout=_LINE_S, deadline=0.0)),
+            ):
+                threading.Thread(target=work, args=(client, stop), daemon=True).start()
 
         try:
             Supervisor(settings, listening).run(started)
