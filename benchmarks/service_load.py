@@ -7,9 +7,9 @@
 
 Starts `melon serve` on loopback with a model of that size, waits until it has learned an event, and loads it with
 `melon load` (open loop, latency from when a request was due), one rate after another. The generator runs on the same
-machine; its CPU is told apart from that of the service. `learned` counts the events that the served model knows when
-the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists under the service's rules, each
-1, 8 or 16 made together, also right after an update.
+machine; its CPU is told apart from that of the service. A rate may be named several times. `learned` counts the events
+that the served model knows when the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists
+under the service's rules, each 1, 8 or 16 made together, also right after an update.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def memory(pid: int) -> int:
 
 
 def children(pid: int) -> dict[str, int]:
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+    )
     return {role: int(one) for one, role in re.findall(r"^\s*(\d+) .*supervisor (\w+) ", listed.stdout, re.MULTILINE)}
 
 
@@ -166,7 +168,7 @@ def main() -> None:
             time.sleep(0.1)
         report["learns_s"] = round(time.monotonic() - started, 1)
         pids = children(service.pid)
-        report["loads"] = {lists: measured(melon, url, pids, lists, args) for lists in args.lists}
+        report["loads"] = [{"asked": lists, **measured(melon, url, pids, lists, args)} for lists in args.lists]
         report |= {"cores": os.cpu_count(), "settings": {name: str(value) for name, value in vars(args).items()}}
         print(json.dumps(report, indent=1))
         service.send_signal(signal.SIGTERM)

@@ -228,7 +228,11 @@ class Backend:
                 "set_aside": len(steps.set_aside(1000)),
                 "alarms": steps.alarms(),
                 "fallback": decisions[-1][1] if (decisions := steps.fallbacks()) else None,
-                "batch_size": {"median": float(np.median(sizes)) if sizes else None, "most": self.settings.batch_most},
+                "batch_size": {
+                    "median": float(np.median(sizes)) if sizes else None,
+                    "most": self.settings.batch_most,
+                    "tuned": self.replica.tuned,
+                },
             }
 
         nothing = {"quality": {"HR@10": None}, "set_aside": 0, "alarms": [], "fallback": None, "batch_size": {}}

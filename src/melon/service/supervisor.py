@@ -119,8 +119,8 @@ class Supervisor:
         watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api")]
         for watch in watches:
             watch.start()
-        started(url_of(self._settings, self._listening))
         try:
+            started(url_of(self._settings, self._listening))
             while not self._stop.wait(0.5):
                 pass
         finally:
