@@ -49,13 +49,15 @@ class Closed:
 
     shapes, seeded = ("as it is", "logarithm"), False
 
-    def __init__(self, variant: str, build: Callable[[Interactions, int, Any], Peer], grid: list[Any]) -> None:
-        self._variant, self._build, self._grid = variant, build, grid
+    def __init__(
+        self, variant: str, build: Callable[[Interactions, int, Any], Peer], grid: list[Any], slower: int = 1
+    ) -> None:
+        self._variant, self._build, self._grid, self._slower = variant, build, grid, slower
 
     def trials(self, log: Interactions, start: int, window: Stretch) -> Iterator[tuple[str, Any, Peer]]:
+        every = {"every": self._slower * batches_between_refits(log)} if self._variant == "refitted" else {}
         for point in self._grid[:: 3 if len(log) > LONG else 1]:
-            settings = {**point, "every": batches_between_refits(log)} if self._variant == "refitted" else point
-            yield self._variant, settings, self._build(log, start, settings)
+            yield self._variant, point | every, self._build(log, start, point | every)
 
     def make(self, log: Interactions, start: int, variant: str, settings: Any, seed: int) -> Peer:
         return self._build(log, start, settings)
@@ -116,12 +118,8 @@ KINDS: Mapping[str, Kind] = {
     "ease": Closed(
         "refitted",
         lambda log, start, settings: EASE(log.n_items, _past(log, start), settings),
-        [
-            {"l2": 100.0, "last": 20},
-            {"l2": 300.0, "last": None},
-            {"l2": 300.0, "last": 20},
-            {"l2": 1_000.0, "last": 20},
-        ],
+        [*({"l2": l2, "last": 20} for l2 in (100.0, 300.0, 1_000.0)), {"l2": 300.0, "last": None}],
+        slower=2,
     ),
     "als": Closed(
         "refitted",
