@@ -15,7 +15,6 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend.features import HALF_LIVES, INPUTS, PARTS, Named, personal_score
 from melon.recommenders.blend.head import (
     SCALED_BY,
     TABLES,
@@ -24,6 +23,7 @@ from melon.recommenders.blend.head import (
     head_scores,
     head_tables,
 )
+from melon.recommenders.blend.inputs import HALF_LIVES, INPUTS, PARTS, Named, personal_score
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd

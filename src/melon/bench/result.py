@@ -15,6 +15,7 @@ import polars as pl
 from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare, gains, hits
+from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         lines = [self._title(), *self._lines()]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        smaller = live_batch_line(self.record.get("live_batches"))
+        return "\n".join([*lines, *(f"note: {note}" for note in (*self.notes, smaller) if note is not None)])
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""

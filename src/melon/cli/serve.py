@@ -51,6 +51,10 @@ def serve(
     learn: Learn = None,
     hide: Hide = None,
     store: Store = None,
+    fallback: Annotated[
+        bool | None,
+        typer.Option("--fallback", help="Serve from a rival that is better, until the model is better again."),
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
     ] = None,
@@ -70,6 +74,7 @@ def serve(
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
+    named |= {"fallback": fallback}
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
     if show_config:
         typer.echo(settings.toml(), nl=False)

@@ -119,6 +119,9 @@ class PretrainedState:
             history = History()
             live_through(recommender, history, log)
             return recommender, history
+        if recommender.observes_by_rows:
+            live_through(recommender, History(), log)
+            return recommender, self._history(log)
         if key not in self._observed:
             live_through(recommender, History(), log)
             self._known(log)[key] = recommender.streaming_state()

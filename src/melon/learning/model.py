@@ -62,7 +62,7 @@ class LiveModel:
 
     def _own(self) -> None:
         """Make what a copy of this model has of its own."""
-        self._lock, self._ranker = threading.RLock(), Ranker(self.updater, self.popular)
+        self._lock, self._ranker = threading.RLock(), Ranker(self.updater)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_ranker")}

@@ -21,7 +21,9 @@ from melon.errors import ServiceError
 from melon.service.answers import ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
+from melon.service.fallback import Fallback
 from melon.service.ids import plain_id, read_id
+from melon.service.learner.watch import RIVALS
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogSettings
 from melon.service.log.files import BATCHES
@@ -56,7 +58,8 @@ class Backend:
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
-        self._maker = ListMaker(self.facts, self.served, self.hidden_from)
+        fallback = Fallback(settings.folder) if settings.fallback else None
+        self._maker = ListMaker(self.facts, self.served, self.hidden_from, fallback=fallback)
         self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
         self.uses = settings.uses()
         self.problem: str | None = None
@@ -224,10 +227,15 @@ class Backend:
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "set_aside": len(steps.set_aside(1000)),
                 "alarms": steps.alarms(),
-                "batch_size": {"median": float(np.median(sizes)) if sizes else None, "most": self.settings.batch_most},
+                "fallback": decisions[-1][1] if (decisions := steps.fallbacks()) else None,
+                "batch_size": {
+                    "median": float(np.median(sizes)) if sizes else None,
+                    "most": self.settings.batch_most,
+                    "tuned": self.replica.tuned,
+                },
             }
 
-        nothing = {"quality": {"HR@10": None}, "set_aside": 0, "alarms": [], "batch_size": {}}
+        nothing = {"quality": {"HR@10": None}, "set_aside": 0, "alarms": [], "fallback": None, "batch_size": {}}
         learned = await self.from_steps(steps_of, nothing)
         model = await self.reading(self._model_now) if self.replica.ready else {"model": None, "users": 0, "items": 0}
         offset = self.log.offset
@@ -249,6 +257,10 @@ class Backend:
         counters = await self.from_steps(lambda steps: quality_counters(steps.last()), quality_counters(None))
         families: dict[str, MetricFamily] = {
             "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
+            "melon_fallback": (
+                "Whether lists come from a rival of the model.", ("rival",),
+                [((rival,), float(status["fallback"] == rival)) for rival in RIVALS],
+            ),
             "melon_set_aside": ("Batches that are set aside.", (), [((), status["set_aside"])]),
             "melon_rows": (
                 "Rows of the model.", ("table",), [(("users",), status["users"]), (("items",), status["items"])]

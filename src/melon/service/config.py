@@ -59,6 +59,7 @@ class ServeSettings(Settings):
         20_000, description="Events after which a cold start fits on its own log; 0 never does."
     )
     threads: AtLeastOne = Field(1, description="Threads of the learner; recorded with the log.")
+    fallback: bool = Field(False, description="Serve from a rival that is better, until the model is better again.")
     max_pairs: Annotated[int, Field(ge=0)] = Field(0, description="Pairs that a new service remembers as seen; 0: all.")
 
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")

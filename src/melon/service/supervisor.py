@@ -18,6 +18,7 @@ from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.service.config import LOOPBACK, ServeSettings
 from melon.service.keys import KeyFile
 from melon.service.learner.settings import LearnerSettings
+from melon.service.lines import log_as_json
 from melon.service.log.files import Held
 
 ProcessRole = Literal["learner", "api"]
@@ -39,6 +40,7 @@ def learner_settings(settings: ServeSettings) -> LearnerSettings:
         fit_after=settings.fit_after,
         max_pairs=settings.max_pairs,
         threads=settings.threads,
+        fallback=settings.fallback,
     )
 
 
@@ -117,8 +119,8 @@ class Supervisor:
         watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api")]
         for watch in watches:
             watch.start()
-        started(url_of(self._settings, self._listening))
         try:
+            started(url_of(self._settings, self._listening))
             while not self._stop.wait(0.5):
                 pass
         finally:
@@ -180,6 +182,7 @@ def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socke
     if role == "learner":
         from melon.service.learner.run import run_learner
 
+        log_as_json()
         run_learner(learner_settings(settings))
         return
     from melon.service.http.app import run_api

@@ -16,7 +16,7 @@ from melon.adam import Adam, Moments
 from melon.errors import CheckpointError
 from melon.kernels import policy
 from melon.kernels.types import array_of
-from melon.recommenders.blend.features import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
+from melon.recommenders.blend.inputs import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
 from melon.recommenders.evidence import FactorGradient, Values
 from melon.recommenders.heads import Head, HeadPractice, HeadStep, Lesson
 from melon.stream.saved import MOST

@@ -89,11 +89,12 @@ class ItemCounts:
             counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
         return np.ascontiguousarray(counts), last, first
 
-    def taken_since(self, event: int) -> Ints:
-        """The items that occurred at this event or later, in ascending order."""
-        rows = np.flatnonzero(self._last >= event)
-        taken: Ints = rows[self._first[rows] != _NEVER]
-        return taken
+    def most_counted(self, loops: policy.Loops, kinds: Ints, many: int) -> Ints:
+        """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
+        rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
+        columns = self._count, self._first, self._last
+        held = loops.most_counted(*columns, kinds, self._rates, self.events, rows, values)
+        return rows[:, :held].reshape(-1)
 
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""

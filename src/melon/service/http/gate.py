@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import re
 import time
@@ -157,18 +156,3 @@ class Gate:
 def hashed(salt: bytes, one: str) -> str:
     """An id as the log has it: the same person is the same hash within one installation, and in no other."""
     return hashlib.blake2b(one.encode("utf-8", "surrogatepass"), key=salt, digest_size=8).hexdigest()
-
-
-class JsonLines(logging.Formatter):
-    """Log records as JSON, one to a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True, default=str)

@@ -15,10 +15,11 @@ from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
 from melon.service.learner.course import Course, StepOutcome
 from melon.service.learner.fitting import FITTED, Fitter, caught_up
-from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, set_aside_in_a_row
+from melon.service.learner.guard import REMEMBERED, Alarms, Guard, norms, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
+from melon.service.learner.watch import Watch
 from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.files import Closing, Held, until_there_is_room
@@ -44,7 +45,7 @@ class Learner(Closing):
             self.checkpoints = Checkpoints(settings.folder)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
-            self._watch = Watch(settings, self.log, self.book, self._alarm)
+            self._watch = Watch(settings, self.log, self.book, self._alarm, self._insist)
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
             self.book.state(alarms="[]")  # what a learner before this one said is over
@@ -53,6 +54,7 @@ class Learner(Closing):
             self._epoch = self.book.begin_epoch(self._around)
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
+            self._watch.fall_back(self._watch.fallback if settings.fallback else None, self.position.batch)
         except BaseException:
             self._held.close()
             raise
@@ -258,6 +260,7 @@ class Learner(Closing):
         self.checkpoints.write(course.model, course.position, self.log.log_id, extra)
         about = {"version": self._version, "recommender": course.model.updater.recommender.name}
         outcome = StepOutcome(content, digest, about)
+        self._watch.fall_back(None, before.batch)  # it is another model
         self._finish(step, (step, outcome, {}))
         self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
         self._guard = Guard(self.settings.guard)
@@ -328,7 +331,7 @@ class Learner(Closing):
                 while not (stop.is_set() or self.log.changed() or self._idle_work()):
                     time.sleep(_POLL)
             self.consider_fitting()
-            self._watch.look(self.position.offset, self._totals)
+            self._watch.look(self.position, self._totals)
             if self._saver.ready:
                 self._saved()
             elif self._due() and not self._saver.busy:

@@ -112,6 +112,10 @@ class StepReader(Reader):
         """What an operator should know now, in words."""
         return list(json.loads(self.meta().get("alarms", "[]")))
 
+    def fallbacks(self) -> list[tuple[int, str | None]]:
+        """From which step on lists come from which rival of the served model, or from the model again; in order."""
+        return [(number, rival) for number, rival in json.loads(self.meta().get("fallbacks", "[]"))]
+
     def _one(self, where: str, *values: Any) -> LoggedStep | None:
         rows = self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where} LIMIT 1", values)
         return _step(rows[0]) if rows else None
