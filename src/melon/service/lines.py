@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 
-#: Lines wait at most so long for being written together, and at most so many of them.
+#: Lines are written together: seconds that they wait at most, and how many may wait.
 _LINES_S, _LINES_MOST = 0.1, 10_000
 
 

@@ -49,7 +49,13 @@ class Takers:
         loops.take(*events, 1 / _HALF_LIFE, user_rows, *self._held(self._count))
 
     def match(
-        self, sides: ProfileSides, users: Ints, items: Ints, past: History, out: RowArray, first: int = 0
+        self,
+        sides: ProfileSides,
+        users: Ints,
+        items: Ints,
+        past: History,
+        out: RowArray,
+        first: int = 0,
     ) -> None:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._sums.dtype
