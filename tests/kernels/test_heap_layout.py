@@ -26,7 +26,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
-from melon.strategies.melon.linear import NetworkMeLON as LinearMeLON
+from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates

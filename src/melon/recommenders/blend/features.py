@@ -29,7 +29,7 @@ from melon.recommenders.blend.inputs import (
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.likeness import likeness
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
-from melon.recommenders.streaming.profiles import MATCHES, Profiles, Sides, Takers
+from melon.recommenders.streaming.profiles import MATCHES, Profiles, ProfileSides, Takers
 from melon.recommenders.streaming.slots import Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
@@ -54,7 +54,7 @@ class StreamFeatures:
         transitions: bool = False,
         more: Sequence[str] = (),
         seed: int = 0,
-        own_rows: Callable[[], Sides] | None = None,
+        own_rows: Callable[[], ProfileSides] | None = None,
     ) -> None:
         """`own_rows` gives the blend's own rows of users and items, where something is asked for that needs them."""
         self._dtype, self._seed, self._own_rows = np.dtype(dtype), seed, own_rows
@@ -88,12 +88,12 @@ class StreamFeatures:
         }
         return tuple(name for group, there in asked.items() if there for name in MORE[group])
 
-    def spaces(self) -> list[tuple[Takers, Sides]]:
+    def spaces(self) -> list[tuple[Takers, ProfileSides]]:
         """Takers of items, and the rows by which they are compared, for each kind of rows that is asked for."""
         spaces = [] if self.profiles is None else [(self.profiles.takers, self.profiles.sides)]
         return spaces if self.own_takers is None else [*spaces, (self.own_takers, self._rows_of_blend())]
 
-    def _rows_of_blend(self) -> Sides:
+    def _rows_of_blend(self) -> ProfileSides:
         assert self._own_rows is not None
         return self._own_rows()
 
@@ -260,9 +260,10 @@ class StreamFeatures:
             same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
             return rest, same
 
-        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
-        return HeadWeights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
+        with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
+            (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+            constant, shifted = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
+        return HeadWeights(head.trust, constant, linear, hidden, shifted, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""

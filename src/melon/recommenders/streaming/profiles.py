@@ -23,7 +23,7 @@ _HALF_LIFE, _FADE = 20_000.0, 0.9
 #: What `match` gives for each pair.
 MATCHES = ("takers", "profile", "profile_takers")
 #: The rows of users and of items.
-Sides = tuple[RowArray, RowArray]
+ProfileSides = tuple[RowArray, RowArray]
 
 
 class Takers:
@@ -48,7 +48,15 @@ class Takers:
         events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
         loops.take(*events, 1 / _HALF_LIFE, user_rows, *self._held(self._count))
 
-    def match(self, sides: Sides, users: Ints, items: Ints, past: History, out: RowArray, first: int = 0) -> None:
+    def match(
+        self,
+        sides: ProfileSides,
+        users: Ints,
+        items: Ints,
+        past: History,
+        out: RowArray,
+        first: int = 0,
+    ) -> None:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._sums.dtype
         directions, profiles = np.zeros((2, len(users), self.dim), dtype=dtype)
@@ -60,7 +68,7 @@ class Takers:
         pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:known], taken[:known])
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
 
-    def prepare(self, loops: policy.Loops, sides: Sides, n_items: int, past: History) -> RowArray:
+    def prepare(self, loops: policy.Loops, sides: ProfileSides, n_items: int, past: History) -> RowArray:
         """Factors of the first items for `match_all`, as of now."""
         known = min(n_items, len(sides[1]), self._count)
         factors = np.empty((known, len(MATCHES)), dtype=self._sums.dtype)
@@ -68,7 +76,7 @@ class Takers:
         return factors
 
     def match_all(
-        self, loops: policy.Loops, sides: Sides, user: Ints, factors: RowArray, past: History, n_items: int
+        self, loops: policy.Loops, sides: ProfileSides, user: Ints, factors: RowArray, past: History, n_items: int
     ) -> RowArray:
         """`match` for one user and all items in order, by what `prepare` gave: n_items × 3."""
         out, lasts = np.empty((n_items, len(MATCHES)), dtype=self._sums.dtype), np.empty((1, RING), dtype=np.int32)
@@ -138,7 +146,7 @@ class Profiles:
         self.takers = Takers(self.rows.dim, dtype)
 
     @property
-    def sides(self) -> Sides:
+    def sides(self) -> ProfileSides:
         """The rows of users and of items."""
         return self.rows.users.rows, self.rows.items.rows
 
