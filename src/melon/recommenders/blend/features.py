@@ -81,12 +81,12 @@ class StreamFeatures:
     @property
     def of_pairs_besides(self) -> tuple[str, ...]:
         """Those among them that belong to pairs and come first; the others are linear in the items' own features."""
-        asked = {
+        inputs = {
             "profiles": self.profiles is not None,
             "own_profiles": self.own_takers is not None,
             "likeness": self.likeness,
         }
-        return tuple(name for group, there in asked.items() if there for name in MORE[group])
+        return tuple(name for group, there in inputs.items() if there for name in MORE[group])
 
     def spaces(self) -> list[tuple[Takers, ProfileSides]]:
         """Takers of items, and the rows by which they are compared, for each kind of rows that is asked for."""
