@@ -86,7 +86,7 @@ class Offers:
 
     def last(self, batch: Batch) -> Offered | None:
         """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
-        if not isinstance(self._strategy, LearnedStrategy):
+        if not isinstance(self._strategy, LearnedStrategy) or not self._strategy.looks_ahead:
             return None
         cold = self._strategy.settings.cold
         last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)

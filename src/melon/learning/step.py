@@ -13,11 +13,13 @@ from torch import Tensor
 
 from melon.errors import LearningError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
+from melon.learning.practice.online import OnlinePractice
 from melon.recommenders.base import Recommender
 from melon.recommenders.plain import PlainSteps
 from melon.sparse_table import SparseTable
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.practised import LinearStrategy
 from melon.strategies.reductions import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -96,6 +98,9 @@ class StepMaker:
         per_branch = isinstance(strategy, LearnedStrategy) and strategy.per_branch
         self._gatherer = Gatherer(recommender, history, row_state, per_branch=per_branch)
         self._offers = Offers(recommender, strategy, history, seed)
+        self._online = None
+        if isinstance(strategy, LinearStrategy) and strategy.settings.online != "frozen":
+            self._online = OnlinePractice(recommender, strategy, history, seed)
         self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
 
     def of(self, batch: Batch, undo: ExitStack) -> Step | None:
@@ -107,7 +112,12 @@ class StepMaker:
         pool = self._offers.pool(batch)
         if not self._recommender.specs or pool < 2:
             return None
+        if self._online is not None:
+            self._online.improve(batch, undo)
         offered = self._offers.of(batch)
+        if self._online is not None:
+            situation = self._gatherer.situation(self._compact(offered), offered)
+            self._online.remember(situation, offered.users, offered.items)
         plain = self._plain(offered, batch) if pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from melon.kernels.policy import Loops
 from melon.kernels.practice.forms import LEAST_LOSS, Course, Numbers, Rates, Rows, Slopes, Tape
@@ -33,6 +36,13 @@ class FactorPractice:
             np.concatenate([strategy.columns(spec, draw.inputs) for spec in specs], axis=1) for draw in recorded.draws
         ]
         self._tape = _tape(self._courses, self._start)
+
+    def begin_from(self, rows: Mapping[str, Tensor], places: Mapping[str, Ints]) -> None:
+        """Begin passes with other rows of some users and items."""
+        for name, values in zip(_TABLES, self._start[:3], strict=True):
+            values[places["user" if name == "user_factors" else "item"]] = (
+                rows[name].numpy().reshape(-1, *values.shape[1:])
+            )
 
     def run(self, number: int) -> tuple[float, Phi]:
         """The mean loss of all predictions in pass `number` at the strategy's φ, and its gradient by φ."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +12,14 @@ import torch
 from melon.errors import LearningError
 from melon.kernels.practice.forms import ABSENT, UNPREDICTED
 from melon.learning.examples import Offers
-from melon.learning.updater import Updater
 from melon.strategies.melon.inputs import HALF_LIVES
 from melon.strategies.practised import batch_inputs
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 from melon.types import Flags, Floats, Ints, SmallInts
+
+if TYPE_CHECKING:
+    from melon.learning.updater import Updater
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import log
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from melon.kernels import policy
@@ -16,7 +19,11 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
 from melon.strategies.s2meta.cell import TorchCell, at_work
 from melon.strategies.s2meta.gates import GateNetwork, Gates, S2MetaSettings, Seen
+from melon.strategies.unrolled import UnrolledSettings, UnrolledStrategy
 from melon.tables import TableSpec
+
+#: Rates of the practised form reach so many times its plain step.
+_REACH = 4.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,10 @@ class S2Meta(LearnedStrategy):
     name = "s2meta"
     settings_type = S2MetaSettings
     settings: S2MetaSettings
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
+        practised = (settings or {}).get("form") == "practised"
+        return super().__new__(PractisedS2Meta if practised else cls)  # type: ignore[return-value]
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.settings.variant == "A":
@@ -92,7 +103,7 @@ class S2Meta(LearnedStrategy):
             gradient = total[rows]
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
             state = {key: tensor[rows] for key, tensor in situation.row_state.get(table, {}).items()}
-            seen = Seen(situation.values[table][rows], gradient, loss, state or None)
+            seen = Seen(situation.values[table][rows].detach(), gradient.detach(), loss, state or None)
             yield _Block(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
     def _updated(self, situation: Situation, old: Tensor, block: _Block, gates: Gates) -> Tensor:
@@ -111,3 +122,28 @@ class S2Meta(LearnedStrategy):
     @staticmethod
     def _moving(situation: Situation) -> set[str]:
         return {gradient.table for gradient in situation.evidence.gradients}
+
+
+class PractisedS2MetaSettings(S2MetaSettings, UnrolledSettings):
+    """Gates that start at the plain step `lr` and keep nearly all; `most_rate` and `rate_bias` follow from it."""
+
+    form: Literal["practised"] = "practised"
+    state: Literal["reset"] = "reset"  # what rows bring along would have to be unrolled too
+    forget_bias: float = 6.0
+    gate_init: Literal["small", "even", "xavier"] = "even"
+    shared_scale: float = Field(1.0, gt=0)
+    passes: int = Field(60, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_the_step(cls, values: Any) -> Any:
+        lr = values.get("lr", 0.3)
+        usual = {"most_rate": _REACH * lr, "rate_bias": -log(_REACH - 1)} if isinstance(lr, int | float) else {}
+        return {**usual, **values}
+
+
+class PractisedS2Meta(UnrolledStrategy, S2Meta):
+    """The same gates, practised through a whole stream and then frozen."""
+
+    settings_type = PractisedS2MetaSettings
+    settings: PractisedS2MetaSettings
