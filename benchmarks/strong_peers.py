@@ -38,7 +38,7 @@ from melon.data.interactions import Interactions
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
 from melon.evaluation.ranking import metrics, selection_score
 from melon.stream.split import Parts, parse_split, split
-from strong.kinds import KINDS, Kind
+from strong.kinds import KINDS, Closed, Kind
 from strong.mixture import Stretch
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--windows", action="store_true", help="stop before the test parts")
+    parser.add_argument("--wider", action="store_true", help="only points beyond the grids of EASE and ALS, on windows")
     parser.add_argument("--against", type=Path, help="the folder that benchmarks/auto.py had as --out")
     parser.add_argument("--out", type=Path, default=Path("runs/strong"))
     asked = parser.parse_args()
@@ -72,10 +73,16 @@ def main() -> None:
         log = load_stream(DATA / f"{name}.parquet")
         shares = dict(each.split("=") for each in SPLITS if "=" in each).get(name, SPLITS[0])
         parts = split(log, parse_split(shares))
+        if asked.wider:
+            for kind in (KINDS[peer] for peer in peers):
+                if isinstance(kind, Closed):
+                    print(name)
+                    choose(kind.wider(), log.head(parts.validation_stop), parts.judged_from, Stretch.window(log, parts))
+            continue
         chosen = {peer: chosen_on_window(asked.out / f"{name}-{peer}.choice.json", log, parts, peer) for peer in peers}
         for peer in () if asked.windows else peers:
             stream(asked.out, name, log, parts, peer, chosen[peer], range(asked.seeds))
-    if not asked.windows:
+    if not asked.windows and not asked.wider:
         print(f"\n`python benchmarks/strong_peers.py {' '.join(sys.argv[1:])}`")
         tables(asked.out, names, peers, asked.seeds, asked.against)
 
