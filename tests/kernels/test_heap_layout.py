@@ -117,7 +117,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {"fading": 40.0})),
         (
-            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "tastes")}),
+            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "likeness", "tastes")}),
             partial(Default, {}),
         ),
     ):

@@ -55,7 +55,7 @@ class GoingOn:
     @classmethod
     def from_memory(cls, memory: Mapping[str, Tensor], phi: Phi, owner: str) -> GoingOn:
         """What `memory` described; what this strategy cannot have is a `CheckpointError`."""
-        steps = int(memory.get(_STEPS, torch.tensor(0)))
+        steps = int(memory.get(_STEPS, 0))
         moments = {}
         for name, value in phi.items() if steps > 0 else ():
             both = memory.get(f"{_FIRST}{name}"), memory.get(f"{_SECOND}{name}")

@@ -305,16 +305,16 @@ class StreamFeatures:
                 require(saved.form == present.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
         profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
-        own = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
+        takers = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
         tastes = None if self.tastes is None else Tastes(dtype=self._dtype)
         if profiles is not None:
             profiles.restore(part_of(state, "profiles"), counts.events)
-        if own is not None:
-            own.restore(part_of(state, "own"), counts.events)
+        if takers is not None:
+            takers.restore(part_of(state, "own"), counts.events)
         if tastes is not None:
             tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
-        self.profiles, self.own_takers, self.tastes = profiles, own, tastes
+        self.profiles, self.own_takers, self.tastes = profiles, takers, tastes
 
 
 def _suit(places: Ints, columns: InputColumns, about: Floats, usual: Floats, first: int, out: InputColumns) -> None:

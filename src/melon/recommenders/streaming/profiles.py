@@ -60,12 +60,12 @@ class Takers:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._sums.dtype
         directions, profiles = np.zeros((2, len(users), self.dim), dtype=dtype)
-        n_items, (rings, taken) = past.of_items.rows, past.of_items.storage
+        (rings, taken), known = past.of_items.storage, past.of_items.rows
         loops = policy.load("profiles", like=torch.from_numpy(profiles)) or _numpy_loops
         users = np.ascontiguousarray(users)
         loops.recent(*past.of_users.storage, past.of_users.rows, users, _FADE, *sides, lasts, directions, profiles)
         of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:n_items], taken[:n_items])
+        pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:known], taken[:known])
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
 
     def prepare(self, loops: policy.Loops, sides: ProfileSides, n_items: int, past: History) -> RowArray:
