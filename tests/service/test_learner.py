@@ -76,7 +76,8 @@ def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
 ) -> None:
     """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
     monkeypatch.setattr("melon.learning.ranker.CANDIDATES", 5)
-    monkeypatch.setattr("melon.recommenders.blend.catalogue.OFFERED", 5)
+    for name in ("OFFERED", "MET"):
+        monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", 5)
     model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
     events = stream(600)
     with (
