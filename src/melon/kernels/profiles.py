@@ -63,7 +63,7 @@ SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
     "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
     "match": (_PAIRS, INT, DOUBLE, DOUBLE, INT, SINGLE_CUBE),
-    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, INT, DOUBLE, SINGLE_TABLE),
+    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, SINGLES, SINGLE_TABLE),
     "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
     "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
     "lean": (INTS, INT, INT, *_TASTES, DOUBLE_TABLE),
@@ -179,33 +179,30 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
             said[first + 2] = both / (long * math.sqrt(wide + TINY))
 
 
-def prepare(
-    item_rows: Singles, takers: Singles, weight: Floats, last: Ints, now: int, rate: float, out: Singles
-) -> None:
-    """What `match_all` needs of each item: a factor for each of the three ways."""
-    decay = -rate * math.log(2.0)
-    for item in range(out.shape[0]):
-        row, profile, left = item_rows[item], takers[item], math.exp(decay * (now - last[item]))
-        out[item, 0] = left / (left * weight[item] + 1.0)
-        out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
-        out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+def prepare(item_rows: Singles, takers: Singles, weight: Floats, left: Singles, out: Singles) -> None:
+    """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not faded."""
+    for item in range(out.shape[1]):
+        row, profile = item_rows[item], takers[item]
+        out[0, item] = left[item] / (left[item] * np.float32(weight[item]) + np.float32(1))
+        out[1, item] = 1.0 / math.sqrt(_product(row, row) + TINY)
+        out[2, item] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
 
 
 def match_all(
     direction: Singles, profile: Singles, item_rows: Singles, takers: Singles, factors: Singles, out: Singles
 ) -> None:
-    """The same as `match` for one user and the first items, of which the user has had none."""
+    """The same as `match` for one user and the first items, of which the user has had none: ways × items."""
     long = 1.0 / math.sqrt(_product(profile, profile) + TINY)
-    for item in range(factors.shape[0]):
+    for item in range(factors.shape[1]):
         row, others = item_rows[item], takers[item]
         to_takers, to_item, both = np.float32(0), np.float32(0), np.float32(0)
         for d in range(row.size):
             to_takers += direction[d] * others[d]
             to_item += profile[d] * row[d]
             both += profile[d] * others[d]
-        out[item, 0] = factors[item, 0] * to_takers
-        out[item, 1] = long * factors[item, 1] * to_item
-        out[item, 2] = long * factors[item, 2] * both
+        out[0, item] = factors[0, item] * to_takers
+        out[1, item] = long * factors[1, item] * to_item
+        out[2, item] = long * factors[2, item] * both
 
 
 def taken_by(user: int, rings: SmallInts, taken: Ints, items: Ints) -> int:

@@ -75,7 +75,7 @@ class Ranker:
     def best(self, users: Ints, k: int, n_items: int, time: int, limits: Limits) -> list[Best]:
         """The k best of items 0 … n_items-1 for rows of users; each list depends on its user alone."""
         mask = limits.mask(n_items)
-        if self._updater.recommender.two_stage and limits.boost is None and self._aging(n_items, time):
+        if self._updater.recommender.two_stage and limits.boost is None and self._two_stages_pay(n_items, time):
             return self._in_two_stages(users, k, n_items, time, limits, mask)
         catalogue, seen = self._catalogue(n_items, time), self._seen(limits)
         return best_of_all(catalogue, users, k, n_items, boost=limits.boost, seen=seen, allowed=mask)
@@ -119,11 +119,12 @@ class Ranker:
             self._kept = _Kept(version, self._counts.events, n_items, self._updater.catalogue(n_items, time))
         return self._kept.catalogue
 
-    def _aging(self, n_items: int, time: int) -> bool:
-        """Whether there is a scorer of an earlier version that is not too old for two stages."""
+    def _two_stages_pay(self, n_items: int, time: int) -> bool:
+        """Whether there is a scorer for them, of this version or not too old, and it would itself take longer."""
         if self._kept is None or not 0 <= self._counts.events - self._kept.event <= STALE:
             return False
-        return self._kept.version != (n_items, *self._updater.version(time))
+        aged = self._kept.version != (n_items, *self._updater.version(time))
+        return aged or n_items >= self._kept.catalogue.two_stage_from > 0
 
 
 def in_pieces(rows: Ints, n_items: int) -> Iterator[Ints]:

@@ -52,9 +52,16 @@ class Catalogue(ABC):
     A user's scores depend on that user alone, bit for bit, and not on the other users of the same call.
     """
 
+    #: From this many items on, two stages are quicker than this catalogue itself.
+    two_stage_from: int = 0
+
     @abstractmethod
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for each user."""
+
+    def unseen_scores(self, users: Tensor) -> Tensor:
+        """The same where those who ask leave out what each user has had: these items may have any score."""
+        return self.scores(users)
 
     def scan(self, boost: Singles) -> Callable[..., int] | None:
         """A loop that writes the best items of users without making all scores; None where there is none.
@@ -245,6 +252,11 @@ class Recommender(ABC):
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
+
+    @property
+    def observes_apart(self) -> bool:
+        """Whether `observe` and pre-training have nothing in common, so that both may take a log at the same time."""
+        return type(self).observe is Recommender.observe and type(self).fit_past is Recommender.fit_past
 
     def forget_user(self, user: int) -> None:
         """Take what the streaming state holds of a user out of it."""

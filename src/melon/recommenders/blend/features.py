@@ -119,7 +119,10 @@ class StreamFeatures:
         return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
-        """Solve rows for a whole log before it is observed, where rows are asked for."""
+        """Make room for a whole log before it is observed, and solve rows for it where rows are asked for."""
+        for part in (self.neighbours, self.followers):
+            if part is not None:
+                part.reserve(int(items.max(initial=-1)) + 1)
         if self.profiles is not None:
             self.profiles.fit(users, items)
 

@@ -260,6 +260,10 @@ class Blend(HeadedRecommender):
         missing = self.rows_of("item") - alike.shape[1]
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
 
+    @property
+    def observes_apart(self) -> bool:
+        return type(self) is Blend and self._own
+
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)
 

@@ -68,28 +68,36 @@ class Profiles:
         return out
 
     def prepare(self, loops: policy.Loops, n_items: int, past: History) -> Rows:
-        """Factors of the first items for `match_all`, as of now."""
+        """Factors of the first items for `match_all`, as of now: 3 × items."""
         known = min(n_items, len(self.rows.items.rows), self._count)
-        factors = np.empty((known, len(MATCHES)), dtype=self._takers.dtype)
-        own = self._takers[:known], self._weight[:known], self._last[:known]
-        loops.prepare(self.rows.items.rows, *own, past.events, 1 / _HALF_LIFE, factors)
+        factors = np.empty((len(MATCHES), known), dtype=self._takers.dtype)
+        idle = torch.from_numpy((past.events - self._last[:known]).astype(np.float32))
+        left = idle.mul_(-1 / _HALF_LIFE).exp2_().numpy()
+        loops.prepare(self.rows.items.rows, self._takers[:known], self._weight[:known], left, factors)
         return factors
 
-    def match_all(self, loops: policy.Loops, user: Ints, factors: Rows, past: History, out: Rows) -> None:
-        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3."""
+    def match_all(
+        self, loops: policy.Loops, user: Ints, factors: Rows, past: History, out: Rows, *, seen: bool = True
+    ) -> None:
+        """`match` for one user and all items in order, by what `prepare` gave: 3 × n_items.
+
+        Without `seen`, what is said of items that the user has had is of no use: those who ask leave them out.
+        """
         lasts, sides = np.empty((1, RING), dtype=np.int32), (self.rows.users.rows, self.rows.items.rows)
         direction, profile = np.zeros((2, 1, self.rows.dim), dtype=out.dtype)
         user = np.ascontiguousarray(user)
         loops.recent(*past.of_users.storage, past.of_users.rows, user, _FADE, *sides, lasts, direction, profile)
         loops.match_all(direction[0], profile[0], sides[1], self._takers[: self._count], factors, out)
-        out[len(factors) :] = 0
+        out[:, factors.shape[1] :] = 0
+        if not seen:
+            return
         rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
         taken_items = np.empty(len(rings), dtype=np.int64)
         count = loops.taken_by(int(user[0]), rings, taken, taken_items)
         own = distinct(np.concatenate([lasts[0][lasts[0] >= 0].astype(np.int64), taken_items[:count]]))
-        own = own[own < len(out)]
+        own = own[own < out.shape[1]]
         if len(own):
-            out[own] = self.match(user, own[None, :], past)[0]
+            out[:, own] = self.match(user, own[None, :], past)[0].T
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `observe` of these interactions."""
