@@ -1,6 +1,6 @@
 """What the log, the learner and a replica cost: CPU milliseconds, medians, one thread.
 
-    python benchmarks/service_learner.py [--users 200000] [--items 100000] [--pairing melon|default|blend]
+    python benchmarks/service_learner.py [--users 200000] [--items 100000] [--pairing melon|default|blend|auto]
 
 A batch of live events is ranked, learned, turned into a delta, recorded, published and applied by a replica, all in
 this process; then checkpoints are written beside learning, and the recorded steps are taken again from the start.
@@ -11,11 +11,14 @@ import copy
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from melon.fitting.auto import SETTINGS
 from melon.learning.deltas import Delta, apply
 from melon.learning.forgetting import observe_only
 from melon.learning.model import LiveModel
@@ -29,13 +32,19 @@ from melon.service.log.events import EventLog
 from melon.service.log.steps import DeltaReader
 from melon.strategies.registry import STRATEGIES
 
-PAIRINGS = {"melon": ("bpr", "melon"), "default": ("bpr", "default"), "blend": ("blend", "default")}
+#: Recommender, its settings, and strategy.
+PAIRINGS: dict[str, tuple[str, Mapping[str, Any], str]] = {
+    "melon": ("bpr", {}, "melon"),
+    "default": ("bpr", {}, "default"),
+    "blend": ("blend", {}, "default"),
+    "auto": ("blend", SETTINGS, "default"),
+}
 
 
 def deployed(folder: Path, pairing: str, users: int, items: int) -> None:
     """A model that knows so many users and items."""
-    recommender, strategy = PAIRINGS[pairing]
-    model = LiveModel(Updater(RECOMMENDERS[recommender].load()(), STRATEGIES[strategy].load()()))
+    recommender, settings, strategy = PAIRINGS[pairing]
+    model = LiveModel(Updater(RECOMMENDERS[recommender].load()(settings), STRATEGIES[strategy].load()()))
     rng = np.random.default_rng(0)
     count = max(users, items)
     observe_only(
@@ -77,7 +86,7 @@ def main() -> None:
         deployed(model, given.pairing, given.users, given.items)
         some = LearnerSettings(folder, model, checkpoint_seconds=1e9, checkpoint_events=1 << 40, fit_after=0)
         with EventLog(folder) as log, Learner(some) as learner:
-            print(f"{' with '.join(PAIRINGS[given.pairing])}, {given.users} users, {given.items} items, one thread")
+            print(f"{given.pairing}, {given.users} users, {given.items} items, one thread")
             for count in (1, 10, 100, 1_000):
                 lists = [events(count) for _ in range(15)]
                 print(

@@ -325,12 +325,12 @@ def load(
 
 def _restored(kind: type[Melon], parameters: dict[str, Any], files: dict[str, bytes] | None) -> Melon:
     """A model out of a pickle."""
-    made = kind(**parameters)
+    estimator = kind(**parameters)
     if files is None:
-        return made
+        return estimator
     with tempfile.TemporaryDirectory(prefix="melon-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         classes = {name: None if isinstance(parameters[name], str) else parameters[name] for name in _NAMES}
-        model, extra = LiveModel.load(folder, device=made.device, **classes)
-    return made._take(model, extra["estimator"])
+        model, extra = LiveModel.load(folder, device=estimator.device, **classes)
+    return estimator._take(model, extra["estimator"])

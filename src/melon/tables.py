@@ -21,7 +21,7 @@ Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
 Undo = Callable[[], None]
 _BLOCK = 65_536
-#: Fading is counted from a moment that moves once in so many half-lives; and the touch of no row.
+#: Half-lives after which the reference moment of fading moves; and the touch of no row.
 _REFERENCE, _NEVER = 32, np.iinfo(np.int64).min
 
 

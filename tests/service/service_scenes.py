@@ -33,6 +33,12 @@ PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
         "default",
         {"fading": 300.0},
     ),
+    "blend in two stages": (
+        Blend,
+        {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, "lists": "two_stage", **SETTINGS},
+        "default",
+        {"fading": 300.0},
+    ),
 }
 LOG = LogSettings(reserve=0)
 

@@ -13,11 +13,12 @@ from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
 from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
-from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
+from melon.service.learner.guard import ENOUGH, Alarms, Guard
 from melon.service.learner.loop import Learner
 from melon.service.learner.quality import PARTS, between, shares
 from melon.service.learner.run import run_learner
 from melon.service.learner.start import warm_up
+from melon.service.learner.watch import Watch
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog
@@ -68,6 +69,41 @@ def test_replica_learner_and_replay_are_the_same_bytes(pairing: str, tmp_path: P
             assert replica.wait_for(log.offset, 0.0)
             assert not replica.wait_for(log.offset + 1, 0.01)
             assert replica.reloads == {"start": 1}
+
+
+def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
+    monkeypatch.setattr("melon.learning.ranker.CANDIDATES", 5)
+    monkeypatch.setattr("melon.recommenders.blend.catalogue.OFFERED", 5)
+    model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
+    events = stream(600)
+    with (
+        EventLog(folder, LOG) as log,
+        Replica(folder) as old,
+        Replica(folder) as young,
+        Learner(settings(folder, model)) as learner,
+    ):
+        old.load()
+        for first in range(0, 500, 25):
+            log.append(events[first : first + 25])
+            learn_all(learner)
+            old.follow()
+            with old.reading() as (held, _):
+                answers(held)
+        learner.save(wait=True)
+        young.load()
+        log.append(events[500:])
+        learn_all(learner)
+        for replica in (old, young):
+            replica.follow()
+        copy, _ = clean_replay(folder)
+        with old.reading() as (one, position), young.reading() as (other, same):
+            assert position == same == learner.position
+            expected = answers(one)
+            alone = [(told.source, told.items) for user in USERS for told in other.recommend([user], 7)]
+            assert alone == expected == answers(other) == answers(learner.course.model) == answers(copy)
 
 
 def test_every_step_is_recorded_and_no_batch_passes_a_control(tmp_path: Path) -> None:
@@ -255,15 +291,15 @@ class TestGuard:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
             texts: list[list[str]] = []
-            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append))
-            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}})  # too few
-            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}})  # too near
+            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append), lambda write: write())
+            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}}, 0)  # too few
+            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}}, 0)  # too near
             assert not texts
-            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}})
+            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}}, 0)
             assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1][0]
-            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
+            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}}, 0)
             assert texts[-1] == []
-            for rose in (True, True, False, True, True):
+            for rose in (True, True, False, True, None, True):
                 watch.loss(rose=rose)
             assert len(texts) == 2
             watch.loss(rose=True)

@@ -120,11 +120,13 @@ class TestForms:
 
     def test_models_from_before_there_were_two_forms_are_networks(self) -> None:
         saved = {
-            key: value for key, value in network.MeLON({"most_rate": 0.6}).settings.plain().items() if key != "form"
+            key: value
+            for key, value in network.NetworkMeLON({"most_rate": 0.6}).settings.plain().items()
+            if key != "form"
         }
         again = MeLON(LinearSettings.renamed(saved))
-        assert isinstance(again, network.MeLON)
-        assert again.settings == network.MeLON({"most_rate": 0.6}).settings
+        assert isinstance(again, network.NetworkMeLON)
+        assert again.settings == network.NetworkMeLON({"most_rate": 0.6}).settings
         assert LinearSettings.renamed({"form": "linear", "lr": 0.2}) == {"form": "linear", "lr": 0.2}
 
     def test_the_published_presets_name_their_form(self) -> None:

@@ -49,6 +49,7 @@ def evaluate(
     from melon.errors import require_plots
     from melon.evaluator import evaluate as run
     from melon.fitting.auto import why_auto
+    from melon.fitting.live_batches import live_batch_line
     from melon.report.result import result_page
     from melon.terminal.tables import show_result
 
@@ -62,7 +63,8 @@ def evaluate(
     show_result(record)
     choice = record["config"]["chosen"][record["strategy"]]
     written = [f"wrote {path}" for path in (json, html) if path is not None]
-    for line in (why_auto(request, choice["settings"], len(choice["trials"])), *written):
+    why = why_auto(request, choice["settings"], len(choice["trials"]))
+    for line in (why, live_batch_line(record.get("live_batches")), *written):
         if line is not None:
             say(line)
 

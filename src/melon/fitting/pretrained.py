@@ -30,11 +30,11 @@ from melon.strategies.base import Strategy
 from melon.stream.history import History
 from melon.types import Plain
 
-Report = Callable[[str], None]
+ReportText = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.practice`).
 Practice = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
-Observed = dict[tuple[str, int], Any]
+LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
 TableArrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
@@ -51,7 +51,7 @@ class PretrainedState:
     """
 
     def __init__(
-        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: Observed | None = None
+        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: LogStates | None = None
     ) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
         self._once: list[Recommender] | None = None
@@ -68,12 +68,12 @@ class PretrainedState:
         return state
 
     @classmethod
-    def of(cls, plan: Plan, recommender: Recommender, observed: Observed | None = None) -> PretrainedState:
+    def of(cls, plan: Plan, recommender: Recommender, observed: LogStates | None = None) -> PretrainedState:
         """The state of a recommender as it is now."""
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
 
     @classmethod
-    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: Observed | None = None) -> PretrainedState:
+    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: LogStates | None = None) -> PretrainedState:
         """The state that `arrays` described."""
         tables = {
             name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
@@ -128,6 +128,9 @@ class PretrainedState:
             history = History()
             live_through(recommender, history, log)
             return recommender, history
+        if recommender.observes_by_rows:
+            live_through(recommender, History(), log)
+            return recommender, self._history(log)
         if key not in self._observed:
             live_through(recommender, History(), log)
             self._known(log)[key] = recommender.streaming_state()
@@ -146,20 +149,20 @@ class PretrainedState:
         return recommender, self._history(log)
 
     def _history(self, log: Interactions) -> History:
-        known, key = self._known(log), ("history", len(log))
-        if key not in known:
-            known[key] = History()
-            known[key].expect(log)
-            known[key].append(log.users, log.items)
-        history: History = known[key] if self._observed is None else deepcopy(known[key])
+        states, key = self._known(log), ("history", len(log))
+        if key not in states:
+            states[key] = History()
+            states[key].expect(log)
+            states[key].append(log.users, log.items)
+        history: History = states[key] if self._observed is None else deepcopy(states[key])
         return history
 
-    def _known(self, log: Interactions) -> Observed:
+    def _known(self, log: Interactions) -> LogStates:
         """What is known of this log; one log is enough, and may be large."""
-        known: Observed = {} if self._observed is None else self._observed
-        for key in [key for key in known if key[1] != len(log)]:
-            del known[key]
-        return known
+        states: LogStates = {} if self._observed is None else self._observed
+        for key in [key for key in states if key[1] != len(log)]:
+            del states[key]
+        return states
 
 
 def deploy(
@@ -184,8 +187,8 @@ def refit(
     plan: Plan,
     log: Interactions,
     settings: Plain,
-    report: Report = silent,
-    observed: Observed | None = None,
+    report: ReportText = silent,
+    observed: LogStates | None = None,
     *,
     once: bool = False,
     helpers: int = 0,

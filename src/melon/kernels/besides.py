@@ -15,8 +15,8 @@ from melon.kernels.lists import (
     _REMEMBERED,
     _TRANSITIONS,
     _WEIGHTS,
+    HeadWeights,
     Remembered,
-    Weights,
     _eights,
     _fold,
     _through_all,
@@ -42,7 +42,7 @@ SIGNATURES: dict[str, Signature] = {
 
 
 def head_beside(
-    head: Weights,
+    head: HeadWeights,
     columns: Singles,
     divisors: Singles,
     active: np.float32,
@@ -56,10 +56,10 @@ def head_beside(
 ) -> None:
     """Turn dot products of one user into the blend's scores, in place.
 
-    As `melon.kernels.lists.head`, with inputs of pairs `besides` (some × items), which the head's weights end with.
+    As `melon.kernels.lists.head`, with inputs of pairs `besides` (items × some), which the head's weights end with.
     Items that met one of the user's last ones are scored a second time, with features of pairs.
     """
-    more, many = besides.shape
+    many, more = besides.shape
     units, pairs = head.output.size, _OF_PAIRS + (_TRANSITIONS if head.linear.size - more > _FOLLOWERS else 0)
     most, first = lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _eights(_OF_ITEMS + more)
     inputs, all_units = first + _eights(pairs), _eights(units)
@@ -82,11 +82,9 @@ def head_beside(
         slots[met_items[c]] = _FREE
     for start in range(0, many, _LANES):
         width = min(_LANES, many - start)
-        block[0, :width] = scores[start : start + width]
-        for f in range(columns.shape[0]):
-            block[1 + f, :width] = columns[f, start : start + width]
-        for f in range(more):
-            block[_OF_ITEMS + f, :width] = besides[f, start : start + width]
+        _lay_out(
+            columns[:, start : start + width], besides[start : start + width], scores[start : start + width], block
+        )
         _through_all(block, alone, hidden_alone, shift, output, head.constant, said)
         scores[start : start + width] = said[:width]
     for start in range(0, met, _LANES):
@@ -97,13 +95,23 @@ def head_beside(
             for f in range(columns.shape[0]):
                 block[1 + f, lane] = columns[f, item]
             for f in range(more):
-                block[_OF_ITEMS + f, lane] = besides[f, item]
+                block[_OF_ITEMS + f, lane] = besides[item, f]
             for kind in range(pairs):
                 divisor = divisors[1 if kind in (2, 4) else 0, item]
                 block[first + kind, lane] = math.log1p(sums[kind, start + lane] / divisor)
         _through_all(block, linear, hidden, shift, output, head.constant, said)
         for lane in range(width):
             scores[met_items[start + lane]] = said[lane]
+
+
+def _lay_out(columns: Singles, besides: Singles, dots: Singles, block: Singles) -> None:
+    """The inputs of a run of items, without features of pairs."""
+    block[0, : dots.size] = dots
+    for f in range(columns.shape[0]):
+        block[1 + f, : dots.size] = columns[f]
+    for lane in range(dots.size):
+        for f in range(besides.shape[1]):
+            block[_OF_ITEMS + f, lane] = besides[lane, f]
 
 
 def _arrange(weights: Singles, active: np.float32, pairs: int, more: int, out: Singles) -> None:

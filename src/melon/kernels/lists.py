@@ -39,7 +39,7 @@ class Remembered(NamedTuple):
     now: float
 
 
-class Weights(NamedTuple):
+class HeadWeights(NamedTuple):
     """A head over unscaled inputs, hidden weights as units × inputs; `constant` is what every score lacks."""
 
     trust: np.float32
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
 
 
 _REMEMBERED: Fields = Fields(Remembered, (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, DOUBLE))
-_WEIGHTS: Fields = Fields(Weights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
+_WEIGHTS: Fields = Fields(HeadWeights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
 _LASTS: Signature = (INT_TABLE, DOUBLE_TABLE)
 _INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
 
@@ -144,7 +144,7 @@ def meet(
 
 
 def _through(
-    dots: Singles, columns: Singles, first: int, linear: Singles, hidden: Singles, head: Weights, out: Singles
+    dots: Singles, columns: Singles, first: int, linear: Singles, hidden: Singles, head: HeadWeights, out: Singles
 ) -> None:
     """Scores of the items from number `first` on without features of pairs.
 
@@ -219,7 +219,7 @@ def _through_all(
 
 
 def head(
-    head: Weights,
+    head: HeadWeights,
     columns: Singles,
     divisors: Singles,
     active: Singles,

@@ -181,28 +181,28 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
 
 def prepare(item_rows: Singles, takers: Singles, weight: Floats, left: Singles, out: Singles) -> None:
     """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not faded."""
-    for item in range(out.shape[1]):
+    for item in range(out.shape[0]):
         row, profile = item_rows[item], takers[item]
-        out[0, item] = left[item] / (left[item] * np.float32(weight[item]) + np.float32(1))
-        out[1, item] = 1.0 / math.sqrt(_product(row, row) + TINY)
-        out[2, item] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
+        out[item, 0] = left[item] / (left[item] * np.float32(weight[item]) + np.float32(1))
+        out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
+        out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
 
 
 def match_all(
     direction: Singles, profile: Singles, item_rows: Singles, takers: Singles, factors: Singles, out: Singles
 ) -> None:
-    """The same as `match` for one user and the first items, of which the user has had none: ways × items."""
+    """The same as `match` for one user and the first items, of which the user has had none."""
     long = 1.0 / math.sqrt(_product(profile, profile) + TINY)
-    for item in range(factors.shape[1]):
+    for item in range(factors.shape[0]):
         row, others = item_rows[item], takers[item]
         to_takers, to_item, both = np.float32(0), np.float32(0), np.float32(0)
         for d in range(row.size):
             to_takers += direction[d] * others[d]
             to_item += profile[d] * row[d]
             both += profile[d] * others[d]
-        out[0, item] = factors[0, item] * to_takers
-        out[1, item] = long * factors[1, item] * to_item
-        out[2, item] = long * factors[2, item] * both
+        out[item, 0] = factors[item, 0] * to_takers
+        out[item, 1] = long * factors[item, 1] * to_item
+        out[item, 2] = long * factors[item, 2] * both
 
 
 def taken_by(user: int, rings: SmallInts, taken: Ints, items: Ints) -> int:

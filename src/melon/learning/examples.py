@@ -86,7 +86,7 @@ class Offers:
 
     def last(self, batch: Batch) -> Offered | None:
         """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
-        if not isinstance(self._strategy, LearnedStrategy):
+        if not isinstance(self._strategy, LearnedStrategy) or not self._strategy.looks_ahead:
             return None
         cold = self._strategy.settings.cold
         last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)
@@ -128,7 +128,7 @@ class Gatherer:
         self._recommender, self._history, self._row_state = recommender, history, row_state
         self._specs = {spec.name: spec for spec in recommender.specs}
         self._options = {"per_branch": True} if per_branch else {}
-        self._user_places, self._item_places = _Places(), _Places()
+        self._user_places, self._item_places = _RowPlaces(), _RowPlaces()
 
     def everything(self) -> Compact:
         """All rows there are."""
@@ -189,7 +189,7 @@ def _with_rest(first: Ints, more: Ints) -> Ints:
     return np.concatenate([first, wanted[first[at] != wanted]])
 
 
-class _Places:
+class _RowPlaces:
     """Where stored rows stand in a compact copy: one number for each row there is, written before it is read."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from melon.errors import CheckpointError, SettingsError
 from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.step import ProposedRows, Step, StepMaker
+from melon.learning.step import ComputedStep, ProposedRows, StepMaker
 from melon.recommenders.base import Catalogue, Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.sparse_table import SparseTable
@@ -60,7 +60,7 @@ class Updater:
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._state = [table for tables in self.row_state.values() for table in tables.values()]
-        self._last: Step | None = None
+        self._last: ComputedStep | None = None
         self._followed: Mapping[str, float] | None = None
 
     # Reading: nothing is written.
@@ -270,11 +270,11 @@ class Updater:
         tables = ((self.recommender.tables[name], new) for name, new in values.items())
         return ProposedRows([(table, torch.arange(table.rows, device=table.device), new) for table, new in tables], [])
 
-    def _keep(self, step: Step) -> None:
+    def _keep(self, step: ComputedStep) -> None:
         self.strategy.keep(step.memory)
         self._last = step
 
-    def _finish(self, step: Step | None) -> float:
+    def _finish(self, step: ComputedStep | None) -> float:
         if step is None:
             return 0.0
         step.rows.write()

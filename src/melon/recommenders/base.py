@@ -52,9 +52,6 @@ class Catalogue(ABC):
     A user's scores depend on that user alone, bit for bit, and not on the other users of the same call.
     """
 
-    #: From this many items on, two stages are quicker than this catalogue itself.
-    two_stage_from: int = 0
-
     @abstractmethod
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for each user."""
@@ -246,6 +243,11 @@ class Recommender(ABC):
     def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
         """The same for interactions to learn from, where the loss depends on them."""
         return None
+
+    @property
+    def observes_by_rows(self) -> bool:
+        """Whether what it observes depends on its rows: then copies with other rows have another streaming state."""
+        return False
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         """Fit streaming state that takes a whole recorded log, just before the log is observed from its first event."""

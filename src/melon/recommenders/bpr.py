@@ -57,6 +57,10 @@ class BPR(Recommender):
     def factorised(self) -> bool:
         return type(self.loss) is BPRLoss
 
+    @property
+    def open_evidence(self) -> bool:
+        return type(self) is BPR and type(self.loss) is BPRLoss
+
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
         return Evidence(losses, tuple(gradients))

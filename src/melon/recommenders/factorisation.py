@@ -117,6 +117,8 @@ def _visits(*sizes: int) -> tuple[SmallInts, ...]:
 
 def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Losses, slopes by each score, and gradients by users' and items' vectors."""
+    if torch.is_grad_enabled() and any(value.requires_grad for value in values.values()):
+        return None  # loops are constants to a gradient
     loops = policy.load("factor", like=values["user_factors"]) if type(loss) is BPRLoss else None
     if loops is None:
         return None

@@ -271,8 +271,8 @@ def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) ->
 
 
 def _last(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else 0.0
+    numbers = values[~np.isnan(values)]
+    return float(numbers[-1]) if len(numbers) else 0.0
 
 
 def _spread(places: Sequence[float], apart: float) -> list[float]:

@@ -21,7 +21,7 @@ class Batch:
     times: Ints
     user_keys: Ints
     item_keys: Ints
-    #: So many rows of users and of items the batch needs at least.
+    #: Rows of users and of items that the batch needs at least.
     rows: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __len__(self) -> int:

@@ -9,13 +9,11 @@ import torch
 
 from melon.errors import SettingsError
 from melon.kernels import policy
-from melon.stream.pairs import distinct, rows_needed
-from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.stream.pairs import rows_needed
+from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints
 
 _NEVER = -1
-#: The items of this many events are kept at hand.
-_LATELY = 1_024
 
 
 class ItemCounts:
@@ -34,8 +32,6 @@ class ItemCounts:
         self._count: Floats = np.zeros((0, len(self._rates)))
         self._first: Ints = np.zeros(0, dtype=np.int64)
         self._last: Ints = np.zeros(0, dtype=np.int64)
-        self._lately: Ints = np.zeros(_LATELY, dtype=np.int64)
-        self._lately_from = 0  # the first event whose item may be in `_lately`
 
     def read(self, items: Ints) -> Floats:
         """The counts as of now, one for each half-life: shape of `items` × half-lives; items never seen have none."""
@@ -93,21 +89,18 @@ class ItemCounts:
             counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
         return np.ascontiguousarray(counts), last, first
 
-    def taken_since(self, event: int) -> Ints:
-        """The items that occurred at this event or later, in ascending order."""
-        if event >= max(self._lately_from, self.events - _LATELY):
-            return distinct(self._lately[np.arange(event, self.events) % _LATELY])
-        rows = np.flatnonzero(self._last >= event)
-        taken: Ints = rows[self._first[rows] != _NEVER]
-        return taken
+    def most_counted(self, loops: policy.Loops, kinds: Ints, many: int) -> Ints:
+        """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
+        rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
+        columns = self._count, self._first, self._last
+        held = loops.most_counted(*columns, kinds, self._rates, self.events, rows, values)
+        return rows[:, :held].reshape(-1)
 
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
             return
         self._grow(rows_needed(items))
-        late = items[-_LATELY:]
-        self._lately[np.arange(self.events + len(items) - len(late), self.events + len(items)) % _LATELY] = late
         loops = policy.load("neighbours")
         if loops is not None:
             columns = self._count, self._first, self._last, self._rates
@@ -133,7 +126,7 @@ class ItemCounts:
         def undo() -> None:
             self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
             self._count[held], self._first[held], self._last[held] = count, first, last
-            self.events = self._lately_from = events
+            self.events = events
 
         return undo
 
@@ -149,12 +142,11 @@ class ItemCounts:
         }
 
     @classmethod
-    def from_state(cls, state: Saved) -> ItemCounts:
+    def from_state(cls, state: SavedArrays) -> ItemCounts:
         """The counts that `state` described; arrays that no counts can have are a `CheckpointError`."""
         rates = saved_array(state, "rates", np.float64, (None,), least=0, most=1e6)
         counts = cls([1.0] * len(rates))
         counts._rates, counts.events = rates, saved_number(state, "events")
-        counts._lately_from = counts.events
         newest = counts.events - 1
         counts._first = saved_array(state, "first", np.int64, (None,), least=_NEVER, most=newest)
         size = len(counts._first)

@@ -22,7 +22,7 @@ from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
 from melon.stream.pairs import distinct, rows_needed
-from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts are referred to a moment that moves up when it lies this many half-lives back: counts have 32 bits.
@@ -176,7 +176,7 @@ class ItemNeighbours:
         }
 
     @classmethod
-    def from_state(cls, state: Saved) -> ItemNeighbours:
+    def from_state(cls, state: SavedArrays) -> ItemNeighbours:
         """The neighbours that `state` described; arrays that no neighbours can have are a `CheckpointError`."""
         slots, reach, half_life, both_ways = saved_array(state, "form", np.float64, (4,), least=0).tolist()
         neighbours = cls(slots=int(slots), reach=int(reach), half_life=half_life, both_ways=bool(both_ways))
