@@ -29,7 +29,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from accuracy import DATA, SPLITS, STREAMS, Cells, show_verdicts
+from accuracy import DATA, SPLITS, STREAMS, show_verdicts
+from auto import AUTO
 from melon.atomic import write_text
 from melon.bench.record import write_result
 from melon.data.files import load_stream
@@ -37,7 +38,7 @@ from melon.data.interactions import Interactions
 from melon.evaluation.compare import Comparison, Sides, compare_mean, gains, hits
 from melon.evaluation.ranking import metrics, selection_score
 from melon.stream.split import Parts, parse_split, split
-from strong.kinds import KINDS, Kind
+from strong.kinds import KINDS, Closed, Kind
 from strong.mixture import Stretch
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--windows", action="store_true", help="stop before the test parts")
+    parser.add_argument("--wider", action="store_true", help="only points beyond the grids of EASE and ALS, on windows")
     parser.add_argument("--against", type=Path, help="the folder that benchmarks/auto.py had as --out")
     parser.add_argument("--out", type=Path, default=Path("runs/strong"))
     asked = parser.parse_args()
@@ -71,10 +73,16 @@ def main() -> None:
         log = load_stream(DATA / f"{name}.parquet")
         shares = dict(each.split("=") for each in SPLITS if "=" in each).get(name, SPLITS[0])
         parts = split(log, parse_split(shares))
+        if asked.wider:
+            for kind in (KINDS[peer] for peer in peers):
+                if isinstance(kind, Closed):
+                    print(name)
+                    choose(kind.wider(), log.head(parts.validation_stop), parts.judged_from, Stretch.window(log, parts))
+            continue
         chosen = {peer: chosen_on_window(asked.out / f"{name}-{peer}.choice.json", log, parts, peer) for peer in peers}
         for peer in () if asked.windows else peers:
             stream(asked.out, name, log, parts, peer, chosen[peer], range(asked.seeds))
-    if not asked.windows:
+    if not asked.windows and not asked.wider:
         print(f"\n`python benchmarks/strong_peers.py {' '.join(sys.argv[1:])}`")
         tables(asked.out, names, peers, asked.seeds, asked.against)
 
@@ -152,59 +160,56 @@ def write(
 
 
 def tables(out: Path, names: list[str], peers: list[str], seeds: int, against: Path | None) -> None:
-    """Levels of every peer, what an update costs, and `auto` minus each of them."""
-    print(
-        "\n| HR@5 / NDCG@10 | "
-        + " | ".join(names)
-        + " | update, CPU ms per batch |\n"
-        + "|---" * (len(names) + 2)
-        + "|"
-    )
-    found: dict[str, dict[str, list[pl.DataFrame]]] = {name: {} for name in names}
+    """Levels of every peer, what an update costs, and `auto` minus each of them; from the records that are there."""
+    print("\n| HR@5 / NDCG@10 | " + " | ".join(names) + " | update, CPU ms per batch |")
+    print("|---" * (len(names) + 2) + "|")
+    found: dict[str, dict[str, Records]] = {name: {} for name in names}
     if against is not None:
-        kept = {name: len(list((against / AUTO).glob(f"{name}-blend-*-default.json"))) for name in names}
         for name in names:
-            found[name]["auto"] = Cells(against / AUTO, "blend", kept[name]).ranks(name, "default")
-        print("| **auto** | " + " | ".join(level(found[name]["auto"][:seeds]) for name in names) + " | |")
+            found[name]["auto"] = Records(against / "catalogue" / AUTO.folder, f"{name}-blend", "default", seeds)
+        print("| **auto** | " + " | ".join(found[name]["auto"].level(seeds) for name in names) + " | |")
     for (peer, variant), label in LABELS.items():
         for suffix, text in (("", label), (MIXED, "– with recent popularity")) if peer in peers else ():
-            cells, spent = [], []
-            for name in names:
-                kept_seeds = len(list(out.glob(f"{name}-{peer}-*-{variant}{suffix}.json")))
-                these = Cells(out, peer, min(kept_seeds, seeds))
-                frames = these.ranks(name, variant + suffix)
-                spent += [record["update_cpu_ms"] for record in these.records(name, variant + suffix)]
-                found[name][label + (" + popularity" if suffix else "")] = frames
-                cells.append(level(frames) + (f" ({len(frames)})" if len(frames) < seeds else ""))
-            cost = f"{min(spent):.3g}–{max(spent):.3g}"
-            print(f"| {text} | " + " | ".join(cells) + f" | {'' if suffix else cost} |")
+            of_peer = [Records(out, f"{name}-{peer}", variant + suffix, seeds) for name in names]
+            for name, records in zip(names, of_peer, strict=True):
+                found[name][label + (" + popularity" if suffix else "")] = records
+            spent = [each["update_cpu_ms"] for records in of_peer for each in records.told]
+            cost = f"{min(spent):.3g}–{max(spent):.3g}" if spent and not suffix else ""
+            print(f"| {text} | " + " | ".join(records.level(seeds) for records in of_peer) + f" | {cost} |")
     if against is not None:
         show_verdicts("auto against | metric", {name: compared(name, of_stream) for name, of_stream in found.items()})
 
 
-AUTO = Path("catalogue/auto-further-inputs")
+class Records:
+    """What one method did on a stream: a table of ranks and a record for each seed that is there."""
+
+    def __init__(self, folder: Path, start: str, strategy: str, seeds: int) -> None:
+        paths = {seed: folder / f"{start}-{seed}-{strategy}.json" for seed in range(seeds)}
+        paths = {seed: path for seed, path in paths.items() if path.exists()}
+        self.told = [json.loads(path.read_text()) for path in paths.values()]
+        self.ranks = {seed: pl.read_parquet(path.with_suffix(".ranks.parquet")) for seed, path in paths.items()}
+
+    def level(self, seeds: int) -> str:
+        """Both metrics, mean over seeds; the number of seeds where some are missing."""
+        ranks = [frame["rank"].to_numpy() for frame in self.ranks.values()]
+        if not ranks:
+            return "–"
+        both = " / ".join(f"{np.mean([of(rank).mean() for rank in ranks]):.3f}" for of in METRICS.values())
+        return both if len(ranks) == seeds else f"{both} ({len(ranks)})"
 
 
-def level(frames: list[pl.DataFrame]) -> str:
-    """Both metrics, mean over seeds."""
-    ranks = [frame["rank"].to_numpy() for frame in frames]
-    return " / ".join(f"{np.mean([of(rank).mean() for rank in ranks]):.3f}" for of in METRICS.values())
-
-
-def compared(name: str, frames: Mapping[str, list[pl.DataFrame]]) -> dict[str, Comparison]:
+def compared(name: str, found: Mapping[str, Records]) -> dict[str, Comparison]:
     """`auto` minus each peer, over the seeds that both have."""
-    auto, family = frames["auto"], {}
-    for label, theirs in frames.items():
-        if label == "auto" or not theirs:
-            continue
-        for ours, other in zip(auto, theirs, strict=False):
-            if not all(ours[column].equals(other[column]) for column in ("event", "user", "item")):
-                sys.exit(f"{label} and auto were not measured on the same events of {name}.")
-        pairs = min(len(auto), len(theirs))
-        for metric, of in METRICS.items():
-            sides = [[of(frame["rank"].to_numpy()) for frame in each[:pairs]] for each in (auto, theirs)]
-            users, items = (auto[0][side].to_numpy() for side in ("user", "item"))
-            family[f"{label}, {name} | {metric}"] = compare_mean([Sides(sides[0], sides[1], users, items)])
+    auto, family = found["auto"].ranks, {}
+    for label, records in found.items():
+        pairs = [(auto[seed], frame) for seed, frame in records.ranks.items() if seed in auto and label != "auto"]
+        if not all(a[column].equals(b[column]) for a, b in pairs for column in ("event", "user", "item")):
+            sys.exit(f"{label} and auto were not measured on the same events of {name}.")
+        for metric, of in METRICS.items() if pairs else ():
+            sides = [[of(pair[side]["rank"].to_numpy()) for pair in pairs] for side in (0, 1)]
+            users, items = (pairs[0][0][side].to_numpy() for side in ("user", "item"))
+            label_of_row = f"{label}, {name}, {len(pairs)} seed{'s' if len(pairs) > 1 else ''} | {metric}"
+            family[label_of_row] = compare_mean([Sides(sides[0], sides[1], users, items)])
     return family
 
 

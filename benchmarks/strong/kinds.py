@@ -50,9 +50,19 @@ class Closed:
     shapes, seeded = ("as it is", "logarithm"), False
 
     def __init__(
-        self, variant: str, build: Callable[[Interactions, int, Any], Peer], grid: list[Any], slower: int = 1
+        self,
+        variant: str,
+        build: Callable[[Interactions, int, Any], Peer],
+        grid: list[Any],
+        beyond: list[Any],
+        slower: int = 1,
     ) -> None:
         self._variant, self._build, self._grid, self._slower = variant, build, grid, slower
+        self._beyond = beyond
+
+    def wider(self) -> Closed:
+        """The same with points beyond the edges of its grid instead: what the grid may have missed."""
+        return Closed(self._variant, self._build, self._beyond, [], self._slower)
 
     def trials(self, log: Interactions, start: int, window: Stretch) -> Iterator[tuple[str, Any, Peer]]:
         every = {"every": self._slower * batches_between_refits(log)} if self._variant == "refitted" else {}
@@ -119,6 +129,7 @@ KINDS: Mapping[str, Kind] = {
         "refitted",
         lambda log, start, settings: EASE(log.n_items, _past(log, start), settings),
         [*({"l2": l2, "last": 20} for l2 in (100.0, 300.0, 1_000.0)), {"l2": 300.0, "last": None}],
+        [{"l2": 30.0, "last": 20}, {"l2": 3_000.0, "last": 20}, {"l2": 1_000.0, "last": None}],
         slower=2,
     ),
     "als": Closed(
@@ -128,6 +139,7 @@ KINDS: Mapping[str, Kind] = {
             {"factors": factors, "alpha": alpha, "l2": l2}
             for factors, alpha, l2 in product((64,), (10.0, 40.0), (3.0, 10.0, 30.0, 100.0))
         ],
+        [{"factors": 64, "alpha": alpha, "l2": l2} for alpha, l2 in ((40.0, 300.0), (100.0, 100.0), (100.0, 300.0))],
     ),
     "ials": Closed(
         "streaming",
@@ -135,6 +147,10 @@ KINDS: Mapping[str, Kind] = {
         [
             {"dim": dim, "missing": missing, "reg": reg}
             for dim, missing, reg in product((32, 64), (0.01, 0.03), (0.01, 0.03))
+        ],
+        [
+            {"dim": dim, "missing": missing, "reg": reg}
+            for dim, missing, reg in ((64, 0.003, 0.03), (64, 0.01, 0.1), (64, 0.03, 0.1), (128, 0.01, 0.03))
         ],
     ),
     "sasrec": Trained(SASRec),

@@ -10,6 +10,9 @@ import polars as pl
 import pytest
 
 from melon.data.interactions import Interactions
+from melon.evaluation.predictors import Popularity
+from melon.evaluation.prequential import Tally, prequential
+from melon.stream.candidates import Candidates
 from melon.stream.split import BATCH_SIZE, Parts, split
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -81,6 +84,20 @@ def test_every_peer_learns_the_halves(
     assert ranks(log, parts, peer, variant, settings)[0].mean() < 45  # by chance 50.5
 
 
+def test_the_protocol_is_the_one_of_the_project(log: Interactions, parts: Parts) -> None:
+    """Recent popularity has the same ranks here and in the prequential loop."""
+    from strong.mixture import Scores, Stretch
+
+    tally, popularity = Tally(), Popularity(300, log.items[: parts.validation_stop])
+    for point in prequential(popularity, log, Candidates(log, seed=3), parts.validation_stop, parts.stop):
+        tally.add(point)
+    test = Stretch.test(log, parts, [3])
+    nothing = Scores(np.zeros((1, len(test.events), 100)), [])
+    rank = test.ranks(nothing, mixture={"shape": "as it is", "half_life": 300, "weight": 1.0})
+    np.testing.assert_array_equal(test.events, tally.events)
+    np.testing.assert_array_equal(rank, tally.rank)
+
+
 def test_choices_and_records(
     log: Interactions, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,5 +117,12 @@ def test_choices_and_records(
             frame = pl.read_parquet(record.with_suffix(".ranks.parquet"))
             assert frame["event"].to_list() == list(range(parts.validation_stop, len(log)))
             assert json.loads(record.read_text())["metrics"]["HR@5"] == pytest.approx((frame["rank"] <= 5).mean())
-    strong_peers.tables(tmp_path, ["toy"], ["ials", "gru4rec"], 2, None)
-    assert capsys.readouterr().out.count("with recent popularity") == len(expected)
+    auto = tmp_path / "catalogue" / "auto-further-inputs"
+    auto.mkdir(parents=True)
+    for part in ("json", "ranks.parquet"):  # in place of what benchmarks/auto.py writes
+        (auto / f"toy-blend-0-default.{part}").write_bytes((tmp_path / f"toy-ials-0-streaming.{part}").read_bytes())
+    capsys.readouterr()
+    strong_peers.tables(tmp_path, ["toy"], ["ials", "gru4rec"], 2, tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.count("– with recent popularity") == len(expected)
+    assert shown.count(", toy, 1 seed | HR@5") == 2 * len(expected)

@@ -26,7 +26,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
-from melon.strategies.melon.linear import NetworkMeLON as LinearMeLON
+from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
@@ -117,7 +117,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
         (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {"fading": 40.0})),
         (
-            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "tastes")}),
+            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "likeness", "tastes")}),
             partial(Default, {}),
         ),
     ):

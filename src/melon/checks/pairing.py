@@ -70,9 +70,9 @@ class Reordered(Batch):
 
     numbers: Ints
 
-    @property
-    def events(self) -> Ints:
-        return self.numbers
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "events", self.numbers)
 
 
 def state_of(updater: Updater) -> StateArrays:

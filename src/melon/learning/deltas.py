@@ -68,7 +68,10 @@ class Delta:
     forgotten: tuple[int, Id] | None = None
 
     def to_bytes(self) -> bytes:
-        """The delta in the layout of safetensors; equal deltas are equal bytes."""
+        """The delta in the layout of safetensors; equal deltas are equal bytes.
+
+        Rows that were touched at one moment, as those of a batch are, have it once.
+        """
         about = {
             "number": self.number,
             "events": self.events,
@@ -90,7 +93,9 @@ class Delta:
             books["forgotten"].rows([self.forgotten[1]], add=True)
         tensors |= {f"{side}.{name}": held for side, book in books.items() for name, held in book.state().items()}
         for name, rows in self.tables.items():
-            parts: dict[str, Tensor | AnyArray] = {"rows": rows.rows, "values": rows.values, "touched": rows.touched}
+            touched = rows.touched[:1] if bool((rows.touched == rows.touched[:1]).all()) else rows.touched
+            numbers = rows.rows.astype(np.int32)
+            parts: dict[str, Tensor | AnyArray] = {"rows": numbers, "values": rows.values, "touched": touched}
             tensors |= {f"table.{name}/{part}": held for part, held in parts.items()}
         return b"".join(pieces(tensors))
 
@@ -228,10 +233,11 @@ def _count(about: Mapping[str, Any], name: str) -> int:
 
 def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> StoredRows:
     rows, values, touched = (tensors[f"table.{name}/{part}"] for part in ("rows", "values", "touched"))
-    require(rows.dtype == touched.dtype == torch.int64 and values.dim() == 2, f"the rows of {name!r} in a delta")
-    require(len(rows) == len(values) == len(touched), f"the lengths of {name!r} in a delta")
+    whole = rows.dtype == torch.int32 and touched.dtype == torch.int64
+    require(whole and values.dim() == 2, f"the rows of {name!r} in a delta")
+    require(len(rows) == len(values) and len(touched) in (1, len(rows)), f"the lengths of {name!r} in a delta")
     require(not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < size, f"the row numbers of {name!r} in a delta")
-    return StoredRows(int(size), rows.numpy(), values, touched)
+    return StoredRows(int(size), rows.numpy().astype(np.int64), values, touched.expand(len(rows)).contiguous())
 
 
 def _check(model: LiveModel, delta: Delta) -> None:

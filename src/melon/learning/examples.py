@@ -70,19 +70,21 @@ class Offers:
         self._negatives = Draws(seed, "training negatives")
         self._last_negatives = Draws(seed, "negatives of last interactions")
         self._replay = Draws(seed, "replay")
+        self._popularity = history.of_items if strategy.negatives == "popular" else None
 
     def pool(self, batch: Batch) -> int:
         """How many items there are with this batch; negatives are drawn from them."""
         return max(self._history.items_born, batch.rows[1])
 
-    def of(self, batch: Batch) -> Offered:
+    def of(self, batch: Batch, pool: int) -> Offered:
         """The batch and the interactions that are replayed beside it."""
-        if not self._strategy.replay:
-            return self._with_negatives(batch, batch.users, batch.items, batch.events, self._negatives)
-        users, items, fresh = self._with_replay(batch)
-        # Replayed interactions are numbered apart from the stream's own events.
-        events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
-        return self._with_negatives(batch, users, items, events, self._negatives, fresh)
+        users, items, events, fresh = batch.users, batch.items, batch.events, None
+        if self._strategy.replay:
+            users, items, fresh = self._with_replay(batch)
+            # Replayed interactions are numbered apart from the stream's own events.
+            events = np.concatenate([events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
+        negatives = Negatives(pool, self._history.seen, self._negatives, self._popularity)
+        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh)
 
     def last(self, batch: Batch) -> Offered | None:
         """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
@@ -92,14 +94,9 @@ class Offers:
         last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)
         if not len(last):
             return None
-        return self._with_negatives(batch, last.users, last.items, last.events, self._last_negatives)
-
-    def _with_negatives(
-        self, batch: Batch, users: Ints, items: Ints, events: Ints, draws: Draws, fresh: Flags | None = None
-    ) -> Offered:
-        popularity = self._history.of_items if self._strategy.negatives == "popular" else None
-        negatives = Negatives(self.pool(batch), self._history.seen, draws, popularity)
-        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh)
+        negatives = Negatives(self.pool(batch), self._history.seen, self._last_negatives, self._popularity)
+        count = self._recommender.settings.negatives
+        return Offered(last.users, negatives.lines(last.users, last.items, last.events, count))
 
     def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags]:
         users, items = self._history.replay(self._strategy.replay, self._replay, batch.first_event)

@@ -114,7 +114,7 @@ class StepMaker:
             return None
         if self._online is not None:
             self._online.improve(batch, undo)
-        offered = self._offers.of(batch)
+        offered = self._offers.of(batch, pool)
         if self._online is not None:
             situation = self._gatherer.situation(self._compact(offered), offered)
             self._online.remember(situation, offered.users, offered.items)
@@ -126,7 +126,7 @@ class StepMaker:
 
     def _plain(self, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
-        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch))
+        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch.users))
         if loops is None:
             return None
         if rates is None:
@@ -230,7 +230,7 @@ class StepMaker:
 
     def situation(self, batch: Batch) -> Situation:
         """A batch as the strategy meets it, on rows that exist."""
-        offered = self._offers.of(batch)
+        offered = self._offers.of(batch, self._offers.pool(batch))
         return self._gatherer.situation(self._compact(offered), offered)
 
     def broken(self, what: str, batch: Batch) -> LearningError:

@@ -140,16 +140,9 @@ class ListMaker:
         shown = set[Id]()
         if rules.rotate_s and query.user is not None:
             shown = self._served.shown(query.user, now - rules.rotate_s)
-        work = _QueryState(
-            query,
-            source,
-            user_row if known else -1,
-            mask,
-            self._masks.boost(rules.boost, rows, n_items, now),
-            _NO_ROWS,
-            shown,
-            query.k * POOL_FACTOR if rules.rearranges else query.k,
-        )
+        boost = self._masks.boost(rules.boost, rows, n_items, now)
+        most = query.k * POOL_FACTOR if rules.rearranges else query.k
+        work = _QueryState(query, source, user_row if known else -1, mask, boost, _NO_ROWS, shown, most)
         work.filtered.update(mask.filtered)
         exclude["pinned"] = _item_rows(model, [item for _, item in query.pins], n_items)
         chosen = query.candidates

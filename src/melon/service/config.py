@@ -16,8 +16,6 @@ from melon.settings import Settings
 PREFIX = "MELON_"
 #: Addresses that only this machine can reach.
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-#: The type of an event that names none.
-DEFAULT_TYPE = "view"
 
 #: Limits of one request; they are part of the API and no settings.
 MOST_EVENTS = 10_000

@@ -86,7 +86,8 @@ def line(status: Mapping[str, Any], models: Mapping[str, Any]) -> str:
     if not status["model"]:
         return f"{events}  stored; the learner starts"
     if not status["model"]["batch"]:
-        return f"{events}  stored; " + (status["alarms"] or ["the learner loads its loops"])[0]
+        reason = next(iter(status["alarms"]), "the learner loads its loops")
+        return f"{events}  stored; {reason}"
     shares = {name: about.get("HR@10") for name, about in models.items()}
     rates = "  ".join(f"{name} {share:.3f}" for name, share in shares.items() if share is not None)
     fresh = status["freshness_s"]["p95"] or 0.0

@@ -55,7 +55,7 @@ class GoingOn:
     @classmethod
     def from_memory(cls, memory: Mapping[str, Tensor], phi: Phi, owner: str) -> GoingOn:
         """What `memory` described; what this strategy cannot have is a `CheckpointError`."""
-        steps = int(memory.get(_STEPS, torch.tensor(0)))
+        steps = int(memory.get(_STEPS, 0))
         moments = {}
         for name, value in phi.items() if steps > 0 else ():
             both = memory.get(f"{_FIRST}{name}"), memory.get(f"{_SECOND}{name}")
@@ -64,13 +64,13 @@ class GoingOn:
             first, second = both
             assert first is not None and second is not None  # noqa: PT018
             moments[name] = Moments(first.cpu(), second.cpu())
-        found = {name.removeprefix(_LAST): part.cpu() for name, part in memory.items() if name.startswith(_LAST)}
-        if not found:
+        last = {name.removeprefix(_LAST): part.cpu() for name, part in memory.items() if name.startswith(_LAST)}
+        if not last:
             return cls(moments, steps)
         rows = {name.removeprefix(_ROWS): part.cpu() for name, part in memory.items() if name.startswith(_ROWS)}
-        if not _is_a_step(found, rows):
+        if not _is_a_step(last, rows):
             raise CheckpointError(f"{owner} cannot go on learning: the last batch in its memory is no batch.")
-        return cls(moments, steps, LastStep(**found, rows=rows))
+        return cls(moments, steps, LastStep(**last, rows=rows))
 
 
 def _is_a_step(parts: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> bool:

@@ -225,9 +225,10 @@ class History:
                 users_most, items_most, new = loops.append(*of_users, *of_items, *slots, some_users, some_items)
                 self.of_users.most_met = max(self.of_users.most_met, users_most)
                 self.of_items.most_met = max(self.of_items.most_met, items_most)
-                self.seen.count_new(new)
+                self.seen.latest.count_new(new)
         self.events += len(users)
-        self._forget_oldest()
+        if self.max_pairs is not None:
+            self._forget_oldest()
 
     def bound(self, max_pairs: int | None) -> None:
         """Remember at most this many pairs from now on; None: all of them."""

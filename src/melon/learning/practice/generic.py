@@ -58,8 +58,8 @@ class GenericPractice(StreamPractice):
             old, rates = faded[gradient.table], weights[gradient.table]
             if isinstance(gradient, RowGradient):
                 weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * rates[..., None])
-                kept = self._strategy.rates.kept(gradient.table, phi).to(old)
-                new[gradient.table] = old * kept - weighted.summed(len(old))
+                share = self._strategy.rates.kept(gradient.table, phi).to(old)
+                new[gradient.table] = old * share - weighted.summed(len(old))
             else:
                 new[gradient.table] = old - gradient.summed(len(old), rates[:, 0]) / len(rates)
         return new
@@ -99,5 +99,5 @@ class GenericPractice(StreamPractice):
     def _weights(self, batch: PracticeBatch, losses: Tensor, phi: Phi) -> StepValues:
         """Rates of every table's touches, computed at once."""
         columns = [self._strategy.columns(self._specs[name], batch.inputs) for name in self._moving]
-        made = self._strategy.rates.rates(np.concatenate(columns, axis=1), losses.cpu(), self._roles, phi).to(losses)
-        return dict(zip(self._moving, torch.split(made, self._slots, dim=1), strict=True))
+        weights = self._strategy.rates.rates(np.concatenate(columns, axis=1), losses.cpu(), self._roles, phi).to(losses)
+        return dict(zip(self._moving, torch.split(weights, self._slots, dim=1), strict=True))

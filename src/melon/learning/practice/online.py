@@ -71,7 +71,7 @@ class OnlinePractice:
             torch.from_numpy(users.copy()),
             torch.from_numpy(items.copy()),
             torch.from_numpy(self._strategy.inputs(situation)),
-            torch.tensor([recommender.clock.now]),
+            torch.tensor([recommender.clock.now], device="cpu"),
             torch.from_numpy(self._touched(distinct["item"])),
             {name: part.cpu() for name, part in rows.items()},
         )

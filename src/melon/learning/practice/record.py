@@ -85,7 +85,7 @@ class _Walk:
             sizes.append(updater.recommender.rows_of(role))
         updater.make_rows(batch)
         for draw in range(self._draws):
-            items = self._offers.of(batch.in_epoch(draw)).items
+            items = self._offers.of(batch.in_epoch(draw), self._offers.pool(batch)).items
             self._items[draw].append(items)
             self._met[draw].append((history.of_users.met(batch.users), history.of_items.met(items)))
         self._users.append(batch.users)

@@ -29,7 +29,7 @@ from melon.recommenders.blend.inputs import (
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.likeness import likeness
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
-from melon.recommenders.streaming.profiles import MATCHES, Profiles, Sides, Takers
+from melon.recommenders.streaming.profiles import MATCHES, Profiles, ProfileSides, Takers
 from melon.recommenders.streaming.slots import Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
@@ -54,7 +54,7 @@ class StreamFeatures:
         transitions: bool = False,
         more: Sequence[str] = (),
         seed: int = 0,
-        own_rows: Callable[[], Sides] | None = None,
+        own_rows: Callable[[], ProfileSides] | None = None,
     ) -> None:
         """`own_rows` gives the blend's own rows of users and items, where something is asked for that needs them."""
         self._dtype, self._seed, self._own_rows = np.dtype(dtype), seed, own_rows
@@ -81,19 +81,19 @@ class StreamFeatures:
     @property
     def of_pairs_besides(self) -> tuple[str, ...]:
         """Those among them that belong to pairs and come first; the others are linear in the items' own features."""
-        asked = {
+        inputs = {
             "profiles": self.profiles is not None,
             "own_profiles": self.own_takers is not None,
             "likeness": self.likeness,
         }
-        return tuple(name for group, there in asked.items() if there for name in MORE[group])
+        return tuple(name for group, there in inputs.items() if there for name in MORE[group])
 
-    def spaces(self) -> list[tuple[Takers, Sides]]:
+    def spaces(self) -> list[tuple[Takers, ProfileSides]]:
         """Takers of items, and the rows by which they are compared, for each kind of rows that is asked for."""
         spaces = [] if self.profiles is None else [(self.profiles.takers, self.profiles.sides)]
         return spaces if self.own_takers is None else [*spaces, (self.own_takers, self._rows_of_blend())]
 
-    def _rows_of_blend(self) -> Sides:
+    def _rows_of_blend(self) -> ProfileSides:
         assert self._own_rows is not None
         return self._own_rows()
 
@@ -267,9 +267,10 @@ class StreamFeatures:
             same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
             return rest, same
 
-        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
-        return HeadWeights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
+        with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
+            (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+            constant, shifted = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
+        return HeadWeights(head.trust, constant, linear, hidden, shifted, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
@@ -311,16 +312,16 @@ class StreamFeatures:
                 require(saved.form == present.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
         profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
-        own = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
+        takers = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
         tastes = None if self.tastes is None else Tastes(dtype=self._dtype)
         if profiles is not None:
             profiles.restore(part_of(state, "profiles"), counts.events)
-        if own is not None:
-            own.restore(part_of(state, "own"), counts.events)
+        if takers is not None:
+            takers.restore(part_of(state, "own"), counts.events)
         if tastes is not None:
             tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
-        self.profiles, self.own_takers, self.tastes = profiles, own, tastes
+        self.profiles, self.own_takers, self.tastes = profiles, takers, tastes
 
 
 def _suit(places: Ints, columns: InputColumns, about: Floats, usual: Floats, first: int, out: InputColumns) -> None:

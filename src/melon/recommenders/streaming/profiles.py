@@ -23,7 +23,7 @@ _HALF_LIFE, _FADE = 20_000.0, 0.9
 #: What `match` gives for each pair.
 MATCHES = ("takers", "profile", "profile_takers")
 #: The rows of users and of items.
-Sides = tuple[RowArray, RowArray]
+ProfileSides = tuple[RowArray, RowArray]
 
 
 class Takers:
@@ -48,19 +48,27 @@ class Takers:
         events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
         loops.take(*events, 1 / _HALF_LIFE, user_rows, *self._held(self._count))
 
-    def match(self, sides: Sides, users: Ints, items: Ints, past: History, out: RowArray, first: int = 0) -> None:
+    def match(
+        self,
+        sides: ProfileSides,
+        users: Ints,
+        items: Ints,
+        past: History,
+        out: RowArray,
+        first: int = 0,
+    ) -> None:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._sums.dtype
         directions, profiles = np.zeros((2, len(users), self.dim), dtype=dtype)
-        n_items, (rings, taken) = past.of_items.rows, past.of_items.storage
+        (rings, taken), known = past.of_items.storage, past.of_items.rows
         loops = policy.load("profiles", like=torch.from_numpy(profiles)) or _numpy_loops
         users = np.ascontiguousarray(users)
         loops.recent(*past.of_users.storage, past.of_users.rows, users, _FADE, *sides, lasts, directions, profiles)
         of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:n_items], taken[:n_items])
+        pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:known], taken[:known])
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
 
-    def prepare(self, loops: policy.Loops, sides: Sides, n_items: int, past: History) -> RowArray:
+    def prepare(self, loops: policy.Loops, sides: ProfileSides, n_items: int, past: History) -> RowArray:
         """Factors of the first items for `match_all`, as of now."""
         known = min(n_items, len(sides[1]), self._count)
         factors = np.empty((known, len(MATCHES)), dtype=self._sums.dtype)
@@ -72,7 +80,7 @@ class Takers:
     def match_all(
         self,
         loops: policy.Loops,
-        sides: Sides,
+        sides: ProfileSides,
         user: Ints,
         factors: RowArray,
         past: History,
@@ -154,7 +162,7 @@ class Profiles:
         self.takers = Takers(self.rows.dim, dtype)
 
     @property
-    def sides(self) -> Sides:
+    def sides(self) -> ProfileSides:
         """The rows of users and of items."""
         return self.rows.users.rows, self.rows.items.rows
 

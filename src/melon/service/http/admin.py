@@ -26,7 +26,6 @@ router = APIRouter(route_class=Route)
 _MOST_OFFSET = 1 << 62
 _EXPORTED_AT_ONCE = 1_000
 _PING_S = 15.0
-Offset = Annotated[int, Query(ge=0, le=_MOST_OFFSET)]
 
 
 def _backend(request: Request) -> Backend:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from melon.data.ids import Id, IdBook
 from melon.evaluation.ranking import CUTS, rank_among_all, rank_first
@@ -19,7 +20,7 @@ from melon.learning.updater import Updater
 from melon.service.learner.course import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
-from melon.types import Floats, Ints, Plain, Scores
+from melon.types import Floats, Ints, Plain
 
 MODELS = ("served", "frozen", "popular")
 #: Events that the service brought about itself, those that a user repeats, and all others.
@@ -72,7 +73,8 @@ class Quality:
                 if name != "served":
                     counts[name][kind] |= _duel(ranks["served"][some], rank[some])
         known = users < history.of_users.rows
-        self._probe = users[known][:_PROBED], offered[known][:_PROBED], _losses(scores["served"][known][:_PROBED])
+        some = users[known][:_PROBED], offered[known][:_PROBED]
+        self._probe = *some, _losses(model.updater, *some, moment)
         sampled = known & (part != 2) & (offsets[chosen] * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
         if sampled.any() and self._spent <= _SHARE * (time.monotonic() - self._began):
             counts["full"] = self._among_all(model, users[sampled], offered[sampled, 0], moment)
@@ -99,7 +101,7 @@ class Quality:
             return None
         users, offered, before = self._probe
         if len(users):
-            self._rises += (_losses(model.updater.score(users, offered, model.last_time)) - before).tolist()
+            self._rises += (_losses(model.updater, users, offered, model.last_time) - before).tolist()
         if len(self._rises) < _PROBED:
             return None
         rises, self._rises = np.array(self._rises), []
@@ -152,9 +154,22 @@ def _duel(served: Floats, rival: Floats) -> Plain:
     }
 
 
-def _losses(scores: Scores) -> Floats:
-    """The mean of log(1 + exp(other - taken)) of each event."""
-    losses: Floats = np.logaddexp(0.0, scores[:, 1:].astype(np.float64) - scores[:, :1]).mean(axis=1)
+def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
+    """The mean of log(1 + exp(other - taken)) of each event, as far as its rows say.
+
+    What a head adds is left out: it also goes by what was counted, and after an event that knows of the event itself.
+    """
+    recommender, at = updater.recommender, updater.moment(time)
+    if not recommender.specs:
+        return np.zeros(len(users))
+    rows = {"user": torch.from_numpy(users), "item": torch.from_numpy(offered.reshape(-1))}
+    values = {
+        spec.name: table.gather(rows.get(spec.role, torch.arange(table.rows)), at)
+        for spec, table in ((spec, recommender.tables[spec.name]) for spec in recommender.specs)
+    }
+    with torch.no_grad():
+        scores = recommender.line_scores(values, torch.arange(offered.size).reshape(offered.shape)).double().numpy()
+    losses: Floats = np.logaddexp(0.0, scores[:, 1:] - scores[:, :1]).mean(axis=1)
     return losses
 
 

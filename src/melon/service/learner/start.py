@@ -60,7 +60,8 @@ def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
         loaded = pool.submit(model.warm_up)
         if not wait([loaded], patience).done:
             alarm(
-                "loops", "the learner compiles its loops, once per machine; events are stored, and learned afterwards."
+                "loops",
+                "the learner loads its loops, and compiles them once per machine; events are stored, and learned afterwards.",
             )
         loaded.result()
     alarm("loops", None)
