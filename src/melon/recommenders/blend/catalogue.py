@@ -91,13 +91,22 @@ class BlendCatalogue(Catalogue):
         return np.concatenate([popular, np.arange(max(self._n_items - OFFERED, 0), self._n_items)])
 
     def scores(self, users: Tensor) -> Tensor:
+        return self._scores(users, seen=True)
+
+    def unseen_scores(self, users: Tensor) -> Tensor:
+        # Where the oldest pairs are forgotten, an item that the user has had may be listed again.
+        return self._scores(users, seen=self._past.max_pairs is not None)
+
+    def _scores(self, users: Tensor, *, seen: bool) -> Tensor:
         rows = users.numpy()
         out = self._rows.products(rows, self._no_bias)
         lasts, weights = self._stream.last_items(rows, self._past)
-        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out)
+        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out, seen=seen)
         return torch.from_numpy(out)
 
-    def _score(self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles) -> None:
+    def _score(
+        self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles, *, seen: bool
+    ) -> None:
         """Turn dot products into scores, in place."""
         followers = self._stream.followers
         slots, met = scratch(self._n_items)[: self._n_items], self._stream.neighbours.remembered()
@@ -109,7 +118,7 @@ class BlendCatalogue(Catalogue):
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
             if self._profiles is not None:
-                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides)
+                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides, seen=seen)
             head = self._stream.folded(self._head, user, self._time)
             self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 
