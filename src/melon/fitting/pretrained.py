@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -52,12 +55,16 @@ class PretrainedState:
     ) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
         self._once: list[Recommender] | None = None
+        self._lived: History | None = None
 
     @classmethod
-    def once(cls, plan: Plan, recommender: Recommender) -> PretrainedState:
-        """The recommender itself, for one deployment: its rows are never copied."""
+    def once(cls, plan: Plan, recommender: Recommender, lived: History | None = None) -> PretrainedState:
+        """The recommender itself, for one deployment: its rows are never copied.
+
+        `lived` is the history of the log, where the recommender has observed it already.
+        """
         state = cls(plan, {})
-        state._once = [recommender]
+        state._once, state._lived = [recommender], lived
         return state
 
     @classmethod
@@ -114,6 +121,8 @@ class PretrainedState:
         Shared streaming state is kept for one log, by its length: all copies are about one stream.
         """
         recommender = self.copy()
+        if self._lived is not None:
+            return recommender, self._lived
         key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())}", len(log)
         if self._observed is None:
             history = History()
@@ -187,20 +196,42 @@ def refit(
 ) -> PretrainedState:
     """The plan's recommender, pre-trained on a whole log with the chosen settings; for one deployment with `once`.
 
-    `helpers` are threads that draw ahead. Where people stop it and `goes_on` says so, the epochs that are done have to
-    do.
+    `helpers` are threads that draw ahead; with them the log is observed meanwhile, too. Where people stop it and
+    `goes_on` says so, the epochs that are done have to do.
     """
     recommender = plan.build()
     chosen = PretrainSettings.parse(settings, "pre-training")
     training = Pretraining(recommender, log, chosen, seed=plan.seed, helpers=helpers)
     epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
+    beside = _observed_beside(recommender, log) if once and helpers and recommender.observes_apart else nullcontext()
+    with beside as history:
+        try:
+            for loss in training.run(epochs):
+                report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+        except KeyboardInterrupt:
+            if not training.epochs_done or not goes_on(training.epochs_done, epochs):
+                raise
+        if once:
+            return PretrainedState.once(plan, recommender, history and history())
+    return PretrainedState.of(plan, recommender, observed)
+
+
+@contextmanager
+def _observed_beside(recommender: Recommender, log: Interactions) -> Iterator[Callable[[], History]]:
+    """Observe a log in a thread; gives a function that waits for its history. Leaving earlier gives it up."""
+    history, given_up = History(), threading.Event()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="melon-observing")
+    observing = pool.submit(live_through, recommender, history, log, given_up.is_set)
+
+    def wait() -> History:
+        observing.result()
+        return history
+
     try:
-        for loss in training.run(epochs):
-            report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-    except KeyboardInterrupt:
-        if not training.epochs_done or not goes_on(training.epochs_done, epochs):
-            raise
-    return PretrainedState.once(plan, recommender) if once else PretrainedState.of(plan, recommender, observed)
+        yield wait
+    finally:
+        given_up.set()
+        pool.shutdown(wait=False)
 
 
 def untrained(plan: Plan) -> PretrainedState:

@@ -25,8 +25,8 @@ from melon.types import Floats, Ints, Singles
 _NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
 
 
-#: How many items each source of a two-stage list offers.
-OFFERED = 100
+#: How many items each source of a two-stage list offers: what is popular or new, and what the user's last items met.
+OFFERED, MET = 100, 150
 #: Which decayed counts make an item popular there.
 POPULAR: Ints = np.array([HALF_LIVES.index(half_life) for half_life in (100.0, 1_000.0, 20_000.0)])
 
@@ -81,7 +81,7 @@ class BlendCatalogue(Catalogue):
         rows = rows[:met]
         slots[rows] = EMPTY
         divided = sums[:, :met] / self._stream.of_items(rows)[1].T[[0, 0, 1]]
-        nearest = [rows[highest(line)] for line in divided]
+        nearest = [rows[highest(line, MET)] for line in divided]
         return np.concatenate([*nearest, self._at_large])
 
     @cached_property
@@ -91,13 +91,22 @@ class BlendCatalogue(Catalogue):
         return np.concatenate([popular, np.arange(max(self._n_items - OFFERED, 0), self._n_items)])
 
     def scores(self, users: Tensor) -> Tensor:
+        return self._scores(users, seen=True)
+
+    def unseen_scores(self, users: Tensor) -> Tensor:
+        # Where the oldest pairs are forgotten, an item that the user has had may be listed again.
+        return self._scores(users, seen=self._past.max_pairs is not None)
+
+    def _scores(self, users: Tensor, *, seen: bool) -> Tensor:
         rows = users.numpy()
         out = self._rows.products(rows, self._no_bias)
         lasts, weights = self._stream.last_items(rows, self._past)
-        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out)
+        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out, seen=seen)
         return torch.from_numpy(out)
 
-    def _score(self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles) -> None:
+    def _score(
+        self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles, *, seen: bool
+    ) -> None:
         """Turn dot products into scores, in place."""
         followers = self._stream.followers
         slots, met = scratch(self._n_items)[: self._n_items], self._stream.neighbours.remembered()
@@ -109,14 +118,14 @@ class BlendCatalogue(Catalogue):
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
             if self._profiles is not None:
-                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides)
+                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides, seen=seen)
             head = self._stream.folded(self._head, user, self._time)
             self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 
 
-def highest(values: npt.NDArray[np.floating]) -> Ints:
-    """Where the OFFERED highest values are, in no order."""
-    if len(values) <= OFFERED:
+def highest(values: npt.NDArray[np.floating], many: int) -> Ints:
+    """Where the highest values are, in no order."""
+    if len(values) <= many:
         return np.arange(len(values))
-    places: Ints = np.argpartition(values, -OFFERED)[-OFFERED:]
+    places: Ints = np.argpartition(values, -many)[-many:]
     return places

@@ -102,7 +102,10 @@ class StreamFeatures:
         return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
-        """Solve rows for a whole log before it is observed, where rows are asked for."""
+        """Make room for a whole log before it is observed, and solve rows for it where rows are asked for."""
+        for part in (self.neighbours, self.followers):
+            if part is not None:
+                part.reserve(int(items.max(initial=-1)) + 1)
         if self.profiles is not None:
             self.profiles.fit(users, items)
 
@@ -234,12 +237,16 @@ class StreamFeatures:
             likeness(users, items, past, rows, len(rows), first, out)
 
     def compare_all(
-        self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles
+        self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles, *, seen: bool
     ) -> None:
-        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`."""
+        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`.
+
+        Without `seen`, items that the user has had may get any numbers.
+        """
         first = 0
         for (takers, sides), prepared in zip(self.spaces(), factors, strict=True):
-            out[:, first : first + len(MATCHES)] = takers.match_all(loops, sides, user, prepared, past, len(out))
+            matches = takers.match_all(loops, sides, user, prepared, past, len(out), seen=seen)
+            out[:, first : first + len(MATCHES)] = matches
             first += len(MATCHES)
         if self.likeness:
             everything, rows = np.arange(len(out))[None, :], self._rows_of_blend()[1]

@@ -29,6 +29,8 @@ from melon.types import Arrays, Floats, Ints
 _FIRST = 0.0125
 #: No entry of a row is larger: a score of 1 is the aim.
 _LARGEST = 1e6
+#: So many pairs are counted at a time.
+_AT_ONCE = 1 << 22
 
 RowArray = npt.NDArray[np.floating[Any]]
 #: Rows, where the partners of each start, and the partners, one row behind the other.
@@ -139,10 +141,11 @@ class ImplicitALS:
     def fit(self, users: Ints, items: Ints, sweeps: int = 10) -> None:
         """Rows for a whole log: each sweep solves all users, then all items, from all that they took, once each."""
         pairs = distinct(pair_keys(users, items))
-        takers, taken = pairs >> 32, pairs & 0xFFFFFFFF
         self.users.grow(int(users.max(initial=-1)) + 1)
         self.items.grow(int(items.max(initial=-1)) + 1)
-        of_users, of_items = _grouped(takers, taken), _grouped(taken, takers)
+        turned = (pairs << 32) | (pairs >> 32)
+        turned.sort()
+        of_users, of_items = _grouped(pairs), _grouped(turned)
         for number in range(sweeps + 1):
             self._solve(self.users, of_users, self.items, exactly=True)
             if number < sweeps:
@@ -238,11 +241,20 @@ def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = 
     return touched, starts, everything
 
 
-def _grouped(rows: Ints, partners: Ints) -> Grouped:
-    """Distinct rows, where each one's partners start, and the partners, one row behind the other."""
-    order = np.argsort(rows, kind="stable")
-    touched, firsts = np.unique(rows[order], return_index=True)
-    return touched, np.r_[firsts, len(rows)], np.ascontiguousarray(partners[order])
+def _grouped(pairs: Ints) -> Grouped:
+    """Distinct rows, where each one's partners start, and the partners, one row behind the other.
+
+    Pairs are row << 32 | partner in ascending order; they become the partners, since a log may have very many.
+    """
+    counts = np.zeros(int(pairs[-1] >> 32) + 1 if len(pairs) else 0, dtype=np.int64)
+    for some in np.array_split(pairs, 1 + len(pairs) // _AT_ONCE):
+        if len(some):
+            first = int(some[0] >> 32)
+            here = np.bincount((some >> 32) - first)
+            counts[first : first + len(here)] += here
+    pairs &= 0xFFFFFFFF
+    touched = np.flatnonzero(counts)
+    return touched, np.r_[0, np.cumsum(counts[touched])], pairs
 
 
 def _solve(

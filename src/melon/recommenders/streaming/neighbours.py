@@ -218,13 +218,18 @@ class ItemNeighbours:
             self._recent[: self._rows] -= np.float32(moment - self._reference)
             self._reference = moment
 
-    def _grow(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
+        """Make room for so many items at once: growing step by step holds the old room beside the new one."""
         if rows > len(self._ids):
-            more = max(rows, 2 * len(self._ids)) - len(self._ids)
+            more = rows - len(self._ids)
             self._ids = np.concatenate([self._ids, np.full((more, self.slots), EMPTY, dtype=np.int32)])
             nothing = np.zeros((more, self.slots), dtype=np.float32)
             self._counts = np.concatenate([self._counts, nothing])
             self._recent = np.concatenate([self._recent, nothing])
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._ids):
+            self.reserve(max(rows, 2 * len(self._ids)))
         self._rows = max(self._rows, rows)
 
 

@@ -72,19 +72,35 @@ class Takers:
         """Factors of the first items for `match_all`, as of now."""
         known = min(n_items, len(sides[1]), self._count)
         factors = np.empty((known, len(MATCHES)), dtype=self._sums.dtype)
-        loops.prepare(sides[1], *self._held(known), past.events, 1 / _HALF_LIFE, factors)
+        idle = torch.from_numpy((past.events - self._last[:known]).astype(np.float32))
+        left = idle.mul_(-1 / _HALF_LIFE).exp2_().numpy()  # PyTorch's exponential is vectorised
+        loops.prepare(sides[1], self._sums[:known], self._weight[:known], left, factors)
         return factors
 
     def match_all(
-        self, loops: policy.Loops, sides: ProfileSides, user: Ints, factors: RowArray, past: History, n_items: int
+        self,
+        loops: policy.Loops,
+        sides: ProfileSides,
+        user: Ints,
+        factors: RowArray,
+        past: History,
+        n_items: int,
+        *,
+        seen: bool = True,
     ) -> RowArray:
-        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3."""
+        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3.
+
+        The user's own part in what is said of an item is left out, as in `match`; without `seen` it stays in, for lists
+        that have no item that the user has had.
+        """
         out, lasts = np.empty((n_items, len(MATCHES)), dtype=self._sums.dtype), np.empty((1, RING), dtype=np.int32)
         direction, profile = np.zeros((2, 1, self.dim), dtype=out.dtype)
         user = np.ascontiguousarray(user)
         loops.recent(*past.of_users.storage, past.of_users.rows, user, _FADE, *sides, lasts, direction, profile)
         loops.match_all(direction[0], profile[0], sides[1], self._sums[: self._count], factors, out)
         out[len(factors) :] = 0
+        if not seen:
+            return out
         rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
         taken_items = np.empty(len(rings), dtype=np.int64)
         count = loops.taken_by(int(user[0]), rings, taken, taken_items)
