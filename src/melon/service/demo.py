@@ -86,7 +86,7 @@ def line(status: Mapping[str, Any], models: Mapping[str, Any]) -> str:
     if not status["model"]:
         return f"{events}  stored; the learner starts"
     if not status["model"]["batch"]:
-        return f"{events}  stored; " + (status["alarms"] or ["the learner loads its loops"])[0]
+        return f"{events}  stored; {(status['alarms'] or ['the learner loads its loops'])[0]}"
     rates = "  ".join(f"{name} {told['HR@10']:.3f}" for name, told in models.items() if told.get("HR@10") is not None)
     fresh = status["freshness_s"]["p95"] or 0.0
     batch = status["model"]["batch"]
