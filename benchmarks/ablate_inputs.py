@@ -31,8 +31,8 @@ from melon.fitting.selection import Selection
 from melon.learning.pretrain import most_epochs
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context
-from melon.recommenders.blend.features import Named
 from melon.recommenders.blend.head import TABLES, BlendHead
+from melon.recommenders.blend.inputs import Named
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.heads import Lesson
 from melon.stream.batch import Batch

@@ -1,6 +1,6 @@
 """What each part of `auto` contributes: the blend without it, everything else as `auto` has it, on test parts.
 
-    python benchmarks/auto.py --seeds 3 --rivals few          # first: which settings auto chose
+    python benchmarks/auto.py --seeds 3 --rivals none         # first: which settings auto chose
     python benchmarks/ablation.py --seeds 3
 
 Pre-training and the update are set as `auto` chose them on the selection window of the same stream and seed (read from
@@ -31,6 +31,7 @@ from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.evaluation.compare import Sides, compare_mean, gains, hits
 from melon.evaluation.prequential import Tally, prequential
+from melon.fitting.auto import SETTINGS
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
@@ -50,6 +51,9 @@ class Variant:
 
 VARIANTS = {
     "auto": Variant(),
+    "without profiles": Variant({"inputs": ("leanings",)}),
+    "without leanings": Variant({"inputs": ("profiles",)}),
+    "without transitions": Variant({"transitions": False}),
     "without the personal score": Variant({"without": ("personal",)}),
     "without popularity": Variant({"without": ("popularity",)}),
     "without neighbours": Variant({"without": ("neighbours",)}),
@@ -69,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", default=",".join(STREAMS))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--auto", type=Path, default=Path("runs/auto/catalogue/auto"))
+    parser.add_argument("--auto", type=Path, default=Path("runs/auto/catalogue/auto-further-inputs"))
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -107,7 +111,7 @@ class Bench:
         self._pretrain, self._update = chosen["pretrain"]["settings"], chosen["default"]["settings"]
         self._parts = split(log, tuple(record["dataset"]["split"]))
         protocol = EvaluationProtocol(self._seed, told["batch_size"], told["candidates"], told["negatives"])
-        self._plan = Plan("blend", protocol=protocol)
+        self._plan = Plan("blend", recommender_settings=SETTINGS, protocol=protocol)
         self._selection = Selection(log.head(self._parts.validation_stop), self._parts, self._plan)
         self._candidates = Candidates(log, mode=told["candidates"], seed=self._seed, count=told["negatives"])
         self._rows: dict[str, tuple[PretrainedState, PretrainedState]] = {}
@@ -134,7 +138,7 @@ class Bench:
 
     def _trained(self, variant: Variant) -> tuple[PretrainedState, PretrainedState]:
         """Rows trained on what precedes the window, and on the whole training part."""
-        plan = replace(self._plan, recommender_settings=dict(variant.recommender))
+        plan = replace(self._plan, recommender_settings={**SETTINGS, **variant.recommender})
         key = str((variant.recommender.get("negatives"), variant.pretrain))
         if key not in self._rows:
             settings = {**self._pretrain, **variant.pretrain}

@@ -3,6 +3,7 @@
     python benchmarks/blend.py              # 5 thousand and 100 thousand items, one thread
     python benchmarks/blend.py flat         # the same batches beside few and beside many rows that they do not touch
     python benchmarks/blend.py state        # size of the state with 1 million users and 10 million interactions
+    python benchmarks/blend.py state auto   # the same with the further inputs of `auto`
     python benchmarks/blend.py recall       # slots against unbounded ones, on the training parts of $MELON_DATA
     python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
 
@@ -19,15 +20,17 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
+from melon.fitting.auto import SETTINGS
 from melon.fitting.baselines import choose_popularity, choose_rivals
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import refit
@@ -69,9 +72,11 @@ class Drawn:
         return np.minimum((self._rng.pareto(0.8, n) * self.items / 50).astype(np.int64), self.items - 1)
 
 
-def lived(drawn: Drawn, past: int, users: int = 0, items: int = 0) -> Updater:
+def lived(
+    drawn: Drawn, past: int, users: int = 0, items: int = 0, settings: Mapping[str, Any] | None = None
+) -> Updater:
     """A blend with a past and a head that speaks; with rows for more users and items, if that is said."""
-    blend, history = Blend(), History()
+    blend, history = Blend(settings), History()
     users, items = max(users, drawn.users), max(items, drawn.items)
     blend.grow(users, np.arange(users), items, np.arange(items))
     began = time.process_time()
@@ -121,16 +126,16 @@ def flat(users: int = 1_000_000, items: int = 100_000) -> None:
     print(f"  a step beside no other rows: {one:.1f} ms; beside {users:,} users and {items:,} items: {other:.1f} ms")
 
 
-def state(users: int = 1_000_000, items: int = 100_000, past: int = 10_000_000) -> None:
+def state(settings: Mapping[str, Any], users: int = 1_000_000, items: int = 100_000, past: int = 10_000_000) -> None:
     """Bytes of everything that is saved."""
-    updater = lived(Drawn(users, items), past)
+    updater = lived(Drawn(users, items), past, settings=settings)
     with TemporaryDirectory() as folder:
         checkpoint.save(folder, updater)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
     blend = updater.recommender
     assert isinstance(blend, Blend)
     slots = blend.stream.neighbours.nbytes
-    print(f"  {users:,} users, {items:,} items, {past:,} interactions: {size / 1e9:.2f} GB saved; bound 1")
+    print(f"  {users:,} users, {items:,} items, {past:,} interactions: {size / 1e9:.2f} GB saved; bound 1.6")
     print(f"  of which slots in memory: {slots / 1e6:.0f} MB")
 
 
@@ -196,7 +201,7 @@ def main(words: list[str]) -> None:
     if words[:1] == ["flat"]:
         flat()
     elif words[:1] == ["state"]:
-        state()
+        state(SETTINGS if words[1:] == ["auto"] else {})
     elif words[:1] == ["recall"]:
         recall(words[1:] or streams)
     elif words[:1] == ["window"]:

@@ -4,9 +4,10 @@
     python benchmarks/inputs.py E amazon_grocery yelp     # the same rule applied to the log before that window
     python benchmarks/inputs.py --arms usual,profiles A yelp
     python benchmarks/inputs.py --seed 1 A yelp
+    python benchmarks/inputs.py --arms auto,own_profiles,likeness,richer A yelp
 
 All arms have the same pre-trained rows and settings (L2 .03, rate .3, no fading), as the trial that suggested these
-inputs had. ΔHR@5 is paired with the usual inputs: ± is one standard error over interactions.
+inputs had. ΔHR@5 is paired with the first arm: ± is one standard error over interactions.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ ARMS = {
     "transitions": {"transitions": True},
     "everything": {"inputs": ["profiles", "tastes"], "transitions": True},
     "auto": {"inputs": ["profiles", "leanings"], "transitions": True},
+    "own_profiles": {"inputs": ["profiles", "own_profiles", "leanings"], "transitions": True},
+    "likeness": {"inputs": ["profiles", "likeness", "leanings"], "transitions": True},
+    "richer": {"inputs": ["profiles", "own_profiles", "likeness", "leanings"], "transitions": True},
 }
 
 

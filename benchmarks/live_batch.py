@@ -32,7 +32,7 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
 from melon.learning.pretrain import most_epochs
-from melon.stream.split import DEFAULT_SPLIT, split
+from melon.stream.split import DEFAULT_SPLIT, Parts, split
 
 
 def main() -> None:
@@ -52,9 +52,9 @@ def main() -> None:
         parts = split(log, SPLITS.get(name, DEFAULT_SPLIT))
         log = log.head(parts.validation_stop)
         if asked.share < 1:
-            log = log.tail(round((1 - asked.share) * len(log)))
-            parts = split(log, (1 - 0.005 / 0.955, 0.005 / 0.955 - 1e-9, 1e-9))
-            log = log.head(parts.validation_stop)
+            skipped = round((1 - asked.share) * len(log))
+            log = log.tail(skipped)
+            parts = Parts(parts.train_stop - skipped, parts.validation_stop - skipped, parts.validation_stop - skipped)
         judged = log.times[parts.judged_from :]
         shared = float((np.diff(judged) == 0).mean())
         plan = Plan(

@@ -11,7 +11,9 @@ import copy
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +32,18 @@ from melon.service.log.events import EventLog
 from melon.service.log.steps import DeltaReader
 from melon.strategies.registry import STRATEGIES
 
-PAIRINGS = {
-    "melon": ("bpr", "melon"),
-    "default": ("bpr", "default"),
-    "blend": ("blend", "default"),
-    "auto": ("blend", "default"),
+#: Recommender, its settings, and strategy.
+PAIRINGS: dict[str, tuple[str, Mapping[str, Any], str]] = {
+    "melon": ("bpr", {}, "melon"),
+    "default": ("bpr", {}, "default"),
+    "blend": ("blend", {}, "default"),
+    "auto": ("blend", SETTINGS, "default"),
 }
 
 
 def deployed(folder: Path, pairing: str, users: int, items: int) -> None:
     """A model that knows so many users and items."""
-    recommender, strategy = PAIRINGS[pairing]
-    settings = SETTINGS if pairing == "auto" else {}
+    recommender, settings, strategy = PAIRINGS[pairing]
     model = LiveModel(Updater(RECOMMENDERS[recommender].load()(settings), STRATEGIES[strategy].load()()))
     rng = np.random.default_rng(0)
     count = max(users, items)

@@ -21,9 +21,10 @@ from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
 from melon.bench.executors import LocalExecutor, environment
 from melon.bench.grid import CellOutcome, Task, run_grid, tasks_of
+from melon.bench.run import BenchFolder, BenchPlan
 from melon.bench.work import Work
 from melon.data.files import load_stream
-from melon.errors import LearningError
+from melon.errors import LearningError, SettingsError
 from melon.evaluation.predictors import RIVALS
 from melon.kernels.threads import use_threads
 from melon.progress import Progress
@@ -119,6 +120,16 @@ def test_a_finished_bench_is_only_shown_again(bench: Path, folder: Path, run: Ru
     assert "12 of 12 cells are there already" in ended.err
     assert "HR@5" in ended.out
     assert {path: path.stat().st_mtime_ns for path in bench.glob("*-*.json")} == before
+
+
+def test_a_folder_knows_its_own_settings_again(folder: Path, tmp_path: Path) -> None:
+    streams = {"flip": folder / "flip.parquet"}
+    base = replace(BASE, recommender_settings={"inputs": ("profiles",)})  # a file holds a list
+    plan = BenchPlan(streams, ("blend",), ("default",), 1, base)
+    for _ in range(2):
+        BenchFolder(tmp_path).claim(plan)
+    with pytest.raises(SettingsError, match="recommender_settings"):
+        BenchFolder(tmp_path).claim(replace(plan, base=BASE))
 
 
 @pytest.mark.parametrize("records", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -372,17 +383,21 @@ class TestAFolderOfConfigs:
 def test_processes_are_told_how_many_threads_to_use(folder: Path, tmp_path: Path) -> None:
     assert environment(2)["OMP_NUM_THREADS"] == "2"
     before = dict(os.environ)
-    executor: LocalExecutor[Any] = LocalExecutor({"flip": folder / "flip.parquet"}, tmp_path, jobs=1, threads=2)
-    try:
-        executor.submit(Looks())
-        while (told := executor.outcome(1.0)) is None:
-            pass
-        assert told == ("2", 2)
-        assert dict(os.environ) == before
-    finally:
-        worker = executor._pool[0]
-        executor.stop()
-    assert not worker.process.is_alive()
+    # The server that forks keeps the variables that it was started with: the second worker has to set its own.
+    for threads in (2, 1):
+        executor: LocalExecutor[Any] = LocalExecutor(
+            {"flip": folder / "flip.parquet"}, tmp_path, jobs=1, threads=threads
+        )
+        try:
+            executor.submit(Looks())
+            while (outcome := executor.outcome(1.0)) is None:
+                pass
+            assert outcome == (str(threads), 2)
+            assert dict(os.environ) == before
+        finally:
+            worker = executor._pool[0]
+            executor.stop()
+        assert not worker.process.is_alive()
 
 
 @dataclass

@@ -382,3 +382,18 @@ class TestJudgedAfterTrainingAgain:
         other = Interactions(log.users, items, log.times, log.user_keys, log.item_keys)
         states = [self.selection(each, parts).trained_again({"epochs": 2}) for each in (log, other)]
         assert bytes_of(states[0]) == bytes_of(states[1])
+
+
+def test_streaming_state_that_follows_rows_is_not_shared_between_other_rows(log: Interactions, parts: Parts) -> None:
+    observed: dict[Any, Any] = {}
+    states = []
+    for seed in (0, 1):
+        settings = {"dim": 6, "slots": 8, "inputs": ("own_profiles",)}
+        plan = replace(PLAN, recommender="blend", recommender_settings=settings, protocol=replace(PROTOCOL, seed=seed))
+        past = log.head(parts.train_stop)
+        start = refit(plan, past, {"epochs": 1}, observed=observed)
+        states.append([start.after(past)[0].streaming_state() for _ in range(2)])
+    for (one, again), (other, _) in (states, states[::-1]):
+        assert np.array_equal(one["own.takers"], again["own.takers"])
+        assert not np.allclose(one["own.takers"], other["own.takers"])
+        assert np.array_equal(one["own.weight"], other["own.weight"])

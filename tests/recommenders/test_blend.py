@@ -15,7 +15,6 @@ from melon.errors import CheckpointError, SettingsError
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend.features import HALF_LIVES, INPUTS, PARTS, Named, personal_score
 from melon.recommenders.blend.head import (
     SCALED_BY,
     TABLES,
@@ -24,12 +23,13 @@ from melon.recommenders.blend.head import (
     head_scores,
     head_tables,
 )
+from melon.recommenders.blend.inputs import HALF_LIVES, INPUTS, PARTS, Named, personal_score
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd
 from melon.recommenders.heads import Lesson
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.batch import batch_of
 from melon.stream.history import History
 from melon.tables import Table
@@ -483,7 +483,7 @@ class TestConformance:
         long = {"finite_after_many_batches": "done elsewhere"}
         assert check_pairing(make, lambda *, seed: Default({"lr": 0.05}, seed=seed), exempt=long).applicable
         forgets = {"learning_rates_explain_the_update": "it forgets", **long}
-        assert check_pairing(make, MeLON, exempt=forgets).applicable
+        assert check_pairing(make, NetworkMeLON, exempt=forgets).applicable
 
     def test_wrong_settings_are_told(self) -> None:
         with pytest.raises(SettingsError, match="head = 'other' is not valid"):

@@ -28,6 +28,12 @@ def log_of(events: int = 600) -> tuple[Ints, Ints]:
     return random.integers(0, USERS, events), (ITEMS * random.random(events) ** 2).astype(np.int64)
 
 
+def matched(model: Profiles, users: Ints, items: Ints, history: History) -> np.ndarray:
+    out = np.empty((*items.shape, 3), dtype=model.sides[1].dtype)
+    model.takers.match(model.sides, users, items, history, out)
+    return out
+
+
 def unit(row: np.ndarray) -> np.ndarray:
     return row / math.sqrt(float(row @ row) + 1e-9)
 
@@ -75,7 +81,7 @@ def test_matches_are_those_of_the_slow_twin(
         history.append(*batch)
     who = np.arange(USERS + 1)  # the last one is nobody
     offered = np.tile(np.arange(ITEMS + 2), (len(who), 1))
-    given = model.match(who, offered, history)
+    given = matched(model, who, offered, history)
     assert not given[:, ITEMS:].any()
     assert not given[USERS, :, 0].any()
     wanted = [[past.match(user, item, model) for item in range(ITEMS)] for user in range(USERS)]
@@ -88,7 +94,7 @@ def test_what_a_user_took_alone_says_nothing_of_its_takers() -> None:
     batch = np.append(users, 3), np.append(items, ITEMS + 1)  # taken once, by user 3
     model.observe(*batch, history)
     history.append(*batch)
-    takers, _, profile_takers = model.match(np.array([3]), np.array([[ITEMS + 1]]), history)[0, 0]
+    takers, _, profile_takers = matched(model, np.array([3]), np.array([[ITEMS + 1]]), history)[0, 0]
     assert (takers, profile_takers) == (0, 0)
 
 
@@ -172,7 +178,7 @@ def test_lessons_and_scores_are_those_of_the_general_path(monkeypatch: pytest.Mo
 
 def test_a_blend_with_every_input_conforms() -> None:
     small = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "transitions": True}
-    report = check_recommender(partial(Blend, {**small, "inputs": ("profiles", "tastes")}))
+    report = check_recommender(partial(Blend, {**small, "inputs": ("profiles", "own_profiles", "likeness", "tastes")}))
     assert not report.not_applicable
 
 
@@ -183,6 +189,8 @@ def test_a_blend_with_every_input_conforms() -> None:
         ("profiles.weight", np.full(ITEMS, -1.0)),
         ("profiles.last", np.full(ITEMS, 10**6)),
         ("profiles.rows.items", np.zeros((3, 32), np.float32)),
+        ("own.takers", np.zeros((ITEMS, 5), np.float32)),
+        ("own.weight", None),
         ("tastes.means", np.full((USERS, 4), np.inf, np.float32)),
         ("tastes.moments", np.zeros((USERS, 2), np.int64)),
         ("tastes.overall", None),
@@ -190,7 +198,7 @@ def test_a_blend_with_every_input_conforms() -> None:
 )
 def test_a_broken_state_is_refused(name: str, broken: np.ndarray | None) -> None:
     users, items = log_of()
-    blend, times = Blend({"dim": 4, "inputs": ("profiles", "tastes")}), np.arange(len(users))
+    blend, times = Blend({"dim": 4, "inputs": ("profiles", "own_profiles", "tastes")}), np.arange(len(users))
     for column in (users, items, times):
         column.setflags(write=False)  # as those of a recorded log may be
     blend.observe(users, items, times, History())

@@ -110,13 +110,21 @@ def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None
     }
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
 @given(st.lists(st.lists(st.integers(0, 30), max_size=40), max_size=4), st.integers(1, 12))
-def test_the_highest_counts_are_those_of_sorted_counts(runs: list[list[int]], many: int) -> None:
-    counts, loops = ItemCounts(HALF_LIVES), policy.load("lists")
-    for run in runs:
-        counts.observe(np.array(run, dtype=np.int64))
+def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs: list[list[int]], many: int) -> None:
+    counts, loops, kinds = ItemCounts(HALF_LIVES), policy.load("lists"), np.array([3, 0, 1])
     assert loops is not None
-    kinds, items = np.array([3, 0, 1]), np.arange(31)
+    for run in runs:
+        taken = np.array(run, dtype=np.int64)
+        undo = counts.undo_point(taken)
+        counts.observe(taken)
+        if asked_before:
+            counts.most_counted(loops, kinds, many)
+            undo()
+            counts.most_counted(loops, kinds, many)
+            counts.observe(taken)
+    items = np.arange(31)
     found, known = counts.most_counted(loops, kinds, many), items[counts.seen(items)]
     for kind, rows in zip(kinds, np.split(found, len(kinds)), strict=True):
         held = counts.read(known)[:, kind]

@@ -20,6 +20,7 @@ from melon.evaluation.prequential import Point, Tally, prequential
 from melon.explain.matrix import BatchRates, batch_rates
 from melon.fitting.baselines import choose_popularity, choose_rivals
 from melon.fitting.fit import Fitting, without_trials
+from melon.fitting.live_batches import measure_live_batches
 from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
@@ -103,7 +104,8 @@ class Cell:
             )
             for name, make in self._predictors(choices, state, practice, log).items()
         }
-        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, self.fitting.notes)
+        notes, live = self.fitting.notes, self._live_batches(choices)
+        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, notes, live)
         rates = self._work.known(f"rates/{self._label('strategy')}", RatesKeeper())
         return CellResult(recorded.record(), recorded.ranks(), rates)
 
@@ -126,6 +128,19 @@ class Cell:
 
         choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
         return choices | self._work.once("choice/rivals", plain, mixtures)
+
+    def _live_batches(self, choices: Plain) -> Plain:
+        """What smaller live batches would bring; measured for `auto`, where settings were chosen on the window."""
+        if self.config.label is None or self.fitting.unchosen is not None:
+            return {}
+
+        def measure() -> Plain:
+            self.progress.stage("trying smaller live batches on the selection window")
+            strategy, (_, start) = self.config.strategy, self.fitting.window()
+            settings = choices[strategy]["settings"]
+            return measure_live_batches(self.selection, self.selection.at_window(strategy, settings, start))
+
+        return self._work.once("live_batches", PlainKeeper(), measure)
 
     def _label(self, name: str) -> str:
         """Under which name a predictor is shown and its work is shared."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class CellRecord:
     tallies: Mapping[str, Tally]
     pretrain_s: float
     notes: Sequence[str] = ()
+    live_batches: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def _ours(self) -> Tally:
@@ -87,6 +88,7 @@ class CellRecord:
             "version": melon.__version__,
             "config": {"asked": config.plain(), "chosen": self.choices},
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({"live_batches": dict(self.live_batches)} if self.live_batches else {}),
             "protocol": {
                 "candidates": config.candidates,
                 "negatives": config.negatives,
@@ -244,7 +246,10 @@ def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -
     for name, summary_of in first["baselines"].items():
         values = summary_of if which == "metrics" else (summary_of.get(which) or {})
         method = display.AUTO if name == "default" and is_auto(first["config"]["asked"]) else name
-        lines[method] = Line(method, display.label(method), values, first["baseline_batches"].get(name, ()))
+        text, search = display.label(method), first["config"]["chosen"].get(name)
+        if search is not None and not search["trials"]:
+            text = text.removesuffix(" (tuned)")  # nothing was searched: a budget of 0, or settings that were given
+        lines[method] = Line(method, text, values, first["baseline_batches"].get(name, ()))
     for record in records:
         method, same = method_name(record), record["recommender"] == first["recommender"]
         if same and method == "default":

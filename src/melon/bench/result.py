@@ -15,6 +15,7 @@ import polars as pl
 from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare, gains, hits
+from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Parts of a record that hold metrics.
 SECTIONS = ("metrics", "without_repeats", "full_ranking")
-Run = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
+RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +33,7 @@ class Evaluation:
     `record`, `metrics` and `chosen` are about the strategy; `table`, `batches` and `ranks` hold the baselines too.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
     @property
     def record(self) -> Plain:
@@ -104,8 +105,8 @@ class Evaluation:
         """
         column = f"rank_{baseline}"
         if column not in self.runs[0][1]:
-            known = [name.removeprefix("rank_") for name in self.runs[0][1] if name.startswith("rank_")]
-            raise unknown_name("baseline", baseline, known)
+            names = [name.removeprefix("rank_") for name in self.runs[0][1] if name.startswith("rank_")]
+            raise unknown_name("baseline", baseline, names)
         kinds = {"HR@5": hits, "NDCG@10": gains}
         if metric not in kinds:
             raise unknown_name("metric", metric, kinds)
@@ -156,7 +157,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         lines = [self._title(), *self._lines()]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        smaller = live_batch_line(self.record.get("live_batches"))
+        return "\n".join([*lines, *(f"note: {note}" for note in (*self.notes, smaller) if note is not None)])
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""

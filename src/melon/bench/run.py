@@ -51,8 +51,9 @@ class BenchPlan:
         return self.tuned.apply(task.stream, task.config, given)
 
     def options(self) -> Plain:
-        """What has to be the same for records to stand in one table."""
-        return {name: value for name, value in self.base.plain().items() if name not in _GROWS}
+        """What has to be the same for records to stand in one table, as a file holds it."""
+        options: Plain = json.loads(json.dumps(self.base.plain()))
+        return {name: value for name, value in options.items() if name not in _GROWS}
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ def evaluate(
     from melon.errors import require_plots
     from melon.evaluator import evaluate as run
     from melon.fitting.auto import why_auto
+    from melon.fitting.live_batches import live_batch_line
     from melon.report.result import result_page
     from melon.terminal.tables import show_result
 
@@ -62,7 +63,8 @@ def evaluate(
     show_result(record)
     choice = record["config"]["chosen"][record["strategy"]]
     written = [f"wrote {path}" for path in (json, html) if path is not None]
-    for line in (why_auto(request, choice["settings"], len(choice["trials"])), *written):
+    why = why_auto(request, choice["settings"], len(choice["trials"]))
+    for line in (why, live_batch_line(record.get("live_batches")), *written):
         if line is not None:
             say(line)
 
@@ -96,9 +98,9 @@ def pretrain(
     try:
         model.fit(log)
     except KeyboardInterrupt:
-        raise StoppedError(_how_to_repeat(model.choices, checked.strategy, out)) from None
+        raise StoppedError(_how_to_repeat(model.choices_, checked.strategy, out)) from None
     model.save(out)
-    for name, settings in model.choices.items():
+    for name, settings in model.choices_.items():
         say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
     why = why_auto(request, {})
     if why is not None:

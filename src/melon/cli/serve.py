@@ -156,10 +156,10 @@ def load(
         typer.echo(text.dumps(report))
         return
     for kind in ("lists", "posts"):
-        told = report[kind]
-        times = "  ".join(f"{name} {value}" for name, value in told["ms"].items())
-        codes = ", ".join(f"{code}: {count}" for code, count in told["codes"].items())
-        typer.echo(f"{kind:6} {told['per_second']:>8} /s   ms: {times}   {codes}")
+        part = report[kind]
+        times = "  ".join(f"{name} {value}" for name, value in part["ms"].items())
+        codes = ", ".join(f"{code}: {count}" for code, count in part["codes"].items())
+        typer.echo(f"{kind:6} {part['per_second']:>8} /s   ms: {times}   {codes}")
     typer.echo(f"events {report['events_per_second']:>8} /s   freshness: {report.get('freshness_s')}")
 
 

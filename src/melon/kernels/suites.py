@@ -14,6 +14,7 @@ from melon.kernels import (
     generator,
     ials,
     lessons,
+    likeness,
     lists,
     neighbours,
     pretrain,
@@ -72,7 +73,7 @@ SUITES = {
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
     "lessons": Suite("the loops of the blend's head", (factor, neighbours, lessons), lessons.SIGNATURES),
-    "profiles": Suite("the loops of profiles", (profiles,), profiles.SIGNATURES),
+    "profiles": Suite("the loops of profiles", (profiles, likeness), {**profiles.SIGNATURES, **likeness.SIGNATURES}),
     "melon": Suite(
         "the pair kernel of MeLON",
         (arithmetic, tiles, rows, shared, attention),

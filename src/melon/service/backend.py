@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from melon.data.ids import Id, Kind
+from melon.data.ids import Id, IdKind
 from melon.errors import ServiceError
 from melon.service.answers import ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
@@ -29,7 +29,7 @@ from melon.service.log.events import EventLog, LogSettings
 from melon.service.log.files import BATCHES
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
-from melon.service.metrics import Family, Metrics, disk_free
+from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free
 from melon.service.quality import quality_between, quality_counters
 from melon.service.replica import Replica
 from melon.service.rules.items import Facts, ItemFacts
@@ -51,7 +51,7 @@ class Backend:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = ServiceMetrics()
         self.started = time.time()
         log_settings = LogSettings(most_waiting=settings.queue_events, keep_ids_days=settings.dedup_days)
         self.log = EventLog(settings.folder, log_settings)
@@ -65,7 +65,7 @@ class Backend:
         self.problem: str | None = None
         self.stopping = False
         self._loaded = False
-        self.kinds: dict[str, Kind | None] = {"user": None, "item": None}
+        self.kinds: dict[str, IdKind | None] = {"user": None, "item": None}
         self._hidden: dict[Id, set[Id]] = {}
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="reading")
         self._readers = threading.local()
@@ -91,7 +91,7 @@ class Backend:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Answer what waits, commit what waits, and let go of everything."""
+        """Answer what waits, commit what waits, and close everything."""
         self.stopping = True
         await asyncio.to_thread(self.coalescer.stop)
         await asyncio.to_thread(self.replica.stop)
@@ -124,8 +124,8 @@ class Backend:
         """Load compiled loops, those that follow the learner too, and make one list before somebody waits for one."""
         with self.replica.reading() as (model, position):
             model.warm_up()
-            known = model.users.ids([0]).tolist() if len(model.users) else [None]
-            self._maker.make(model, position, [Query(user=known[0])], time.time())
+            users = model.users.ids([0]).tolist() if len(model.users) else [None]
+            self._maker.make(model, position, [Query(user=users[0])], time.time())
 
     @property
     def ready(self) -> bool:
@@ -255,7 +255,7 @@ class Backend:
         """Everything for Prometheus."""
         status = await self.status()
         counters = await self.from_steps(lambda steps: quality_counters(steps.last()), quality_counters(None))
-        families: dict[str, Family] = {
+        families: dict[str, MetricFamily] = {
             "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
             "melon_fallback": (
                 "Whether lists come from a rival of the model.", ("rival",),

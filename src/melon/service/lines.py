@@ -12,20 +12,20 @@ import threading
 import time
 from collections import deque
 
-#: Lines wait at most so long for being written together, and at most so many of them.
+#: Lines are written together: seconds that they wait at most, and how many may wait.
 _LINES_S, _LINES_MOST = 0.1, 10_000
 
 
 def log_as_json() -> None:
     """Log lines of this process as JSON on standard error, written by a thread: a reader that stalls stops nobody."""
-    lines = Lines()
+    lines = LogLines()
     lines.setFormatter(JsonLines())
     atexit.register(lines.flush)
     threading.Thread(target=lines.run, name="log lines", daemon=True).start()
     logging.basicConfig(handlers=[lines], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
 
 
-class Lines(logging.Handler):
+class LogLines(logging.Handler):
     """Lines that wait to be written together; beyond a number they are dropped."""
 
     def __init__(self) -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.kernels.lists import Remembered, Weights
+from melon.kernels.lists import HeadWeights, Remembered
 from melon.recommenders.base import Catalogue
-from melon.recommenders.blend.features import HALF_LIVES, ITEM_FEATURES, StreamFeatures, activity
+from melon.recommenders.blend.features import StreamFeatures
 from melon.recommenders.blend.head import BlendHead
+from melon.recommenders.blend.inputs import HALF_LIVES, ITEM_FEATURES, activity
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
 from melon.recommenders.streaming.neighbours import scratch
@@ -47,7 +48,7 @@ class BlendCatalogue(Catalogue):
         self._n_items = len(rows.bias)
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         parts = (part.numpy() for part in (linear, hidden, shift, output))
-        self._head = Weights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
+        self._head = HeadWeights(np.float32(head.trust), np.float32(float(linear @ head.centre)), *parts)
         self._profiles = policy.load("profiles")
         self._no_bias = np.zeros_like(rows.bias)
 
@@ -59,12 +60,12 @@ class BlendCatalogue(Catalogue):
         return of_items, self._stream.of_all(self._loops, self._n_items, of_items[1:])
 
     @cached_property
-    def _factors(self) -> Singles | None:
-        """Rows of implicit ALS of all items, where the head sees how pairs go together in them."""
-        profiles = self._stream.profiles
-        if profiles is None or self._profiles is None:
-            return None
-        return profiles.prepare(self._profiles, self._n_items, self._past)
+    def _factors(self) -> list[Singles]:
+        """Factors of all items for each kind of rows in which the head sees how pairs go together."""
+        if self._profiles is None:
+            return []
+        spaces = self._stream.spaces()
+        return [takers.prepare(self._profiles, sides, self._n_items, self._past) for takers, sides in spaces]
 
     def first_stage(self) -> Catalogue:
         """Products of rows."""
@@ -75,8 +76,8 @@ class BlendCatalogue(Catalogue):
         lasts, weights = self._stream.last_items(user, self._past)
         most = lasts.shape[1] * self._stream.neighbours.slots
         slots, rows, sums = scratch(self._n_items)[: self._n_items], np.empty(most, np.int64), np.empty((3, most))
-        kept = self._stream.neighbours.remembered()
-        met = self._loops.meet(kept, lasts[0], weights[0], slots, rows, sums, 0, 0)
+        neighbours = self._stream.neighbours.remembered()
+        met = self._loops.meet(neighbours, lasts[0], weights[0], slots, rows, sums, 0, 0)
         rows = rows[:met]
         slots[rows] = EMPTY
         divided = sums[:, :met] / self._stream.of_items(rows)[1].T[[0, 0, 1]]
@@ -90,13 +91,22 @@ class BlendCatalogue(Catalogue):
         return np.concatenate([popular, np.arange(max(self._n_items - OFFERED, 0), self._n_items)])
 
     def scores(self, users: Tensor) -> Tensor:
+        return self._scores(users, seen=True)
+
+    def unseen_scores(self, users: Tensor) -> Tensor:
+        # Where the oldest pairs are forgotten, an item that the user has had may be listed again.
+        return self._scores(users, seen=self._past.max_pairs is not None)
+
+    def _scores(self, users: Tensor, *, seen: bool) -> Tensor:
         rows = users.numpy()
         out = self._rows.products(rows, self._no_bias)
         lasts, weights = self._stream.last_items(rows, self._past)
-        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out)
+        self._score(rows, activity(rows, self._past).astype(np.float32), lasts, weights, out, seen=seen)
         return torch.from_numpy(out)
 
-    def _score(self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles) -> None:
+    def _score(
+        self, users: Ints, active: Singles, lasts: Ints, weights: Floats, scores: Singles, *, seen: bool
+    ) -> None:
         """Turn dot products into scores, in place."""
         followers = self._stream.followers
         slots, met = scratch(self._n_items)[: self._n_items], self._stream.neighbours.remembered()
@@ -104,12 +114,11 @@ class BlendCatalogue(Catalogue):
         if not self._stream.more:
             self._loops.head(self._head, *self._items, active, lasts, weights, met, followed, slots, scores)
             return
-        profiles, besides = self._stream.profiles, np.zeros((self._n_items, 0), dtype=np.float32)
+        besides = np.zeros((self._n_items, len(self._stream.of_pairs_besides)), dtype=np.float32)
         for line in range(len(users)):
             user, own = users[line : line + 1], (active[line], lasts[line], weights[line], met, followed)
-            if profiles is not None and self._profiles is not None and self._factors is not None:
-                besides = np.empty((self._n_items, self._factors.shape[1]), dtype=np.float32)
-                profiles.match_all(self._profiles, user, self._factors, self._past, besides)
+            if self._profiles is not None:
+                self._stream.compare_all(self._profiles, user, self._factors, self._past, besides, seen=seen)
             head = self._stream.folded(self._head, user, self._time)
             self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 

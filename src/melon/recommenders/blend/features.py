@@ -1,4 +1,4 @@
-"""The inputs of a blend's head: features of (user, item) pairs from streaming state, beside what the rows say.
+"""What streaming state says of (user, item) pairs: features that a blend's head sees beside what the rows say.
 
 Streaming state knows how popular an item is now, and how similar it is to the user's last items.
 """
@@ -6,7 +6,6 @@ Streaming state knows how popular an item is now, and how similar it is to the u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,70 +15,32 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
-from melon.kernels.lists import Weights
+from melon.kernels.lists import HeadWeights
+from melon.recommenders.blend.inputs import (
+    HALF_LIVES,
+    INPUTS,
+    INPUTS_WITH_TRANSITIONS,
+    ITEM_FEATURES,
+    MORE,
+    PAIR_FEATURES,
+    TRANSITIONS,
+    Named,
+)
 from melon.recommenders.streaming.counts import ItemCounts
+from melon.recommenders.streaming.likeness import likeness
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
-from melon.recommenders.streaming.profiles import MATCHES, Profiles
-from melon.recommenders.streaming.slots import EMPTY, Sums
+from melon.recommenders.streaming.profiles import MATCHES, Profiles, ProfileSides, Takers
+from melon.recommenders.streaming.slots import Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
-from melon.stream.saved import Saved, part_of, require
+from melon.stream.saved import SavedArrays, part_of, require
 from melon.tables import Moment, Table
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
-#: Decayed counts that the head sees, in interactions; the last two serve the neighbours.
-HALF_LIVES = (100.0, 300.0, 1_000.0, 5_000.0, 20_000.0, 100_000.0)
-ITEM_FEATURES = ("count_100", "count_300", "count_1k", "count_5k", "count_20k", "count_100k", "idle", "age")
-#: Features of pairs, and which of the two divisors that `of_items` gives belongs to each.
-PAIR_FEATURES = {"neighbours": 0, "neighbours_by_lag": 0, "neighbours_recent": 1}
-#: Where they are asked for: how often the item came right after the user's last one.
-TRANSITIONS = {"transitions": 0, "transitions_recent": 1}
-STREAMED = (*ITEM_FEATURES, *PAIR_FEATURES)
-#: Streaming features that are worth more, or less, for a user of whom much is known.
-ACTIVE_ITEM, ACTIVE_PAIR = ("count_300", "count_5k"), ("neighbours",)
-BY_ACTIVITY = [STREAMED.index(name) for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)]
-INPUTS = ("dot", "bias", *STREAMED, "active_dot", *(f"active_{name}" for name in (*ACTIVE_ITEM, *ACTIVE_PAIR)))
-#: Where transitions are asked for, they come last.
-INPUTS_WITH_TRANSITIONS = (*INPUTS, *TRANSITIONS)
-#: Parts of the blend that can be left out, and their inputs; what the rows say stands beside the head, too.
-PARTS = {
-    "personal": ("dot", "bias", "active_dot"),
-    "popularity": (*ITEM_FEATURES, *(f"active_{name}" for name in ACTIVE_ITEM)),
-    "neighbours": (*PAIR_FEATURES, *(f"active_{name}" for name in ACTIVE_PAIR)),
-    "activity": tuple(name for name in INPUTS if name.startswith("active_")),
-}
-_LEANINGS = (*(f"taste_{name}" for name in LOOKS), *(f"suits_{name}" for name in LOOKS))
-#: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; what the user tends to take, by itself and times the candidate's own; that and when the user was there.
-MORE = {"profiles": MATCHES, "leanings": _LEANINGS, "tastes": (*_LEANINGS, "days", "events", "known")}
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
 InputColumns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
 _FOLLOWERS = 64
-
-
-@dataclass(frozen=True)
-class Named:
-    """Items in any shape, each distinct one once, and where in that list each stands.
-
-    Candidates of a batch name most items several times; each is looked at once.
-    """
-
-    items: Ints
-    distinct: Ints
-    places: Ints
-
-    @classmethod
-    def of(cls, items: Ints) -> Named:
-        """Found without sorting."""
-        flat = items.reshape(-1)
-        numbers, slots = np.arange(len(flat)), scratch(int(flat.max(initial=0)) + 1)
-        slots[flat] = numbers  # of several, the last one stays
-        distinct = flat[slots[flat] == numbers]
-        slots[distinct] = np.arange(len(distinct))
-        places = slots[flat].astype(np.int64).reshape(items.shape)
-        slots[distinct] = EMPTY
-        return cls(items, distinct, places)
 
 
 class StreamFeatures:
@@ -93,14 +54,17 @@ class StreamFeatures:
         transitions: bool = False,
         more: Sequence[str] = (),
         seed: int = 0,
+        own_rows: Callable[[], ProfileSides] | None = None,
     ) -> None:
-        self._dtype, self._seed = np.dtype(dtype), seed
+        """`own_rows` gives the blend's own rows of users and items, where something is asked for that needs them."""
+        self._dtype, self._seed, self._own_rows = np.dtype(dtype), seed, own_rows
         self.counts = ItemCounts([*HALF_LIVES, float("inf")])
         self.neighbours = ItemNeighbours(slots=slots)
         self.followers = ItemNeighbours(slots=_FOLLOWERS, reach=1, both_ways=False) if transitions else None
         self.profiles = Profiles(seed=seed, dtype=dtype) if "profiles" in more else None
+        self.own_takers = Takers(self._rows_of_blend()[0].shape[1], dtype) if "own_profiles" in more else None
         self.tastes = Tastes(dtype=dtype) if "tastes" in more or "leanings" in more else None
-        self._gaps = "tastes" in more
+        self._gaps, self.likeness = "tastes" in more, "likeness" in more
         self._no_followers = ItemNeighbours(slots=1)
         self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for compiled loops
 
@@ -112,14 +76,36 @@ class StreamFeatures:
     @property
     def more(self) -> tuple[str, ...]:
         """The names of what `of_both` gives."""
-        return (*(() if self.profiles is None else MATCHES), *(() if self.tastes is None else self._leanings))
+        return (*self.of_pairs_besides, *(() if self.tastes is None else self._leanings))
+
+    @property
+    def of_pairs_besides(self) -> tuple[str, ...]:
+        """Those among them that belong to pairs and come first; the others are linear in the items' own features."""
+        inputs = {
+            "profiles": self.profiles is not None,
+            "own_profiles": self.own_takers is not None,
+            "likeness": self.likeness,
+        }
+        return tuple(name for group, there in inputs.items() if there for name in MORE[group])
+
+    def spaces(self) -> list[tuple[Takers, ProfileSides]]:
+        """Takers of items, and the rows by which they are compared, for each kind of rows that is asked for."""
+        spaces = [] if self.profiles is None else [(self.profiles.takers, self.profiles.sides)]
+        return spaces if self.own_takers is None else [*spaces, (self.own_takers, self._rows_of_blend())]
+
+    def _rows_of_blend(self) -> ProfileSides:
+        assert self._own_rows is not None
+        return self._own_rows()
 
     @property
     def _leanings(self) -> tuple[str, ...]:
         return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
-        """Solve rows for a whole log before it is observed, where rows are asked for."""
+        """Make room for a whole log before it is observed, and solve rows for it where rows are asked for."""
+        for part in (self.neighbours, self.followers):
+            if part is not None:
+                part.reserve(int(items.max(initial=-1)) + 1)
         if self.profiles is not None:
             self.profiles.fit(users, items)
 
@@ -129,6 +115,8 @@ class StreamFeatures:
             self.tastes.observe(users, items, times, self.counts)
         if self.profiles is not None:
             self.profiles.observe(users, items, past)
+        if self.own_takers is not None:
+            self.own_takers.observe(users, items, past, self._rows_of_blend()[0])
         self.neighbours.observe(users, items, past.of_users)
         if self.followers is not None:
             self.followers.observe(users, items, past.of_users)
@@ -139,6 +127,7 @@ class StreamFeatures:
         parts = [self.neighbours] if self.followers is None else [self.neighbours, self.followers]
         undo_parts = [part.undo_point(users, items, past.of_users) for part in parts] + [self.counts.undo_point(items)]
         undo_parts += [] if self.profiles is None else [self.profiles.undo_point(users, items)]
+        undo_parts += [] if self.own_takers is None else [self.own_takers.undo_point(items)]
         undo_parts += [] if self.tastes is None else [self.tastes.undo_point(users)]
 
         def undo() -> None:
@@ -220,8 +209,7 @@ class StreamFeatures:
         rows = (part for table in tables for part in table.arrays(at))
         given, room = out.numpy(), (self._item_at, scratch(size), width - len(INPUTS))
         loops.inputs(users, lines, *state, *slots, *known, *rows, *room, given)
-        if self.profiles is not None:
-            self.profiles.match(users, lines, past, given, width)
+        self._compare(users, lines, past, width, given)
         if self.tastes is not None:
             about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
             suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
@@ -232,15 +220,39 @@ class StreamFeatures:
     def of_both(self, users: Ints, named: Named, columns: InputColumns, past: History, time: int) -> InputColumns:
         """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
-        if self.profiles is not None:
-            self.profiles.match(users, named.items, past, out)
+        self._compare(users, named.items, past, 0, out)
         if self.tastes is not None:
             about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
             first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
 
-    def folded(self, head: Weights, user: Ints, time: int) -> Weights:
+    def _compare(self, users: Ints, items: Ints, past: History, first: int, out: InputColumns) -> None:
+        """Write `of_pairs_besides` of candidates n × c, from input `first` on."""
+        for takers, sides in self.spaces():
+            takers.match(sides, users, items, past, out, first)
+            first += len(MATCHES)
+        if self.likeness:
+            rows = self._rows_of_blend()[1]
+            likeness(users, items, past, rows, len(rows), first, out)
+
+    def compare_all(
+        self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles, *, seen: bool
+    ) -> None:
+        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`.
+
+        Without `seen`, items that the user has had may get any numbers.
+        """
+        first = 0
+        for (takers, sides), prepared in zip(self.spaces(), factors, strict=True):
+            matches = takers.match_all(loops, sides, user, prepared, past, len(out), seen=seen)
+            out[:, first : first + len(MATCHES)] = matches
+            first += len(MATCHES)
+        if self.likeness:
+            everything, rows = np.arange(len(out))[None, :], self._rows_of_blend()[1]
+            likeness(user, everything, past, rows, min(len(rows), len(out)), first, out[None])
+
+    def folded(self, head: HeadWeights, user: Ints, time: int) -> HeadWeights:
         """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
         if self.tastes is None:
             return head
@@ -255,9 +267,10 @@ class StreamFeatures:
             same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
             return rest, same
 
-        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
-        return Weights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
+        with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
+            (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+            constant, shifted = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
+        return HeadWeights(head.trust, constant, linear, hidden, shifted, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
@@ -282,28 +295,33 @@ class StreamFeatures:
             parts["followers"] = self.followers.state()
         if self.profiles is not None:
             parts["profiles"] = self.profiles.state()
+        if self.own_takers is not None:
+            parts["own"] = self.own_takers.state()
         if self.tastes is not None:
             parts["tastes"] = self.tastes.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
-    def restore(self, state: Saved) -> None:
+    def restore(self, state: SavedArrays) -> None:
         """Become what `state` described."""
         counts = ItemCounts.from_state(part_of(state, "counts"))
         neighbours = ItemNeighbours.from_state(part_of(state, "neighbours"))
         followers = None if self.followers is None else ItemNeighbours.from_state(part_of(state, "followers"))
         require(np.array_equal(counts.rates, self.counts.rates), "counts have other half-lives than this blend's")
-        for saved, own in ((neighbours, self.neighbours), (followers, self.followers)):
-            if saved is not None and own is not None:
-                require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
+        for saved, present in ((neighbours, self.neighbours), (followers, self.followers)):
+            if saved is not None and present is not None:
+                require(saved.form == present.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
         profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
+        takers = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)
         tastes = None if self.tastes is None else Tastes(dtype=self._dtype)
         if profiles is not None:
             profiles.restore(part_of(state, "profiles"), counts.events)
+        if takers is not None:
+            takers.restore(part_of(state, "own"), counts.events)
         if tastes is not None:
             tastes.restore(part_of(state, "tastes"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
-        self.profiles, self.tastes = profiles, tastes
+        self.profiles, self.own_takers, self.tastes = profiles, takers, tastes
 
 
 def _suit(places: Ints, columns: InputColumns, about: Floats, usual: Floats, first: int, out: InputColumns) -> None:
@@ -321,22 +339,3 @@ def _log1p(columns: InputColumns) -> InputColumns:
     """In place, by PyTorch, whose logarithm is vectorised."""
     torch.from_numpy(columns).log1p_()
     return columns
-
-
-def activity(users: Ints, past: History) -> Floats:
-    """How active each user has been: −1 for nobody, 0 after some fifty interactions (docs/methods.md 8.5)."""
-    active: Floats = np.log1p(past.of_users.met(users)) / 4 - 1
-    return active
-
-
-def inputs_of(dot: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """Inputs in the order of INPUTS, then those asked for besides; the last of the features is the user's activity."""
-    streamed, active = features[..., : len(STREAMED)], features[..., -1:]
-    besides = features[..., len(STREAMED) : -1]
-    personal, by_activity = torch.stack([dot, bias], -1), streamed[..., BY_ACTIVITY] * active
-    return torch.cat([personal, streamed, dot.unsqueeze(-1) * active, by_activity, besides], -1)
-
-
-def personal_score(inputs: Tensor) -> Tensor:
-    """What the rows say by themselves."""
-    return inputs[..., 0] + inputs[..., 1]

@@ -16,7 +16,7 @@ from melon.adam import Adam, Moments
 from melon.errors import CheckpointError
 from melon.kernels import policy
 from melon.kernels.types import array_of
-from melon.recommenders.blend.features import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
+from melon.recommenders.blend.inputs import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
 from melon.recommenders.evidence import FactorGradient, Values
 from melon.recommenders.heads import Head, HeadPractice, HeadStep, Lesson
 from melon.stream.saved import MOST
@@ -252,8 +252,8 @@ class BlendHead(Head):
         after = [np.empty_like(each) for each in held * 3]
         one, other = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2
         settled = 1 - _ADAM.beta_1**steps, 1 - _ADAM.beta_2**steps
-        kept = 1 - lr * self.settings.decay
-        rates = np.array([one, other, _ADAM.eps, lr / settled[0], kept, settled[1], 1 / len(lesson)])
+        shrink = 1 - lr * self.settings.decay
+        rates = np.array([one, other, _ADAM.eps, lr / settled[0], shrink, settled[1], 1 / len(lesson)])
         scales = array_of(self.centre), array_of(self.scale)
         loops.head_step(
             array_of(lesson.inputs), array_of(lesson.allowed), *scales, self.trust, rates, *held, *before, *after

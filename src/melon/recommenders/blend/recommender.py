@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field, field_validator
 from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.types import array_of
 from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
 from melon.recommenders.blend.catalogue import BlendCatalogue
-from melon.recommenders.blend.features import (
-    INPUTS,
-    INPUTS_WITH_TRANSITIONS,
-    MORE,
-    PARTS,
-    STREAMED,
-    Named,
-    StreamFeatures,
-    activity,
-    inputs_of,
-)
+from melon.recommenders.blend.features import StreamFeatures
 from melon.recommenders.blend.head import (
     LINEAR,
     TABLES,
@@ -36,6 +25,17 @@ from melon.recommenders.blend.head import (
     head_tables,
     silent,
 )
+from melon.recommenders.blend.inputs import (
+    INPUTS,
+    INPUTS_WITH_TRANSITIONS,
+    MORE,
+    PARTS,
+    STREAMED,
+    Named,
+    activity,
+    inputs_of,
+)
+from melon.recommenders.blend.settings import BlendSettings
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
     FactorCatalogue,
@@ -47,7 +47,6 @@ from melon.recommenders.factorisation import (
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.recommenders.losses import BPRLoss
 from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
-from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import Moment, TableSpec, TableView, Undo
@@ -55,33 +54,6 @@ from melon.types import Ints
 
 #: Pairs whose inputs are held at a time.
 _PAIRS_AT_ONCE = 1 << 16
-
-
-class BlendSettings(RecommenderSettings):
-    """The personal part is trained as BPR's is; the head by itself, unless the strategy is to drive it too."""
-
-    negatives: int = Field(4, ge=1)
-    dim: Width = 64
-    head: Literal["own", "strategy"] = "own"
-    head_units: int = Field(32, ge=0, le=4096)
-    head_negatives: int = Field(30, ge=1)
-    head_rest: int = Field(256, ge=0)
-    head_lr: float = Field(0.001, ge=0)
-    head_decay: float = Field(0.01, ge=0)
-    head_passes: int = Field(20, ge=0)
-    head_practice_lr: float = Field(0.005, gt=0)
-    slots: Width = 256
-    transitions: bool = False
-    inputs: tuple[Literal["profiles", "leanings", "tastes"], ...] = ()
-    lists: Literal["exact", "two_stage"] = "exact"
-    without: tuple[Literal["personal", "popularity", "neighbours", "activity"], ...] = ()
-
-    @field_validator("inputs")
-    @classmethod
-    def _once(cls, inputs: tuple[str, ...]) -> tuple[str, ...]:
-        if "leanings" in inputs and "tastes" in inputs:
-            raise ValueError("tastes are leanings and more: name one of the two")
-        return inputs
 
 
 class Blend(HeadedRecommender):
@@ -110,7 +82,12 @@ class Blend(HeadedRecommender):
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
         self.stream = StreamFeatures(
-            chosen.slots, numbers, transitions=chosen.transitions, more=chosen.inputs, seed=self.seed
+            chosen.slots,
+            numbers,
+            transitions=chosen.transitions,
+            more=chosen.inputs,
+            seed=self.seed,
+            own_rows=self._vectors,
         )
 
     def declare(self) -> tuple[TableSpec, ...]:
@@ -231,7 +208,8 @@ class Blend(HeadedRecommender):
         dots = _dots(views["user_factors"].gather(users), views["item_factors"], n_items)
         if silent(head):
             return dots.add_(bias)
-        past, items = context.history if context else History(), np.arange(n_items)[None, :]
+        past, time = (context.history, context.time) if context else (History(), 0)
+        items = np.arange(n_items)[None, :]
         named = Named(items, items[0], np.arange(n_items)[None, :])
         columns, divisors = self.stream.of_items(items[0])
         scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns))
@@ -240,7 +218,7 @@ class Blend(HeadedRecommender):
         for line, active in enumerate(activity(rows, past).tolist()):
             user = rows[line : line + 1]
             pairs = self.stream.of_pairs(user, items, divisors, past)[0]
-            besides = self.stream.of_both(user, named, columns, past, context.time if context else 0)[0]
+            besides = self.stream.of_both(user, named, columns, past, time)[0]
             dots[line] = scorer.of_user(dots[line], self._tensor(np.concatenate([pairs, besides], axis=1)), active)
         return dots
 
@@ -259,6 +237,14 @@ class Blend(HeadedRecommender):
         alike = self._tensor(self.stream.similarities(items.cpu().numpy()))
         missing = self.rows_of("item") - alike.shape[1]
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
+
+    @property
+    def observes_apart(self) -> bool:
+        return type(self) is Blend and self._own and not self.observes_by_rows
+
+    @property
+    def observes_by_rows(self) -> bool:
+        return self.stream.own_takers is not None
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)
@@ -311,6 +297,12 @@ class Blend(HeadedRecommender):
         if dot is None:
             dot = vectors.gather(distinct, at)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
         return dot, self.tables["item_bias"].gather(distinct, at)[:, 0]
+
+    def _vectors(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The rows of users and of items as they are stored, before anything fades."""
+        vectors = self.tables["user_factors"], self.tables["item_factors"]
+        users, items = (table.view().storage[: table.rows].cpu().numpy() for table in vectors)
+        return users, items
 
     def _head_values(self, context: Context | None) -> dict[str, Tensor]:
         views = self.views(context)

@@ -19,7 +19,7 @@ from melon import __version__
 from melon.service.backend import Backend
 from melon.service.config import ServeSettings
 from melon.service.http import admin, errors, interactions, items, recommendations
-from melon.service.http.gate import App, Gate, Receive, Scope, Send
+from melon.service.http.gate import App, AsgiScope, Gate, Receive, Send
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.quick import Quick
 from melon.service.http.shapes import EventIn
@@ -28,7 +28,7 @@ from melon.service.lines import log_as_json
 
 #: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
 _SETTLE_S = 5.0
-#: Threads hand over the interpreter after so many seconds: the one that answers must not wait long for the others.
+#: Seconds after which a thread hands over the interpreter: the one that answers must not wait long for the others.
 _SWITCH_S = 0.0005
 _ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
 a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as
@@ -40,10 +40,10 @@ class Application(FastAPI):
 
     gate: App | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await (self.general if self.gate is None else self.gate)(scope, receive, send)
 
-    async def general(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def general(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """A request on its way through FastAPI."""
         await super().__call__(scope, receive, send)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from melon.learning.updater import Updater
-from melon.service.log.base import Step
+from melon.service.log.base import LoggedStep
 
 logger = logging.getLogger("melon.service")
 
@@ -83,7 +83,7 @@ class Alarms:
         self._write(list(self._texts.values()))
 
 
-def set_aside_in_a_row(newest: list[Step]) -> list[int]:
+def set_aside_in_a_row(newest: list[LoggedStep]) -> list[int]:
     """Where the batches end that were set aside since the last one that was learned, from the newest steps."""
     batches = [step for step in newest if step.kind == "events"]
     return [step.last for step in itertools.takewhile(lambda step: step.status == "set_aside", batches)][::-1]

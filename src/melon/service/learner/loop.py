@@ -13,15 +13,15 @@ from typing import Any
 
 from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
-from melon.service.learner.course import Course, Outcome, unlearned
+from melon.service.learner.course import Course, StepOutcome, unlearned
 from melon.service.learner.fitting import Fitter, caught_up
 from melon.service.learner.guard import REMEMBERED, Alarms, Guard, norms, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
 from melon.service.learner.watch import Watch
-from melon.service.log.base import Position, Published, Step, StepKind
-from melon.service.log.checkpoints import Checkpoints, Saved, Saver
+from melon.service.log.base import LoggedStep, Position, Published, StepKind
+from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.files import Closing, Held, until_there_is_room
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import DeltaFeed, StepBook
@@ -60,7 +60,7 @@ class Learner(Closing):
             raise
 
     def close(self) -> None:
-        """Let go of the log; what was not saved is learned again."""
+        """Close the log; what was not saved is learned again."""
         self._fitter.cancel()
         self._saver.close()
         for file in (self.log, self.book, self.feed):
@@ -74,7 +74,7 @@ class Learner(Closing):
 
     # Beginning, and beginning again.
 
-    def recover(self, saved: Saved) -> None:
+    def recover(self, saved: SavedModel) -> None:
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
         self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
@@ -97,7 +97,7 @@ class Learner(Closing):
             else:
                 self._again(step)
 
-    def _again(self, step: Step) -> None:
+    def _again(self, step: LoggedStep) -> None:
         """Take a recorded step again; its delta is published where it is missing."""
         if step.kind == "switch":
             where = self.checkpoints.path(step.number)
@@ -143,14 +143,14 @@ class Learner(Closing):
         step = self._planned(kind, first, last, about)
         self._finish(step, self._take(step))
 
-    def _planned(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> Step:
+    def _planned(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> LoggedStep:
         """The boundary of the next step, which is written before anything is touched."""
         number = self.position.batch + 1
-        step = Step(number, kind, first, last, self._epoch, "planned", planned=time.time(), about=about)
+        step = LoggedStep(number, kind, first, last, self._epoch, "planned", planned=time.time(), about=about)
         self._insist(lambda: self.book.plan(step))
         return step
 
-    def _take(self, step: Step) -> tuple[Step, Outcome, Mapping[str, Any]]:
+    def _take(self, step: LoggedStep) -> tuple[LoggedStep, StepOutcome, Mapping[str, Any]]:
         """Do a step for the first time: rank its events, learn them, and set it aside where that goes wrong."""
         started = time.perf_counter()
         counts: Mapping[str, Any] = {}
@@ -184,7 +184,7 @@ class Learner(Closing):
         ms = {"predict_ms": 1e3 * (ranked - started), "learn_ms": 1e3 * (ended - ranked)}
         return step, replace(outcome, about={**outcome.about, **ms}), counts
 
-    def _finish(self, step: Step, taken: tuple[Step, Outcome, Mapping[str, Any]]) -> None:
+    def _finish(self, step: LoggedStep, taken: tuple[LoggedStep, StepOutcome, Mapping[str, Any]]) -> None:
         """Record the outcome of a step, and only then publish it."""
         step, outcome, counts = taken
         self._totals = added(self._totals, counts)
@@ -199,7 +199,7 @@ class Learner(Closing):
         if step.kind == "events":
             self._in_a_row = [*self._in_a_row, step.last] if status == "set_aside" else []
 
-    def _publish(self, step: Step, outcome: Outcome) -> None:
+    def _publish(self, step: LoggedStep, outcome: StepOutcome) -> None:
         offset = self.position.offset
         self.feed.publish(Published(step.number, offset, step.kind, outcome.digest, outcome.content, outcome.arrived))
 
@@ -217,7 +217,7 @@ class Learner(Closing):
             self._again(step)
 
     def halted(self) -> bool:
-        """Whether so many batches in a row were set aside that learning waits for a person: a control `resume`."""
+        """Whether learning waits for a control `resume`: too many batches in a row were set aside."""
         most = self.settings.stop_after
         if not most or len(self._in_a_row) < most:
             return False
@@ -257,7 +257,7 @@ class Learner(Closing):
         self.course, self.extra, self._version = course, extra, course.position.version
         self.checkpoints.write(course.model, course.position, self.log.log_id, extra)
         about = {"version": self._version, "recommender": course.model.updater.recommender.name}
-        outcome = Outcome(content, digest, about)
+        outcome = StepOutcome(content, digest, about)
         self._watch.fall_back(None, before.batch)  # it is another model
         self._finish(step, (step, outcome, {}))
         self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
@@ -290,7 +290,7 @@ class Learner(Closing):
         self._insist(lambda: self.book.thin(time.time() - self.settings.quality_seconds))
         forgotten = [step for step in self._forgets() if step.last <= position.offset]
         if forgotten:
-            # Whoever is forgotten is in everything older: from here on, this is where replays begin.
+            # Everything older holds the forgotten user: replays begin here from now on.
             self.checkpoints.prune({position.batch}, before=position.batch)
             self.feed.drop(up_to=position.batch)
             self.book.state(bases=json.dumps([position.batch]), forgotten=forgotten[-1].last)
@@ -300,7 +300,7 @@ class Learner(Closing):
         else:
             self.checkpoints.prune(set(self.book.bases()))
 
-    def _forgets(self) -> list[Step]:
+    def _forgets(self) -> list[LoggedStep]:
         """Steps that forgot somebody who may still be in older checkpoints."""
         return self.book.of_kind("forget", self.book.forgotten())
 
