@@ -86,8 +86,10 @@ def line(status: Mapping[str, Any], models: Mapping[str, Any]) -> str:
     if not status["model"]:
         return f"{events}  stored; the learner starts"
     if not status["model"]["batch"]:
-        return f"{events}  stored; {(status['alarms'] or ['the learner loads its loops'])[0]}"
-    rates = "  ".join(f"{name} {told['HR@10']:.3f}" for name, told in models.items() if told.get("HR@10") is not None)
+        reason = next(iter(status["alarms"]), "the learner loads its loops")
+        return f"{events}  stored; {reason}"
+    shares = {name: about.get("HR@10") for name, about in models.items()}
+    rates = "  ".join(f"{name} {share:.3f}" for name, share in shares.items() if share is not None)
     fresh = status["freshness_s"]["p95"] or 0.0
     batch = status["model"]["batch"]
     return f"{events}  batch {batch:>5}  HR@10 of a minute: {rates or '-'}  learned within {fresh:.2f} s"
