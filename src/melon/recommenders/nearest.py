@@ -16,9 +16,9 @@ from melon.tables import Changes, Moment, Table
 from melon.types import Flags, Floats, Ints, Singles, SmallInts
 
 #: Fewer items than this are scanned, which takes less than following them does.
-FROM = 20_000
+FROM = 100_000
 #: One cell in so many is looked into, and at least so many.
-_SHARE, _FEWEST = 16, 8
+_SHARE, _FEWEST = 32, 8
 #: Cells are made from so many rows each, and made anew once there are twice as many items as then.
 _TRAINED_BY, _OUTGROWN = 64, 2
 #: Rows are stored as of a moment, since all idle ones fade alike; it moves up after so many half-lives.
