@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -81,9 +82,8 @@ class InvertedFile:
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def _make(self, rows: Singles) -> None:
-        import faiss
-
-        cells = int(2 ** round(np.log2(max(len(rows), 1)) / 2))
+        faiss = import_module("faiss")
+        cells = max(int(2 ** round(np.log2(max(len(rows), 1)) / 2)) // 2, 1)  # putting a row into one takes cells × dim
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(rows.shape[1]), rows.shape[1], cells, faiss.METRIC_INNER_PRODUCT)
         index.cp.min_points_per_centroid = 1
         index.train(np.ascontiguousarray(rows[:: max(len(rows) // (cells * _TRAINED_BY), 1)]))
