@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--offered", type=int, default=catalogue.OFFERED, help="items from each source of candidates")
     options = parser.parse_args()
     catalogue.OFFERED = ranker.CANDIDATES = options.offered
+    catalogue.MET = options.offered + options.offered // 2
     if options.what == "speed":
         speed([int(size) for size in options.items.split(",")])
         return

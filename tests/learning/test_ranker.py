@@ -154,6 +154,7 @@ def test_a_list_in_two_stages_does_not_depend_on_when_lists_were_asked_for_befor
 ) -> None:
     monkeypatch.setattr(ranker, "CANDIDATES", 15)
     monkeypatch.setattr(catalogue, "OFFERED", 15)
+    monkeypatch.setattr(catalogue, "MET", 15)
     asked, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     silent = copy.deepcopy(asked)
     for round_ in range(5):

@@ -76,7 +76,8 @@ def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
 ) -> None:
     """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
     monkeypatch.setattr("melon.learning.ranker.CANDIDATES", 5)
-    monkeypatch.setattr("melon.recommenders.blend.catalogue.OFFERED", 5)
+    for name in ("OFFERED", "MET"):
+        monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", 5)
     model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
     events = stream(600)
     with (
@@ -379,7 +380,7 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
         log.append([one for one in events[160:] if one.user != person])
         learn_all(learner)
         learner.save(wait=True)
-        wait_until(lambda: len(learner.log.to_unlearn(0)) == 1)
+        wait_until(lambda: len(learner.log.to_unlearn()) == 1)
 
         def unlearned() -> bool:
             learner.consider_fitting()
@@ -408,6 +409,44 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
             learn_all(learner)
         assert twin.recommend(["u1", "u2"], 9) == without.recommend(["u1", "u2"], 9)
         assert np.array_equal(twin.score(["u1"], ["i1"]), without.score(["u1"], ["i1"]))
+
+
+@pytest.mark.slow
+def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another person is unlearned, when a batch that was set aside is retried, and after a restart."""
+    folder, events = tmp_path / "live", stream(120)
+    with EventLog(folder, LOG) as log:
+        with Learner(settings(folder, None)) as learner:
+            log.append(events)
+            with monkeypatch.context() as broken:
+                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                learner.step()
+            learn_all(learner)
+            (aside,) = learner.book.set_aside()
+            people = [str(one.user) for one in learner.log.events(aside.first, aside.last)]
+            for person in (people[0], people[1]):
+                offset = log.forget(person, unlearn=True).result()
+                learn_all(learner)
+                learner.save(wait=True)
+                count = len(learner.log.to_unlearn())
+                wait_until(lambda count=count: len(learner.log.to_unlearn()) == count + 1)  # type: ignore[misc]
+
+                def unlearned(offset: int = offset) -> bool:
+                    learner.consider_fitting()
+                    return learner.book.unlearned() >= offset
+
+                wait_until(unlearned, 600)
+            log.control("retry", {"batch": aside.number}).result()
+            learn_all(learner)
+            names = [str(control.body["pseudonym"]) for control in learner.log.to_unlearn()]
+            assert learner.course.model.users.rows(names).tolist() == [-1, -1]
+            before = learner.position
+        with Learner(settings(folder, None)) as learner:
+            assert learner.position == before
+            assert not learner.book.alarms()
+            copy, digest = clean_replay(folder)
+            assert digest == before.digest
+            assert state_digest(copy) == state_digest(learner.course.model)
 
 
 class TestRefusals:

@@ -25,8 +25,8 @@ from melon.types import Floats, Ints, Singles
 _NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
 
 
-#: How many items each source of a two-stage list offers.
-OFFERED = 100
+#: How many items each source of a two-stage list offers: what is popular or new, and what the user's last items met.
+OFFERED, MET = 100, 150
 #: Which decayed counts make an item popular there.
 POPULAR: Ints = np.array([HALF_LIVES.index(half_life) for half_life in (100.0, 1_000.0, 20_000.0)])
 
@@ -81,7 +81,7 @@ class BlendCatalogue(Catalogue):
         rows = rows[:met]
         slots[rows] = EMPTY
         divided = sums[:, :met] / self._stream.of_items(rows)[1].T[[0, 0, 1]]
-        nearest = [rows[highest(line)] for line in divided]
+        nearest = [rows[highest(line, MET)] for line in divided]
         return np.concatenate([*nearest, self._at_large])
 
     @cached_property
@@ -123,9 +123,9 @@ class BlendCatalogue(Catalogue):
             self._loops.head_beside(head, *self._items, *own, slots, besides, scores[line])
 
 
-def highest(values: npt.NDArray[np.floating]) -> Ints:
-    """Where the OFFERED highest values are, in no order."""
-    if len(values) <= OFFERED:
+def highest(values: npt.NDArray[np.floating], many: int) -> Ints:
+    """Where the highest values are, in no order."""
+    if len(values) <= many:
         return np.arange(len(values))
-    places: Ints = np.argpartition(values, -OFFERED)[-OFFERED:]
+    places: Ints = np.argpartition(values, -many)[-many:]
     return places

@@ -15,6 +15,7 @@ from melon.learning.forgetting import forget, observe_only
 from melon.learning.model import LiveModel
 from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.reader import LogReader
+from melon.service.log.steps import StepReader
 from melon.stream.batch import Batch
 from melon.types import Ints
 
@@ -127,6 +128,12 @@ class Course:
             return None, None
         user, pseudonym = typed(self.model.users, [control.body["user"], control.body["pseudonym"]])
         return user, pseudonym
+
+
+def unlearned(log: LogReader, steps: StepReader) -> frozenset[LogId]:
+    """The pseudonyms of people whose events have been unlearned: no step takes these events any more."""
+    last = steps.unlearned()
+    return frozenset(control.body["pseudonym"] for control in log.to_unlearn() if control.offset <= last)
 
 
 def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
-from melon.service.learner.course import Course, StepOutcome
-from melon.service.learner.fitting import FITTED, Fitter, caught_up
+from melon.service.learner.course import Course, StepOutcome, unlearned
+from melon.service.learner.fitting import Fitter, caught_up
 from melon.service.learner.guard import REMEMBERED, Alarms, Guard, norms, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
@@ -77,7 +77,7 @@ class Learner(Closing):
     def recover(self, saved: SavedModel) -> None:
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
-        self.course = Course(saved.model, saved.position, self.log)
+        self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
         warm_up(saved.model, self._alarm)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
@@ -210,7 +210,7 @@ class Learner(Closing):
         saved = self.checkpoints.newest(number)
         if saved is None:
             raise CheckpointError(f"there is no checkpoint of step {number} or before in {self.checkpoints.folder}.")
-        self.course = Course(saved.model, saved.position, self.log)
+        self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
         for step in self.book.after(saved.position.batch):
             if step.number > number:
                 break
@@ -232,17 +232,15 @@ class Learner(Closing):
 
     def consider_fitting(self) -> None:
         """Make a model from the log where one is due: a cold start has enough events, or somebody is unlearned."""
-        most, fitter, book = self.settings.fit_after, self._fitter, self.book
-        if not fitter.busy and self._version == COLD and most and self.course.model.updater.history.events >= most:
-            fitter.begin(self.position.offset, f"{FITTED}{self.position.offset}")
-        fitter.consider_unlearning(self.course, self._version, self.log, book)
+        fitter, book = self._fitter, self.book
+        fitter.consider(self.course, self._version, self.log, book)
         fitted = fitter.result()
         if fitted is None:
             return
         self.switch(*caught_up(fitted, fitter.offset, fitter.version, self.log, book, fitter.without))
         if fitter.without:
             number = self.position.batch  # what is older has learned from them
-            book.state(bases=json.dumps([number]), unlearned=fitter.offset)
+            book.state(bases=json.dumps([number]), unlearned=fitter.unlearns)
             self.checkpoints.prune({number}, before=number)
         fitter.cancel()
 

@@ -13,7 +13,7 @@ import numpy as np
 from melon.errors import LogError
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.service.learner.course import Course
+from melon.service.learner.course import Course, unlearned
 from melon.service.log.base import LoggedStep, LogId, Position
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.files import BATCHES, DELTAS, EVENTS, open_reader
@@ -61,7 +61,7 @@ def replay(
         saved = checkpoints.load(bases[-1])
         model = saved.model if strategy is None else with_strategy(saved.model, strategy)
         model.warm_up()
-        course = Course(model, saved.position, log, without)
+        course = Course(model, saved.position, log, {*without, *unlearned(log, steps)})
         exact = strategy is None and not without
         for step in _done(steps, saved.position.batch, number):
             outcome = course.perform(step, steps.aside_of(step))

@@ -61,7 +61,7 @@ def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
         if not wait([loaded], patience).done:
             alarm(
                 "loops",
-                "the learner loads its loops, and compiles them once per machine; events are stored, and learned afterwards.",
+                "the learner loads its loops, and compiles them once per machine; events are stored and learned later.",
             )
         loaded.result()
     alarm("loops", None)

@@ -52,10 +52,10 @@ class LogReader(Reader):
         rows = self._rows(f"{query} ORDER BY offset LIMIT 1", (after, kind))
         return _control(rows[0]) if rows else None
 
-    def to_unlearn(self, after: int) -> list[Control]:
-        """Controls behind an offset that want a person's events unlearned, once the person's ids have left the log."""
-        where = "kind = 'forget' AND erased AND offset > ? AND body ->> '$.unlearn'"
-        rows = self._rows(f"SELECT offset, kind, body, arrived FROM controls WHERE {where} ORDER BY offset", (after,))
+    def to_unlearn(self) -> list[Control]:
+        """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
+        where = "kind = 'forget' AND erased AND body ->> '$.unlearn'"
+        rows = self._rows(f"SELECT offset, kind, body, arrived FROM controls WHERE {where} ORDER BY offset")
         return [_control(row) for row in rows]
 
     def events(self, first: int, last: int) -> Iterator[StoredEvent]:
