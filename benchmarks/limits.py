@@ -81,7 +81,7 @@ def machine() -> tuple[float, float, float]:
 
 def counting(count: Count) -> None:
     """Let the kernels say how much they are asked for."""
-    kernel = pair_kernels.Compiled
+    kernel = pair_kernels.CompiledKernel
     moved, shared, targets = kernel.moved_rows, kernel.shared_move, InteractionModel.targets
 
     def add(pairs: int) -> None:

@@ -4,7 +4,7 @@
     python benchmarks/lists.py recall          # two stages beside exact, on the streams of $MELON_DATA
 
 `recall` trains a blend on nine tenths of a stream, then learns the rest in batches of 16 and compares both kinds of
-lists for users of each batch; bound .99. The scorer of the two stages is up to 256 interactions old then.
+lists for users of each batch; bound .99. With `--inputs auto` the head has the further inputs of `auto`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -81,15 +81,23 @@ def speed(sizes: list[int]) -> None:
             print(f"| {name} | {items:,} | {one:.2f} | {eight:.2f} | {after:.2f} |", flush=True)
 
 
-def kept_shares(name: str, most: int) -> Iterator[float]:
+def kept_shares(name: str, most: int, more: Mapping[str, object]) -> Iterator[float]:
     """For users of each batch of a stream's end: which share of the exact ten the two stages keep."""
     log = load_stream(DATA / f"{name}.parquet")
     start = max(len(log) - len(log) // 10, len(log) - most)
-    melon = Melon("blend", "default", budget=0, epochs=3, settings={"lr": 0.3, "fading": 10_000.0}, progress=False)
+    melon = Melon(
+        "blend",
+        "default",
+        budget=0,
+        epochs=3,
+        recommender_settings=dict(more),
+        settings={"lr": 0.3, "fading": 10_000.0},
+        progress=False,
+    )
     melon.fit(log.head(start))
     live = melon.live
     blend = live.updater.recommender
-    rankers = {kind: Ranker(live.updater, live.popular) for kind in ("exact", "two_stage")}
+    rankers = {kind: Ranker(live.updater) for kind in ("exact", "two_stage")}
     for first in range(start, len(log), BATCH):
         some = slice(first, first + BATCH)
         live.learn_events(log.user_ids[log.users[some]], log.item_ids[log.items[some]], log.times[some])
@@ -109,15 +117,17 @@ def main() -> None:
     parser.add_argument("--items", default="3000,100000")
     parser.add_argument("--streams", default=",".join(STREAMS))
     parser.add_argument("--events", type=int, default=10_000, help="at most so many interactions are learned")
+    parser.add_argument("--inputs", choices=["blend", "auto"], default="blend", help="of the head, for recall")
     parser.add_argument("--offered", type=int, default=catalogue.OFFERED, help="items from each source of candidates")
     options = parser.parse_args()
     catalogue.OFFERED = ranker.CANDIDATES = options.offered
+    catalogue.MET = options.offered + options.offered // 2
     if options.what == "speed":
         speed([int(size) for size in options.items.split(",")])
         return
     print("| stream | lists compared | share of the exact ten | lists that are the same |\n|---|---|---|---|")
     for name in options.streams.split(","):
-        shares = list(kept_shares(name, options.events))
+        shares = list(kept_shares(name, options.events, SETTINGS if options.inputs == "auto" else {}))
         print(
             f"| {name} | {len(shares):,} | {np.mean(shares):.4f} | {np.mean(np.array(shares) == 1):.3f} |", flush=True
         )

@@ -19,7 +19,7 @@ import torch
 
 from melon.learning.updater import Updater
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.batch import Batch
 from melon.stream.history import History
 
@@ -32,7 +32,7 @@ def main() -> None:
     recommender, history = NCF(), History()
     recommender.grow(USERS, np.arange(USERS), ITEMS, np.arange(ITEMS))
     history.append(rng.integers(0, USERS, PAST), rng.integers(0, ITEMS, PAST))
-    updater = Updater(recommender, MeLON(), history)
+    updater = Updater(recommender, NetworkMeLON(), history)
     for _ in range(STEPS):
         users, items = rng.integers(0, USERS, BATCH), rng.integers(0, ITEMS, BATCH)
         batch = Batch(history.events, users, items, np.full(BATCH, history.events), users, items)

@@ -6,11 +6,13 @@
     STATES=folder FADING=1 python benchmarks/practice.py yelp
 
 Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md). An arm is a strategy with its settings
-in configs/ and what is given besides; with form=linear a published strategy practises too, from the tuned plain step.
+in configs/ and what is given besides; with form=linear (mwnet, metasgd) or form=practised (s2meta, sml) a published
+strategy practises too, from the tuned plain step.
 The first score is that of a recommender from before the window which goes on; where weights are shared there is a
 second one, of a recommender that was trained again before the judged part. FADING=1 takes configs/fading, where
 half-lives are learned. STATES names a folder of pre-trained rows, which are written where they are missing.
-GRADIENT=held leaves out how rates depend on rows through the loss.
+GRADIENT=held leaves out how rates depend on rows through the loss. CANDIDATES=99 lets NCF practise among that many
+candidates in each pass instead of 30.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels import policy
+from melon.learning.practice import stream as stream_practice
 from melon.learning.practice.loop import practice_candidates
-from melon.learning.practice.record import Recorded, record
+from melon.learning.practice.record import RecordedStream, record
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import DECAY_UNIT, LinearRates
 from melon.strategies.practised import LinearStrategy
@@ -67,7 +70,7 @@ def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
         strategy, _, assigned = arm.partition(":")
         given = parse_assignments([one for one in re.split(r",(?=\w+=)", assigned) if one])["strategy"]
         own = folder / f"{stream}-{recommender}-{strategy}.toml"
-        if given.get("form") == "linear" or not own.exists():
+        if given.get("form") in ("linear", "practised") or not own.exists():
             tuned = read_config(
                 own if strategy.startswith("melon") else folder / f"{stream}-{recommender}-default.toml"
             )
@@ -118,7 +121,7 @@ def state_of(plan: Plan, log: Interactions, settings: dict[str, Any], name: str)
     return state
 
 
-def recorded_practice(selection: Selection, strategy: MeLON, start: PretrainedState) -> Recorded:
+def recorded_practice(selection: Selection, strategy: MeLON, start: PretrainedState) -> RecordedStream:
     """The practice stream of a window, up to its judged part, as practice records it."""
     log, parts, protocol = selection.log.head(selection.parts.judged_from), selection.parts, selection.protocol
     updater = deploy(strategy, start, selection.before_window)
@@ -144,6 +147,8 @@ if __name__ == "__main__":
     if os.environ.get("GRADIENT") == "held":
         load = policy.load
         policy.load = lambda name, *rest, **more: held(load(name)) if name == "practice" else load(name, *rest, **more)
+    if os.environ.get("CANDIDATES"):
+        stream_practice._MOST_CANDIDATES = int(os.environ["CANDIDATES"])
     print("| stream, arm | going on | (trained again) | CPU s of practice |\n|---|---|---|---|", flush=True)
     for each in asked.streams:
         main(each, asked.recommender, asked.arms, int(os.environ.get("SEED", "0")))

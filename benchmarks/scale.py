@@ -106,6 +106,8 @@ def phase_use(clock: Clock, folder: Path, kind: str, _: tuple[int, int, int]) ->
         users, items = (book.ids(rng.integers(0, len(book), n)) for book in (model.live.users, model.live.items))
         learn = partial(model.live.learn_events, users, items, batch_size=batch)
         clock(f"partial_fit, batches of {batch}", learn, n)
+    clock("recommend after that, first list", lambda: model.recommend(asked[:1]))  # now a head has learned, too
+    clock("recommend after that, 20 users one by one", lambda: [model.recommend([user]) for user in asked], 20)
     clock("save", lambda: model.save(folder / kind))
 
 

@@ -3,12 +3,13 @@
     python benchmarks/service_load.py --items 100000 --users 200000 --lists 500 --events 1000 --seconds 20
 
     python benchmarks/service_load.py --recommender blend --strategy default --two-stage --lists 200 300
+    python benchmarks/service_load.py --recommender auto --two-stage --lists 300
 
 Starts `melon serve` on loopback with a model of that size, waits until it has learned an event, and loads it with
 `melon load` (open loop, latency from when a request was due), one rate after another. The generator runs on the same
-machine; its CPU is told apart from that of the service. `learned` counts the events that the served model knows when
-the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists under the service's rules, each
-1, 8 or 16 made together, also right after an update.
+machine; its CPU is told apart from that of the service. A rate may be named several times. `learned` counts the events
+that the served model knows when the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists
+under the service's rules, each 1, 8 or 16 made together, also right after an update.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def build(folder: Path, args: argparse.Namespace) -> None:
     """A model with a row for every user and item."""
+    from melon.fitting import auto
     from melon.learning.model import LiveModel
     from melon.learning.updater import Updater
     from melon.recommenders.registry import RECOMMENDERS
@@ -42,8 +44,12 @@ def build(folder: Path, args: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"dim": args.dim}
     if args.two_stage:
         settings["lists"] = "two_stage"
-    recommender = RECOMMENDERS[args.recommender].load()(settings)
-    model = LiveModel(Updater(recommender, STRATEGIES[args.strategy].load()({})))
+    names = args.recommender, args.strategy
+    if args.recommender == auto.AUTO:
+        settings |= auto.SETTINGS
+        names = auto.RECOMMENDER, auto.STRATEGY
+    recommender = RECOMMENDERS[names[0]].load()(settings)
+    model = LiveModel(Updater(recommender, STRATEGIES[names[1]].load()({"fading": args.fading})))
     count = max(args.users, args.items) * 2
     users = np.concatenate([np.arange(args.users), draws.integers(0, args.users, count)])
     items = np.concatenate([np.arange(args.users) % args.items, draws.integers(0, args.items, count)])
@@ -103,7 +109,9 @@ def memory(pid: int) -> int:
 
 
 def children(pid: int) -> dict[str, int]:
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+    )
     return {role: int(one) for one, role in re.findall(r"^\s*(\d+) .*supervisor (\w+) ", listed.stdout, re.MULTILINE)}
 
 
@@ -130,7 +138,8 @@ def main() -> None:
     parser.add_argument("--lists", type=float, nargs="+", default=[500.0])
     for name, default in (("events", 1000.0), ("seconds", 20.0)):
         parser.add_argument(f"--{name}", type=float, default=default)
-    parser.add_argument("--recommender", default="bpr")
+    parser.add_argument("--recommender", default="bpr", help="bpr, blend, …; auto is the blend with auto's inputs")
+    parser.add_argument("--fading", type=float, help="the half-life of idle rows, in interactions")
     parser.add_argument("--strategy", default="melon")
     parser.add_argument("--two-stage", action="store_true", help="the blend's lists in two stages")
     parser.add_argument("--model", type=Path, help="a folder for the model, which is made there once")
@@ -159,7 +168,7 @@ def main() -> None:
             time.sleep(0.1)
         report["learns_s"] = round(time.monotonic() - started, 1)
         pids = children(service.pid)
-        report["loads"] = {lists: measured(melon, url, pids, lists, args) for lists in args.lists}
+        report["loads"] = [{"asked": lists, **measured(melon, url, pids, lists, args)} for lists in args.lists]
         report |= {"cores": os.cpu_count(), "settings": {name: str(value) for name, value in vars(args).items()}}
         print(json.dumps(report, indent=1))
         service.send_signal(signal.SIGTERM)

@@ -27,7 +27,7 @@ import melon
 
 def processes(supervisor: int) -> dict[str, int]:
     """Learner and API process by role."""
-    words = ["ps", "-o", "pid=,args=", "--ppid", str(supervisor)]
+    words = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(supervisor)]
     listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
     return {role: int(pid) for pid, role in re.findall(r"^\s*(\d+) .*melon\.service\.supervisor (\w+) ", listed, re.M)}
 

@@ -34,6 +34,7 @@ SIZES = (10_000, 1_000_000)
 SETTINGS = {
     "default": ({"optimizer": "adam_lazy", "lr": 0.01}, {"optimizer": "sgd", "lr": 0.1}),
     "eals": ({"optimizer": "sgd", "lr": 0.05},),
+    "melon": ({}, {"online": "next_batch"}),
 }
 BATCH, WARM_UP = 256, 10
 #: Past partners of a row: more than a strategy looks at, so that it has to choose among them.
@@ -108,7 +109,7 @@ def compare(recommender: str, strategy: str, settings: dict[str, object], batche
         times = np.array([[getattr(each, what)() for each in pair] for _ in range(WARM_UP + batches)])
         small, large = np.median(times[WARM_UP:], axis=0) * 1e3
         beside = small / lazy.setdefault(what, small)
-        label = f"{strategy} {settings.get('optimizer', '')}"
+        label = f"{strategy} {settings.get('optimizer', settings.get('online', ''))}"
         print(
             f"{recommender:12}{label:20}{what:8}{small:18.2f}{large:18.2f}{large / small:8.2f}{beside:14.1f}",
             flush=True,

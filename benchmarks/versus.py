@@ -6,6 +6,7 @@
 
 HR@5 and NDCG@10, intervals by resampling users and items, verdicts as docs/methods.md 5.8 allows, with Holm's
 correction over what is printed for one stream and metric. `--without-repeats`: only events whose user had not the item.
+`--full-ranking`: ranks among the whole catalogue, of records that were made with `melon bench … --full-ranking`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--recommender", default="bpr")
     parser.add_argument("--seeds", type=int, default=None, help="at most so many")
     parser.add_argument("--without-repeats", action="store_true")
+    parser.add_argument("--full-ranking", action="store_true")
     args = parser.parse_args()
     ours = sides_of(args.ours)[0]
     others = [side for text in args.theirs for side in sides_of(text)]
@@ -41,6 +43,7 @@ def main() -> None:
     if not streams:
         sys.exit(f"no records of {args.recommender} in {ours[0]}.")
     print(f"`python benchmarks/versus.py {' '.join(sys.argv[1:])}`")
+    rank = "full_rank" if args.full_ranking else "rank"
     for metric, value in METRICS.items():
         levels: dict[str, dict[str, str]] = {}
         families: dict[str, dict[str, Comparison]] = {}
@@ -50,8 +53,8 @@ def main() -> None:
                 if not pairs:
                     continue
                 pairs = [(a.filter(keep), b.filter(keep)) for a, b in pairs for keep in [kept(a, args.without_repeats)]]
-                mine = [value(a["rank"].to_numpy()) for a, _ in pairs]
-                their = [value(b["rank"].to_numpy()) for _, b in pairs]
+                mine = [value(a[rank].to_numpy()) for a, _ in pairs]
+                their = [value(b[rank].to_numpy()) for _, b in pairs]
                 first = pairs[0][0]
                 comparison = compare_mean([Sides(mine, their, first["user"].to_numpy(), first["item"].to_numpy())])
                 label = f"{strategy} ({folder.name}), {len(pairs)} seeds"

@@ -3,6 +3,7 @@
     python benchmarks/window.py yelp default:lr=0.3 melon:lr=0.3 melon:form=network,most_rate=2.0
     python benchmarks/window.py amazon_grocery --later --recommender ncf default:lr=1.0 melon:lr=1.0
     python benchmarks/window.py amazon_grocery --duel --recommender ncf melon default --seeds 3
+    python benchmarks/window.py yelp --duel --recommender blend --configs configs/auto melon default --earlier
 
 Each line is one configuration, scored by HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md): one
 pre-trained recommender (L2 0.03, all epochs), which learned strategies practise on before they are judged.
@@ -15,7 +16,8 @@ goes on instead (L2 0.1, 24 epochs).
 
 --duel: two strategies with the settings in `configs/` (`network/melon` means configs/network), compared as claims are.
 Each seed trains its own recommenders and draws its own candidates; what is compared are the events by which settings
-are judged: paired, averaged over seeds, with 95 % intervals from resampling users and items.
+are judged: paired, averaged over seeds, with 95 % intervals from resampling users and items. With --earlier this is
+done on an earlier window: the same rule applied to the log before the selection window.
 """
 
 from __future__ import annotations
@@ -33,10 +35,8 @@ import numpy as np
 import torch
 
 from accuracy import DATA, show_verdicts
-from melon.bench.cell import Cell
 from melon.bench.config import CellConfig, parse_assignments
 from melon.bench.config_files import read_config
-from melon.bench.work import Work
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
@@ -50,7 +50,7 @@ from melon.learning.pretrain import most_epochs
 from melon.learning.updater import Updater
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import Candidates
-from melon.stream.split import DEFAULT_SPLIT, split
+from melon.stream.split import DEFAULT_SPLIT, Parts, split
 from melon.types import Plain
 
 SPLITS = {"amazon_grocery": (0.8, 0.02, 0.18), "amazon_electronics": (0.9, 0.01, 0.09)}
@@ -118,35 +118,46 @@ def later(whole: Interactions, stream: str, recommender: str, seed: int) -> tupl
     return ("window", "trained again", "last part, trained again", "going on"), measure
 
 
-def duel(log: Interactions, stream: str, recommender: str, names: Sequence[str], seeds: int, configs: Path) -> None:
-    """Two tuned strategies on the judged part of the window."""
+def duel(log: Interactions, asked: argparse.Namespace) -> None:
+    """Two tuned strategies on the judged part of the window, or of an earlier one."""
+    names = asked.configurations
     tallies: dict[str, list[Tally]] = {name: [] for name in names}
-    for seed in range(seeds):
-        work = Work()  # both of a seed start from the same recommenders
+    for seed in range(asked.seeds):
+        states: dict[str, PretrainedState] = {}  # both strategies of a seed start from the same recommenders
         for name in names:
             folder, _, strategy = name.rpartition("/")
-            options = read_config(configs / folder / f"{stream}-{recommender}-{strategy}.toml")
-            tally = _judged(log, CellConfig(**{**options, "seed": seed}), work)
+            options = read_config(asked.configs / folder / f"{asked.stream}-{asked.recommender}-{strategy}.toml")
+            tally = _judged(log, CellConfig(**{**options, "seed": seed}), states, earlier=asked.earlier)
             tallies[name].append(tally)
             level = metrics(tally.rank)
             print(f"seed {seed}, {name}: HR@5 {level['HR@5']:.4f}, NDCG@10 {level['NDCG@10']:.4f}", flush=True)
-    ours, theirs = names
-    events = tallies[ours][0].events
+    events = tallies[names[0]][0].events
     family = {}
     for metric, value in (("HR@5", hits), ("NDCG@10", gains)):
         sides = [[value(np.asarray(tally.rank)) for tally in tallies[name]] for name in names]
         family[metric] = compare_mean([Sides(sides[0], sides[1], log.users[events], log.items[events])])
-    show_verdicts(f"{stream}, {recommender}: {ours} − {theirs}", {stream: family})
+    where = "earlier window" if asked.earlier else "window"
+    show_verdicts(f"{asked.stream}, {where}, {asked.recommender}: {' − '.join(names)}", {asked.stream: family})
 
 
-def _judged(log: Interactions, config: CellConfig, work: Work) -> Tally:
+def _judged(log: Interactions, config: CellConfig, states: dict[str, PretrainedState], *, earlier: bool) -> Tally:
     """Every event by which settings are judged, under one strategy."""
-    fitting = Cell(log, config, work=work).fitting
-    selection, (_, start) = fitting.selection, fitting.window()
-    updater = selection.at_window(config.strategy, config.fixed, start, fitting.window_again())
+    parts, plan = split(log, config.split), config.plan
+    if earlier:
+        parts = Parts(parts.window_start, parts.window_start, parts.window_start)
+    selection = Selection(log.head(parts.validation_stop), parts, plan)
+
+    def trained(known: Interactions) -> PretrainedState:
+        name = f"{len(known)} {plan.pretrain_settings} {plan.recommender_settings}"
+        if name not in states:
+            states[name] = refit(plan, known, plan.pretrain_settings, observed={})
+        return states[name]
+
+    again = trained(selection.before_judged) if selection.judges_again else None
+    updater = selection.at_window(config.strategy, config.fixed, trained(selection.before_window), again)
     tally = Tally()
     for point in selection.through(updater):
-        if point.start >= selection.parts.judged_from:
+        if point.start >= parts.judged_from:
             tally.add(point)
     return tally
 
@@ -168,12 +179,13 @@ def main() -> None:
     parser.add_argument("--recommender", default="bpr")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3, help="of --duel")
+    parser.add_argument("--earlier", action="store_true", help="of --duel")
     parser.add_argument("--configs", type=Path, default=Path(__file__).parents[1] / "configs", help="of --duel")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     log = load_stream(DATA / f"{asked.stream}.parquet")
     if asked.duel:
-        duel(log, asked.stream, asked.recommender, asked.configurations, asked.seeds, asked.configs)
+        duel(log, asked)
         return
     columns, measure = (later if asked.later else window)(log, asked.stream, asked.recommender, asked.seed)
     print(f"| {asked.stream}, {asked.recommender}, seed {asked.seed} | {' | '.join(columns)} |")

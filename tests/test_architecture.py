@@ -124,6 +124,21 @@ def test_no_module_is_longer_than_one_sitting() -> None:
     assert not {str(path): lines for path, lines in lengths.items() if lines > 350}, "split these by concern"
 
 
+def test_one_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in tree_of(path).body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign) and not (
+                isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith("TypeVar")
+            ):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            for name in (name.lstrip("_") for name in names):
+                if name[:1].isupper() and not name.isupper():
+                    homes.setdefault(name, []).append(module_name(path))
+    assert not {name: where for name, where in homes.items() if len(where) > 1}, "a class or type of this name exists"
+
+
 def test_every_module_says_what_it_is_for() -> None:
     """The first line of a docstring says in one sentence what the module is for."""
     firsts = {path: (ast.get_docstring(tree_of(path)) or "").partition("\n")[0] for path in FILES}

@@ -28,9 +28,12 @@ from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.melon.linear import MeLON
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
+from melon.strategies.s2meta.strategy import S2Meta
+from melon.strategies.sml import SML
 from melon.stream.history import History
 from melon.tables import TableSpec
 
@@ -131,8 +134,26 @@ def test_every_pairing_conforms(recommender: str, strategy: str) -> None:
         ),
         (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "fading": 50.0}), set()),
         (partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "reduction": "row_mean"}), set()),
+        (partial(S2Meta, {"form": "practised", "lr": 0.05, "forgetting": False}), set()),
+        (partial(SML, {"form": "practised", "lr": 0.05, "width": 8}), set()),
+        (partial(MWNet, {"form": "linear", "lr": 0.05}), {"learning_rates_explain_the_update"}),
+        (partial(MeLON, {"lr": 0.05}), {"learning_rates_explain_the_update"}),
+        (partial(MeLON, {"lr": 0.05, "online": "next_batch"}), {"learning_rates_explain_the_update"}),
     ],
-    ids=["adam_lazy", "adam_dense", "replay", "mwnet lazy", "mwnet dense", "metasgd by row", "metasgd by table"],
+    ids=[
+        "adam_lazy",
+        "adam_dense",
+        "replay",
+        "mwnet lazy",
+        "mwnet dense",
+        "metasgd by row",
+        "metasgd by table",
+        "s2meta practised",
+        "sml practised",
+        "mwnet practised",
+        "melon",
+        "melon goes on",
+    ],
 )
 def test_other_settings_conform_too(recommender: str, made: Callable[..., Strategy], not_applicable: set[str]) -> None:
     long = {finite_after_many_batches.__name__: "done for these optimisers in the updater's tests"}

@@ -1,5 +1,6 @@
 """Undocumented means failing: every command, option, strategy, recommender, format and error is looked up in docs."""
 
+import ast
 import json
 import re
 import runpy
@@ -329,6 +330,17 @@ def missing_citations(text: str, path: Path) -> list[tuple[int, str]]:
         if not list((DOCS / "adr").glob(f"{number:04}-*.md")):
             note(found.start(), f"decision {number}")
     return sorted(missing)
+
+
+def test_the_walks_name_functions_that_exist() -> None:
+    walks = section((ROOT / "docs" / "design.md").read_text(encoding="utf-8"), "Two walks")
+    steps = re.findall(r"^\s*([\w/]+\.py)\s+([\w.]+(?:, [\w.]+)*)", walks, re.MULTILINE)
+    assert len(steps) >= 18
+    for file, names in steps:
+        tree = ast.parse((ROOT / "src" / "melon" / file).read_text(encoding="utf-8"))
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        for name in names.split(", "):
+            assert set(name.split(".")) <= defined, f"{file} has no {name}"
 
 
 class TestCitations:

@@ -150,15 +150,15 @@ class TestLearning:
         model = Melon(budget=2, epochs=4, recommender_settings={"dim": 6}, settings={"reduction": "sum"})
         model.report = lines.append
         model.fit(two_tastes())
-        assert model.choices["default"]["reduction"] == "sum"
-        assert 1 <= model.choices["pre-training"]["epochs"] <= 4
+        assert model.choices_["default"]["reduction"] == "sum"
+        assert 1 <= model.choices_["pre-training"]["epochs"] <= 4
         assert any(line.startswith("default lr=") for line in lines)
-        assert model.updater.strategy.settings.plain() == model.choices["default"]
+        assert model.updater.strategy.settings.plain() == model.choices_["default"]
 
     def test_what_is_decided_is_not_chosen(self) -> None:
         model = Melon(budget=2, epochs=2, settings={"lr": 0.07, "optimizer": "sgd", "reduction": "sum"})
         model.fit(two_tastes(1_000))
-        assert model.choices["default"]["lr"] == 0.07
+        assert model.choices_["default"]["lr"] == 0.07
 
     def test_the_same_seed_gives_the_same_model_and_another_does_not(self, tmp_path: Path) -> None:
         one, two, other = (
@@ -462,9 +462,9 @@ class TestAuto:
         model = Melon(epochs=2, budget=2, recommender_settings={"dim": 6}).fit(two_tastes())
         assert repr(model).startswith("<Melon blend with default")
         assert model.updater.recommender.name == "blend"
-        assert model.choices["default"]["fading"] is not None
+        assert model.choices_["default"]["fading"] is not None
         named = Melon("auto", "auto", epochs=2, budget=2, recommender_settings={"dim": 6}).fit(two_tastes())
-        assert named.choices == model.choices
+        assert named.choices_ == model.choices_
         assert named.recommend([3], k=5) == model.recommend([3], k=5)
 
     def test_its_head_has_further_inputs_unless_settings_decide_otherwise(self, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class TestCopies:
         model = Melon(**QUICK | given).fit(LOG[:300])
         twin = pickle.loads(pickle.dumps(model))
         assert twin.get_params() == model.get_params()
-        assert twin.choices == model.choices
+        assert twin.choices_ == model.choices_ == model.choices
         for one in (model, twin):
             one.partial_fit(LOG[300:])
         assert saved(model, tmp_path / "a") == saved(twin, tmp_path / "b")
@@ -190,7 +190,7 @@ def test_wrong_values_are_refused_at_the_door(given: dict[str, Any], said: str) 
 def test_a_stopped_fit_leaves_the_model_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     model = Melon("bpr", "default", **QUICK, report=lines.append).fit(LOG)
-    before = repr(model), dict(model.choices)
+    before = repr(model), dict(model.choices_)
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -198,7 +198,7 @@ def test_a_stopped_fit_leaves_the_model_and_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("melon.fitting.fit.deploy", stop)
     with pytest.raises(KeyboardInterrupt):
         model.set_params(settings={"lr": 0.5}).fit(LOG[:300])
-    assert (repr(model), model.choices) == before
+    assert (repr(model), model.choices_) == before
     assert lines[-1] == "stopped: nothing of this fit was kept"
 
 

@@ -116,10 +116,10 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> SettingsError:
     """The error for a name that is not one of the choices; lists them, and the nearest one first."""
     import difflib
 
-    known = sorted(choices)
-    near = difflib.get_close_matches(name, known, n=1)
+    names = sorted(choices)
+    near = difflib.get_close_matches(name, names, n=1)
     guess = f" Did you mean {near[0]!r}?" if near else ""
-    return SettingsError(f"unknown {kind} {name!r}.{guess} Choose one of: {', '.join(known)}.")
+    return SettingsError(f"unknown {kind} {name!r}.{guess} Choose one of: {', '.join(names)}.")
 
 
 def require_plots(purpose: str) -> None:

@@ -61,7 +61,7 @@ class Melon(Arguments):
         progress: whether `fit` shows on standard error its progress.
         report: called with each line of progress, whether it is shown or not.
 
-    After `fit`, `choices` holds the chosen settings; `notes_` says why there was no choice, or that time cut it short.
+    After `fit`, `choices_` holds the chosen settings; `notes_` says why there was no choice, or that time cut it short.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Melon(Arguments):
         self.settings, self.pretrain_settings = settings, pretrain_settings
         self.recommender_settings, self.max_pairs = recommender_settings, max_pairs
         self.threads, self.dtype, self.device, self.progress, self.report = threads, dtype, device, progress, report
-        self.choices: dict[str, Plain] = {}
+        self.choices_: dict[str, Plain] = {}
         self.notes_: tuple[str, ...] = ()
         self._columns: dict[str, str | None] = {}
         self._model: LiveModel | None = None
@@ -105,7 +105,7 @@ class Melon(Arguments):
         """The same as a table, for notebooks."""
         counts = {"users": self.n_users, "items": self.n_items, "interactions learned": self.n_interactions}
         rows = [(name, f"{count:,}") for name, count in counts.items()]
-        rows += [(f"chosen for {name}", words(settings)) for name, settings in self.choices.items()]
+        rows += [(f"chosen for {name}", words(settings)) for name, settings in self.choices_.items()]
         rows += [("note", note) for note in self.notes_]
         body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
         return f"<table><caption>Melon {escape(self._names())}</caption>{body}</table>"
@@ -124,6 +124,11 @@ class Melon(Arguments):
                 self.save(folder)
                 files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
         return _restored, (type(self), self.get_params(), files)
+
+    @property
+    def choices(self) -> dict[str, Plain]:
+        """The former name of `choices_`."""
+        return self.choices_
 
     @property
     def n_users(self) -> int:
@@ -160,21 +165,21 @@ class Melon(Arguments):
         last pre-training it deploys the epochs that are done. A second Ctrl-C, or an error, leaves the model as it was.
         """
         log = interactions_from(interactions, user=user, item=item, time=time)
-        choices, plan = self.choices, plan_of(self)
+        choices, plan = self.choices_, plan_of(self)
 
         def remember(chosen: dict[str, Plain]) -> None:
-            self.choices = chosen
+            self.choices_ = chosen
 
         with self._shown() as progress:
             try:
                 fitted = fit(log, plan, progress, remember, workers=cores())
             except BaseException as problem:
                 if self._model is not None:
-                    self.choices = choices
+                    self.choices_ = choices
                 if isinstance(problem, KeyboardInterrupt):
                     progress.notice("stopped: nothing of this fit was kept")
                 raise
-        self._model, self.choices, self.notes_ = fitted.model, fitted.choices, fitted.notes
+        self._model, self.choices_, self.notes_ = fitted.model, fitted.choices, fitted.notes
         fitted.model.updater.history.bound(self.max_pairs)
         self._columns = {"user": user, "item": item, "time": time}
         return self
@@ -259,7 +264,7 @@ class Melon(Arguments):
         about = {name: getattr(self, name) for name in _SAVED}
         about |= {name: dict(about[name] or {}) for name in ("settings", "pretrain_settings")}
         about |= {name: AUTO for name in _NAMES if getattr(self, name) == AUTO}
-        results = {"columns": self._columns, "choices": self.choices, "notes": list(self.notes_)}
+        results = {"columns": self._columns, "choices": self.choices_, "notes": list(self.notes_)}
         return {"estimator": about | results}
 
     def _shown(self) -> Progress:
@@ -279,7 +284,7 @@ class Melon(Arguments):
 
     def _take(self, model: LiveModel, about: Plain) -> Self:
         """Become the saved model."""
-        self._model, self._columns, self.choices = model, about["columns"], about["choices"]
+        self._model, self._columns, self.choices_ = model, about["columns"], about["choices"]
         self.notes_ = tuple(about.get("notes", ()))
         return self
 
@@ -325,12 +330,12 @@ def load(
 
 def _restored(kind: type[Melon], parameters: dict[str, Any], files: dict[str, bytes] | None) -> Melon:
     """A model out of a pickle."""
-    made = kind(**parameters)
+    estimator = kind(**parameters)
     if files is None:
-        return made
+        return estimator
     with tempfile.TemporaryDirectory(prefix="melon-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         classes = {name: None if isinstance(parameters[name], str) else parameters[name] for name in _NAMES}
-        model, extra = LiveModel.load(folder, device=made.device, **classes)
-    return made._take(model, extra["estimator"])
+        model, extra = LiveModel.load(folder, device=estimator.device, **classes)
+    return estimator._take(model, extra["estimator"])

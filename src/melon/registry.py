@@ -13,7 +13,7 @@ from typing import Any
 
 from melon.errors import SettingsError, unknown_name
 
-Point = Mapping[str, Any]
+SearchPoint = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Space:
     """
 
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    starts: tuple[Point, ...] = ({},)
+    starts: tuple[SearchPoint, ...] = ({},)
 
     def __post_init__(self) -> None:
         for start in self.starts:
@@ -42,7 +42,7 @@ class Entry:
     target: str
     #: An entry without a search space is tuned by the one that its class declares, if any (`space_of`).
     space: Space = field(default_factory=Space)
-    presets: Mapping[str, Point] = field(default_factory=lambda: MappingProxyType({"default": {}}))
+    presets: Mapping[str, SearchPoint] = field(default_factory=lambda: MappingProxyType({"default": {}}))
     #: Whether `--strategies all` includes it.
     in_comparison: bool = False
     #: Of a recommender: whether it has tables that a strategy updates; otherwise it learns by observing alone.
@@ -64,7 +64,7 @@ class Entry:
         module, _, attribute = self.target.partition(":")
         return getattr(import_module(module), attribute)
 
-    def preset(self, name: str) -> Point:
+    def preset(self, name: str) -> SearchPoint:
         """The settings of a preset."""
         if name not in self.presets:
             raise unknown_name(f"preset of {self.name}", name, self.presets)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
 Undo = Callable[[], None]
 _BLOCK = 65_536
-#: Fading is counted from a moment that moves once in so many half-lives; and the touch of no row.
+#: Changes of rows are brought together after so many writes.
+_MOST_RECORDS = 1_000
+#: Half-lives after which the reference moment of fading moves; and the touch of no row.
 _REFERENCE, _NEVER = 32, np.iinfo(np.int64).min
 
 
@@ -123,6 +126,24 @@ class Fading:
         return self._weights[:rows], np.float32(2.0 ** ((rule[0] - view.now) / view.half_life))
 
 
+class Changes:
+    """Rows that were written, whether or not the step was taken back after."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def put(self, rows: Tensor) -> None:
+        """Rows that are being written."""
+        self._rows.append(rows)
+        if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
+            self._rows = [torch.unique(torch.cat(self._rows))]
+
+    def take(self) -> Ints:
+        """Numbers of the rows written since the last call; some may stand there several times."""
+        rows, self._rows = self._rows, []
+        return torch.cat(rows).cpu().numpy() if rows else np.empty(0, dtype=np.int64)
+
+
 class Clock:
     """The time of learning, in interactions or in seconds; the updater alone moves it."""
 
@@ -153,13 +174,14 @@ class Table:
         self._touched = torch.zeros(1, dtype=torch.int64, device=device)
         self._arrays: tuple[Singles, Ints] | None = None  # the same memory, for compiled loops
         self._changed: list[Tensor] | None = None
+        self._watches = WeakSet[Changes]()
         self._fading = Fading()
         if spec.role == "shared":
             self.grow(spec.rows, np.arange(spec.rows))
 
     def __getstate__(self) -> dict[str, object]:
         """For copies: their arrays share memory with the tensors of the copy."""
-        return {**self.__dict__, "_arrays": None, "_fading": Fading()}
+        return {**self.__dict__, "_arrays": None, "_fading": Fading(), "_watches": WeakSet()}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -202,9 +224,9 @@ class Table:
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""
         self.version += 1
-        if self._changed is not None:
-            if undo is not None:
-                undo.callback(self._forget_changes, len(self._changed))
+        if self._changed is not None and undo is not None:
+            undo.callback(self._forget_changes, len(self._changed))
+        if self._recorded:
             self._record(torch.from_numpy(rows.copy()))
 
     def everything(self) -> Tensor:
@@ -236,7 +258,7 @@ class Table:
 
     def lend(self) -> Tensor:
         """The storage, for compiled pre-training: it writes rows in place, where nothing fades."""
-        if self._changed is not None:
+        if self._recorded:
             self._record(torch.arange(self.rows, device=self.device))
         self.version += 1
         return self._values
@@ -264,7 +286,7 @@ class Table:
         else:
             self._values[new] = self.spec.centre
         self._touched[new] = self._clock.now
-        if self._changed is not None:
+        if self._recorded:
             self._record(torch.arange(self.rows, rows, device=self.device))
         self.rows = rows
         self.version += 1
@@ -301,6 +323,12 @@ class Table:
         rows = torch.unique(torch.cat(written)) if written else torch.empty(0, dtype=torch.int64, device=self.device)
         return rows[rows < self.rows]
 
+    def watch(self) -> Changes:
+        """Which rows are written from now on, for a reader of its own; it ends when the reader drops it."""
+        changes = Changes()
+        self._watches.add(changes)
+        return changes
+
     def state(self) -> dict[str, Tensor]:
         """Copies of the rows and of their last touches."""
         return {"values": self._values[: self.rows].clone(), "touched": self._touched[: self.rows].clone()}
@@ -321,9 +349,15 @@ class Table:
         if self._changed is not None:
             del self._changed[recorded:]
 
+    @property
+    def _recorded(self) -> bool:
+        return self._changed is not None or bool(self._watches)
+
     def _record(self, rows: Tensor) -> None:
         if self._changed is not None:
             self._changed.append(rows)
+        for watch in self._watches:
+            watch.put(rows)
 
     def _reallocate(self, capacity: int) -> None:
         values = self._values.new_zeros((capacity, self.spec.dim))

@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 #: Scores of candidates, in the number type of the model.
 Scores = npt.NDArray[np.floating]
+#: Numbers of any type.
+AnyArray = npt.NDArray[Any]
 #: Named arrays, as they are saved.
 Arrays = dict[str, npt.NDArray[np.generic]]
 #: What JSON can hold.

@@ -35,6 +35,12 @@ def test_lines_of_a_result(record: Record) -> None:
     assert own == [*names[:-1], "default steps, own pre-training"]
 
 
+def test_default_that_was_not_tuned_is_not_called_tuned(record: Record) -> None:
+    chosen = {**record["config"]["chosen"], "default": {"settings": {}, "score": None, "trials": []}}
+    plain = {**record, "config": {**record["config"], "chosen": chosen}}
+    assert [line.label for line in result_lines([plain])][-2] == "default steps"
+
+
 def test_auto_is_called_auto(record: Record) -> None:
     asked = {**record["config"]["asked"], "recommender": "blend", "strategy": "default", "fading": "auto"}
     auto = {**record, "recommender": "blend", "strategy": "default", "config": {**record["config"], "asked": asked}}

@@ -39,6 +39,9 @@ PAIRINGS = [
     ("bpr", "sml", {"optimizer": "adam_lazy", "lr": 0.01, "residual": False}),
     ("ncf", "melon", {"form": "network", "pairwise": True}),
     ("bpr", "melon", {"form": "network", "reduction": "sqrt", "fading": 200.0}),
+    ("bpr", "melon", {"online": "next_batch"}),
+    ("bpr", "s2meta", {"form": "practised"}),
+    ("ncf", "sml", {"form": "practised"}),
 ]
 
 
@@ -85,7 +88,7 @@ def test_every_strategy_can_be_looked_at(
     assert all(np.isfinite(part.sigma_ratio) and part.rank >= 1 for part in facts.values())
     if strategy in ("default", "mwnet", "melon_i"):
         assert facts["rows"].rank == 1
-    if strategy == "melon" and "form" in settings:  # without practice the other form is a plain step
+    if strategy == "melon" and settings.get("form") == "network":  # without practice the other form is a plain step
         assert facts["rows"].rank > 1
     if strategy in ("metasgd", "s2meta", "sml", "melon_p") and recommender == "ncf":
         assert facts["shared"].rank == 1

@@ -142,7 +142,7 @@ class TestWhatIsSaid:
             "searched lr=0.3, fading=None",
             *("searched lr=1, fading=None", "searched lr=0.1, fading=None"),
         ]
-        assert model.choices["searched"]["lr"] in (0.1, 0.3, 1.0)
+        assert model.choices_["searched"]["lr"] in (0.1, 0.3, 1.0)
         assert any(line.startswith("pre-training l2=") for line in lines)
         assert model.notes_ == ()
 

@@ -12,7 +12,7 @@ from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.recommenders.blend.head import TABLES
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.split import Parts, split
 
 PROTOCOL = EvaluationProtocol(batch_size=64, negatives=30)
@@ -53,7 +53,7 @@ def test_only_a_recommender_with_a_head_practises_it(log: Interactions, parts: P
     assert selection.train_meta_model(Default(), plain, parts.judged_from) == {}
     practice = selection.train_meta_model(Default(), blend, parts.judged_from)
     assert set(practice) == {f"head/{name}" for name in ("centre", "scale", *TABLES)}
-    learned = selection.train_meta_model(MeLON({"passes": 1}), blend, parts.judged_from)
+    learned = selection.train_meta_model(NetworkMeLON({"passes": 1}), blend, parts.judged_from)
     assert set(practice) < set(learned)
 
 

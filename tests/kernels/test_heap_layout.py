@@ -27,7 +27,7 @@ from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
 from melon.strategies.default import Default
 from melon.strategies.melon.linear import MeLON as LinearMeLON
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
@@ -111,9 +111,9 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
     log = toy_log()
     Candidates(log, seed=0, count=5).draw(100, 160)
     for make, strategy in (
-        (SMALL_RECOMMENDERS["bpr"], partial(MeLON, {})),
-        (partial(BPR, {"dim": 64}), partial(MeLON, {})),
-        (SMALL_RECOMMENDERS["ncf"], partial(MeLON, {})),
+        (SMALL_RECOMMENDERS["bpr"], partial(NetworkMeLON, {})),
+        (partial(BPR, {"dim": 64}), partial(NetworkMeLON, {})),
+        (SMALL_RECOMMENDERS["ncf"], partial(NetworkMeLON, {})),
         (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {"fading": 40.0})),
         (

@@ -25,7 +25,7 @@ from melon.recommenders.ncf import NCF
 from melon.strategies.default import Default
 from melon.strategies.melon import kernel as pairs
 from melon.strategies.melon import reference
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.s2meta.cell import TorchCell, cell_kernel
 from melon.strategies.s2meta.strategy import S2Meta
 
@@ -52,7 +52,7 @@ def test_the_variable_decides(choice: str, is_compiled: bool, monkeypatch: pytes
     assert policy.compiled() is is_compiled
     assert (policy.load("factor") is not None) is is_compiled
     assert (policy.load("stream") is not None) is is_compiled
-    assert isinstance(pairs.pair_kernel(NETWORK, LIKE), pairs.Compiled) is is_compiled
+    assert isinstance(pairs.pair_kernel(NETWORK, LIKE), pairs.CompiledKernel) is is_compiled
     assert isinstance(cell_kernel(LIKE), CompiledCell) is is_compiled
 
 
@@ -65,7 +65,7 @@ def test_other_numbers_are_for_pytorch() -> None:
 
 
 def test_an_unknown_choice_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    updater = Updater(BPR({"dim": 4}), MeLON(), seed=1)
+    updater = Updater(BPR({"dim": 4}), NetworkMeLON(), seed=1)
     monkeypatch.setenv("MELON_KERNEL", "fortran")
     with pytest.raises(SettingsError, match=r"MELON_KERNEL='fortran' is unknown; choose one of: auto, torch, numba"):
         updater.learn(toy_batches()[0])
@@ -96,7 +96,7 @@ def learned(make: Any) -> dict[str, Any]:
 SUITES_OF_BOTH = ("stream", "factor", "neighbours", "lessons", ("melon", 20), "s2meta")
 
 
-@pytest.mark.parametrize("strategy", [MeLON, pytest.param(S2Meta, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", [NetworkMeLON, pytest.param(S2Meta, marks=pytest.mark.slow)])
 def test_a_compiler_at_work_in_the_background_changes_no_bit(
     strategy: Any, monkeypatch: pytest.MonkeyPatch, nothing_loaded: None
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     assert policy.load("stream") is not None
 
 
-@pytest.mark.parametrize(("recommender", "strategy"), [(BPR, MeLON), (NCF, S2Meta), (Blend, Default)])
+@pytest.mark.parametrize(("recommender", "strategy"), [(BPR, NetworkMeLON), (NCF, S2Meta), (Blend, Default)])
 def test_a_model_is_warmed_up_with_what_it_uses(recommender: Any, strategy: Any, nothing_loaded: None) -> None:
     updater = Updater(recommender({"dim": 4}), strategy(), seed=1)
     updater.warm_up()
@@ -157,13 +157,13 @@ class TestWhereNumbaDoesNotWork:
 
     def test_numpy_and_pytorch_compute_and_one_line_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, logger="melon"):
-            got = learned(MeLON)
+            got = learned(NetworkMeLON)
             assert pairs.pair_kernel(NETWORK, LIKE) is reference
             assert isinstance(cell_kernel(LIKE), TorchCell)
         assert [record.getMessage().count("no such processor") for record in caplog.records] == [1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("MELON_KERNEL", "torch")
-            wanted = learned(MeLON)
+            wanted = learned(NetworkMeLON)
         assert all(np.array_equal(table, got[name]) for name, table in wanted.items())
 
     def test_asked_for_by_name_it_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from melon.data.synthetic import synthetic_stream
 from melon.kernels.practice import backward, forms, forward
 from melon.learning.practice.generic import GenericPractice
 from melon.learning.practice.loop import practice_candidates
-from melon.learning.practice.record import Recorded, record
+from melon.learning.practice.record import RecordedStream, record
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.strategies.melon.linear import MeLON
@@ -61,7 +61,7 @@ def shaken(strategy: LinearStrategy) -> LinearStrategy:
 
 def scene(
     recommender: Recommender, kind: type[LinearStrategy] = MeLON, **settings: Any
-) -> tuple[Recorded, LinearStrategy]:
+) -> tuple[RecordedStream, LinearStrategy]:
     """A recorded stream and a strategy with a φ of its own."""
     log, strategy = stream(), kind({"lr": 0.2, "fading": 40.0, **settings})
     updater = behind(recommender, strategy, log)

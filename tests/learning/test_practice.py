@@ -10,7 +10,7 @@ from practice_scenes import SLOW_LOOPS, ahead, behind, in_one_graph, scene, stre
 
 from melon.errors import LearningError
 from melon.kernels import policy
-from melon.learning.practice import generic
+from melon.learning.practice import stream as stream_practice
 from melon.learning.practice.factor import FactorPractice
 from melon.learning.practice.generic import GenericPractice
 from melon.learning.practice.loop import practice_candidates, practise, practise_through
@@ -72,7 +72,7 @@ class TestGradient:
         model = ncf()
         recorded, strategy = scene(model, fading=None)
         whole = GenericPractice(model, strategy, recorded).run(0)[0]
-        monkeypatch.setattr(generic, "_MOST_CANDIDATES", 3)
+        monkeypatch.setattr(stream_practice, "_MOST_CANDIDATES", 3)
         practice = GenericPractice(model, strategy, recorded)
         losses = {practice.run(number)[0] for number in range(0, 8, 2)}
         assert len(losses) == 4

@@ -16,7 +16,7 @@ from melon.recommenders.ncf import NCF
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
@@ -158,7 +158,7 @@ class Broken(Default):
         return proposal
 
 
-class BrokenMeLON(MeLON):
+class BrokenMeLON(NetworkMeLON):
     """Proposes a number that is not finite once it is told to."""
 
     broken = False

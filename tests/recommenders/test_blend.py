@@ -29,7 +29,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Examples, evidence_by_autograd
 from melon.recommenders.heads import Lesson
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.batch import batch_of
 from melon.stream.history import History
 from melon.tables import Table
@@ -483,7 +483,7 @@ class TestConformance:
         long = {"finite_after_many_batches": "done elsewhere"}
         assert check_pairing(make, lambda *, seed: Default({"lr": 0.05}, seed=seed), exempt=long).applicable
         forgets = {"learning_rates_explain_the_update": "it forgets", **long}
-        assert check_pairing(make, MeLON, exempt=forgets).applicable
+        assert check_pairing(make, NetworkMeLON, exempt=forgets).applicable
 
     def test_wrong_settings_are_told(self) -> None:
         with pytest.raises(SettingsError, match="head = 'other' is not valid"):

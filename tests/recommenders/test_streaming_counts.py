@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import SettingsError
+from melon.kernels import policy
 from melon.recommenders.streaming.counts import ItemCounts
 
 RUNS = st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=6)
@@ -107,3 +108,25 @@ def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None
     assert {name: array.tobytes() for name, array in counts.state().items()} == {
         name: array.tobytes() for name, array in before.items()
     }
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+@given(st.lists(st.lists(st.integers(0, 30), max_size=40), max_size=4), st.integers(1, 12))
+def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs: list[list[int]], many: int) -> None:
+    counts, loops, kinds = ItemCounts(HALF_LIVES), policy.load("lists"), np.array([3, 0, 1])
+    assert loops is not None
+    for run in runs:
+        taken = np.array(run, dtype=np.int64)
+        undo = counts.undo_point(taken)
+        counts.observe(taken)
+        if asked_before:
+            counts.most_counted(loops, kinds, many)
+            undo()
+            counts.most_counted(loops, kinds, many)
+            counts.observe(taken)
+    items = np.arange(31)
+    found, known = counts.most_counted(loops, kinds, many), items[counts.seen(items)]
+    for kind, rows in zip(kinds, np.split(found, len(kinds)), strict=True):
+        held = counts.read(known)[:, kind]
+        assert len(set(rows.tolist())) == len(rows) == min(many, len(known))
+        assert sorted(counts.read(rows)[:, kind]) == pytest.approx(sorted(held)[len(held) - len(rows) :], rel=1e-12)

@@ -14,7 +14,7 @@ from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
-from melon.service.learner.course import Course
+from melon.service.learner.course import Course, unlearned
 from melon.service.learner.loop import Learner
 from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Event
@@ -30,6 +30,12 @@ PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
     "blend default": (
         Blend,
         {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, **SETTINGS},
+        "default",
+        {"fading": 300.0},
+    ),
+    "blend in two stages": (
+        Blend,
+        {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, "lists": "two_stage", **SETTINGS},
         "default",
         {"fading": 300.0},
     ),
@@ -81,7 +87,7 @@ def clean_replay(folder: Path) -> tuple[LiveModel, bytes]:
     checkpoints = Checkpoints(folder)
     with LogReader(folder) as log, StepReader(folder) as steps:
         saved = checkpoints.load(steps.bases()[-1])
-        course = Course(saved.model, saved.position, log)
+        course = Course(saved.model, saved.position, log, unlearned(log, steps))
         for step in steps.after(saved.position.batch):
             if step.done is not None:
                 outcome = course.perform(step, steps.aside_of(step))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from melon.errors import DataError, ServiceError
 from melon.estimator import Melon
 from melon.learning.model import LiveModel
-from melon.service.answers import Listed, ListMaker, Query
+from melon.service.answers import AnsweredList, ListMaker, Query
 from melon.service.coalesce import AT_ONCE, Coalescer
 from melon.service.log.base import Position
 from melon.service.rules.items import Facts, ItemFacts
@@ -214,7 +214,7 @@ def test_what_waits_together_is_scored_together(model: LiveModel, facts: ItemFac
     replica, lists = Fixed(model, pause=0.02), maker(facts)
     alone = {user: lists.make(model, AT, [Query(user=f"u{user}")], NOW)[0] for user in range(USERS)}
 
-    async def ask() -> list[list[Listed]]:
+    async def ask() -> list[list[AnsweredList]]:
         coalescer = coalescing(replica, maker(facts))
         requests = [coalescer.lists([Query(user=f"u{n % USERS}")] * (1 + n % 9)) for n in range(40)]
         answers = await asyncio.gather(*requests)

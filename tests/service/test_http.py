@@ -319,6 +319,7 @@ class TestItems:
 
 class TestAdmin:
     def test_status_has_what_is_promised(self, service: Service) -> None:
+        service.post({"user": "u1", "item": "i1"})
         service.wait(lambda: service.get("/v1/status")["lag"] == 0)
         told = service.get("/v1/status")
         assert set(told["log"]) >= {"events", "offset"}
@@ -326,6 +327,7 @@ class TestAdmin:
         assert set(told["quality"]) == {"HR@10"}
         assert set(told["freshness_s"]) == {"p50", "p95"}
         assert told["set_aside"] == 0
+        assert (told["batch_size"]["tuned"], told["fallback"]) == (32, None)
         assert told["model"]["offset"] == told["log"]["offset"]
         quality = service.get("/v1/quality?window=15m")
         assert {"served", "popular"} <= set(quality["models"])

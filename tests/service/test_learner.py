@@ -13,11 +13,12 @@ from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
 from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
-from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
+from melon.service.learner.guard import ENOUGH, Alarms, Guard
 from melon.service.learner.loop import Learner
 from melon.service.learner.quality import PARTS, between, shares
 from melon.service.learner.run import run_learner
 from melon.service.learner.start import warm_up
+from melon.service.learner.watch import Watch
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog
@@ -70,6 +71,42 @@ def test_replica_learner_and_replay_are_the_same_bytes(pairing: str, tmp_path: P
             assert replica.reloads == {"start": 1}
 
 
+def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
+    monkeypatch.setattr("melon.learning.ranker.CANDIDATES", 5)
+    for name in ("OFFERED", "MET"):
+        monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", 5)
+    model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
+    events = stream(600)
+    with (
+        EventLog(folder, LOG) as log,
+        Replica(folder) as old,
+        Replica(folder) as young,
+        Learner(settings(folder, model)) as learner,
+    ):
+        old.load()
+        for first in range(0, 500, 25):
+            log.append(events[first : first + 25])
+            learn_all(learner)
+            old.follow()
+            with old.reading() as (held, _):
+                answers(held)
+        learner.save(wait=True)
+        young.load()
+        log.append(events[500:])
+        learn_all(learner)
+        for replica in (old, young):
+            replica.follow()
+        copy, _ = clean_replay(folder)
+        with old.reading() as (one, position), young.reading() as (other, same):
+            assert position == same == learner.position
+            expected = answers(one)
+            alone = [(told.source, told.items) for user in USERS for told in other.recommend([user], 7)]
+            assert alone == expected == answers(other) == answers(learner.course.model) == answers(copy)
+
+
 def test_every_step_is_recorded_and_no_batch_passes_a_control(tmp_path: Path) -> None:
     model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
     with EventLog(folder, LOG) as log:
@@ -111,7 +148,7 @@ def test_events_that_wait_for_a_compiler_are_an_alarm_until_it_is_done() -> None
             wait_until(lambda: bool(said))
 
     warm_up(Slow(), Alarms(said.append), patience=0.01)  # type: ignore[arg-type]
-    assert [[text.split(",")[0] for text in texts] for texts in said] == [["the learner compiles its loops"], []]
+    assert [[text.split(",")[0] for text in texts] for texts in said] == [["the learner loads its loops"], []]
 
 
 def test_alarms_of_a_learner_that_was_killed_are_over(tmp_path: Path) -> None:
@@ -255,15 +292,15 @@ class TestGuard:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
             texts: list[list[str]] = []
-            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append))
-            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}})  # too few
-            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}})  # too near
+            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append), lambda write: write())
+            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}}, 0)  # too few
+            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}}, 0)  # too near
             assert not texts
-            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}})
+            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}}, 0)
             assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1][0]
-            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
+            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}}, 0)
             assert texts[-1] == []
-            for rose in (True, True, False, True, True):
+            for rose in (True, True, False, True, None, True):
                 watch.loss(rose=rose)
             assert len(texts) == 2
             watch.loss(rose=True)
@@ -343,7 +380,7 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
         log.append([one for one in events[160:] if one.user != person])
         learn_all(learner)
         learner.save(wait=True)
-        wait_until(lambda: len(learner.log.to_unlearn(0)) == 1)
+        wait_until(lambda: len(learner.log.to_unlearn()) == 1)
 
         def unlearned() -> bool:
             learner.consider_fitting()
@@ -372,6 +409,44 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
             learn_all(learner)
         assert twin.recommend(["u1", "u2"], 9) == without.recommend(["u1", "u2"], 9)
         assert np.array_equal(twin.score(["u1"], ["i1"]), without.score(["u1"], ["i1"]))
+
+
+@pytest.mark.slow
+def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another person is unlearned, when a batch that was set aside is retried, and after a restart."""
+    folder, events = tmp_path / "live", stream(120)
+    with EventLog(folder, LOG) as log:
+        with Learner(settings(folder, None)) as learner:
+            log.append(events)
+            with monkeypatch.context() as broken:
+                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                learner.step()
+            learn_all(learner)
+            (aside,) = learner.book.set_aside()
+            people = [str(one.user) for one in learner.log.events(aside.first, aside.last)]
+            for person in (people[0], people[1]):
+                offset = log.forget(person, unlearn=True).result()
+                learn_all(learner)
+                learner.save(wait=True)
+                count = len(learner.log.to_unlearn())
+                wait_until(lambda count=count: len(learner.log.to_unlearn()) == count + 1)  # type: ignore[misc]
+
+                def unlearned(offset: int = offset) -> bool:
+                    learner.consider_fitting()
+                    return learner.book.unlearned() >= offset
+
+                wait_until(unlearned, 600)
+            log.control("retry", {"batch": aside.number}).result()
+            learn_all(learner)
+            names = [str(control.body["pseudonym"]) for control in learner.log.to_unlearn()]
+            assert learner.course.model.users.rows(names).tolist() == [-1, -1]
+            before = learner.position
+        with Learner(settings(folder, None)) as learner:
+            assert learner.position == before
+            assert not learner.book.alarms()
+            copy, digest = clean_replay(folder)
+            assert digest == before.digest
+            assert state_digest(copy) == state_digest(learner.course.model)
 
 
 class TestRefusals:

@@ -9,7 +9,7 @@ import pytest
 from service_scenes import wait_until
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.log.base import Control, Event, Stored
+from melon.service.log.base import Control, Event, StoredEvent
 from melon.service.log.events import EventLog, LogSettings
 from melon.service.log.files import EVENTS
 from melon.service.log.reader import LogReader
@@ -40,7 +40,7 @@ def test_events_and_controls_share_one_order(tmp_path: Path) -> None:
             assert (control.offset, control.kind, control.body) == (3, "forget", {"user": "u9"})
             assert [one.offset for one in reader.tail(3, 10)] == [4]
             kinds = [type(one) for one in reader.between(1, 4)]
-            assert kinds == [Stored, Stored, Control, Stored]
+            assert kinds == [StoredEvent, StoredEvent, Control, StoredEvent]
             assert [one.item for one in reader.of_user("u0", 5)] == ["i0"]
 
 

@@ -22,6 +22,7 @@ from service_scenes import clean_replay
 
 from commands import Run
 from conftest import Service, Start
+from melon import Client
 from melon.learning.deltas import state_digest
 
 MELON = Path(sys.executable).with_name("melon")
@@ -48,7 +49,10 @@ class Running:
     def children(self) -> dict[str, int]:
         """The processes by role."""
         listed = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         found = re.findall(r"^\s*(\d+) .*melon\.service\.supervisor (\w+) ", listed.stdout, re.MULTILINE)
         return {role: int(pid) for pid, role in found}
@@ -99,7 +103,9 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     until(lambda: running.status()["model"] is not None)
     first = running.children()
     assert set(first) == {"learner", "api"}
-    running.post([{"user": "u1", "item": "i1", "event_id": f"a{n}"} for n in range(20)])
+    running.post([{"user": "ann@example.org", "item": "i1", "event_id": f"a{n}"} for n in range(20)])
+    with urllib.request.urlopen(f"{running.url}/v1/recommendations/ann@example.org", timeout=30) as answer:
+        assert answer.status == 200
     os.kill(first["learner"], signal.SIGKILL)
     # Nothing is refused while only the learner is away.
     told = running.post([{"user": "u1", "item": "i1", "event_id": f"b{n}"} for n in range(20)])
@@ -117,11 +123,49 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     for pid in second.values():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+    # Lines of both processes are JSON, and have no ids of people.
+    lines = [json.loads(line) for line in running.lines[1:]]
+    assert {line.get("route") for line in lines} >= {"/v1/recommendations/{user}", "/v1/interactions"}
+    assert any(line["message"].startswith("learning from batch") for line in lines)
+    assert "ann@example.org" not in "".join(running.lines)
     again = subprocess.run(
         [MELON, "doctor", "--data", tmp_path / "live", "--json"], capture_output=True, text=True, check=False
     )
     assert again.returncode == 0, again.stdout + again.stderr
     assert {"ok": True, "what": "log", "found": "50 events, offset 50"} in json.loads(again.stdout)
+
+
+@pytest.mark.slow
+def test_roles_run_alone(shop: Path, tmp_path: Path) -> None:
+    words = [MELON, "serve", shop, "--data", tmp_path / "live"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    api = subprocess.Popen([*words, "--role", "api", "--port", str(port)], stderr=subprocess.DEVNULL)
+    learner = subprocess.Popen([*words, "--role", "learner"], stderr=subprocess.DEVNULL)
+    try:
+        with Client(f"http://127.0.0.1:{port}", deadline=120.0) as client:
+            seen = client.record("u1", "i2")
+            until(lambda: (client.status()["model"] or {"offset": 0})["offset"] >= seen.offset)
+            assert client.recommend("u1", k=3).source == "model"
+        for process in (api, learner):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) in (0, -signal.SIGTERM)  # uvicorn ends by the signal, after everything else
+    finally:
+        for process in (api, learner):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_service_that_cannot_say_where_it_is_ends(shop: Path, tmp_path: Path) -> None:
+    """Its output is closed: no process is left behind that nobody knows of."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [MELON, "serve", shop, "--data", tmp_path / "live", "--port", "0"]
+    with subprocess.Popen(command, stdout=write, stderr=subprocess.DEVNULL) as process:
+        os.close(write)
+        assert process.wait(120) != 0
 
 
 @pytest.mark.slow

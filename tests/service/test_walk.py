@@ -1,6 +1,7 @@
-"""A random walk: post, repeat, crash, forget, set aside, retry. The log is a dictionary, and the digest a replay's."""
+"""A random walk: post, repeat, crash, forget, unlearn, set aside, retry. The log is a dictionary, bytes a replay's."""
 
 import dataclasses
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,8 +11,15 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as walk
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from service_scenes import LOG, clean_replay, saved_model, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from service_scenes import LOG, clean_replay, saved_model, settings, wait_until
 
 from melon.errors import LearningError
 from melon.learning.deltas import state_digest
@@ -87,8 +95,8 @@ class Walk(RuleBasedStateMachine):
         self.log = EventLog(self.folder, LOG)
 
     @rule(user=PEOPLE)
-    def forget(self, user: str) -> None:
-        assert self.log.forget(user).result() == len(self.order) + 1
+    def forget(self, user: str, *, unlearn: bool = False) -> None:
+        assert self.log.forget(user, unlearn=unlearn).result() == len(self.order) + 1
         self.forgotten |= {place for place, one in enumerate(self.order) if one is not None and one.user == user}
         self.order.append(None)
         while self.learner.step():
@@ -150,6 +158,27 @@ class Walk(RuleBasedStateMachine):
         shutil.rmtree(self.home)
 
 
+class LongWalk(Walk):
+    """The same, and once in a while somebody's events are unlearned: a process beside the learner makes the model."""
+
+    unlearned = 0
+
+    @precondition(lambda self: self.unlearned < 2)
+    @rule(user=PEOPLE)
+    def unlearn(self, user: str) -> None:
+        self.unlearned += 1
+        self.forget(user, unlearn=True)
+        offset = len(self.order)
+
+        def done() -> bool:
+            self.learner.consider_fitting()
+            return self.learner.book.unlearned() >= offset
+
+        wait_until(done, 600)
+        assert self.learner.position.offset == offset
+        assert self.learner.book.bases() == [self.learner.position.batch]
+
+
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -159,6 +188,8 @@ def test_a_random_walk() -> None:
 
 @pytest.mark.slow
 def test_many_random_walks() -> None:
+    """MELON_WALKS says how many, 60 unless set."""
+    walks = int(os.environ.get("MELON_WALKS", "60"))
     run_state_machine_as_test(
-        Walk, settings=walk(max_examples=60, stateful_step_count=40, suppress_health_check=HEALTH)
+        LongWalk, settings=walk(max_examples=walks, stateful_step_count=40, suppress_health_check=HEALTH, deadline=None)
     )

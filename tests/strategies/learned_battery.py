@@ -36,7 +36,7 @@ from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.strategy import MeLONI
+from melon.strategies.melon.strategy import NetworkMeLONI
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -167,7 +167,7 @@ class State(Battery):
             assert torch.equal(copy.strategy.memory()[name], tensor), name
 
     def test_the_memory_of_another_strategy_is_refused(self) -> None:
-        other = MeLONI({}, seed=5)
+        other = NetworkMeLONI({}, seed=5)
         updater_of("bpr", other, toy_batches()[:2])
         strategy = self.made()
         updater_of("bpr", strategy, toy_batches()[:2])
@@ -197,7 +197,7 @@ class State(Battery):
         return str(refusal.value)
 
     def test_the_practice_of_others_is_refused(self) -> None:
-        other = updater_of("bpr", MeLONI({}, seed=5), toy_batches()[:2])
+        other = updater_of("bpr", NetworkMeLONI({}, seed=5), toy_batches()[:2])
         with pytest.raises(CheckpointError, match="strategy"):
             updater_of("bpr", self.made()).take_over(other.practice())
 

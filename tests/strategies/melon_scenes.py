@@ -10,7 +10,7 @@ import torch
 from learned_scenes import KINDS, look_ahead_of, past_and_batch, recommender_of, tables_of, updater_of
 from torch import Tensor
 
-from melon.strategies.melon.strategy import MeLON, MeLONI, MeLONP, RateStrategy
+from melon.strategies.melon.strategy import NetworkMeLON, NetworkMeLONI, NetworkMeLONP, RateStrategy
 
 __all__ = [
     "FAMILY",
@@ -25,7 +25,7 @@ __all__ = [
     "tables_of",
     "updater_of",
 ]
-FAMILY = {"melon": MeLON, "melon_i": MeLONI, "melon_p": MeLONP}
+FAMILY = {"melon": NetworkMeLON, "melon_i": NetworkMeLONI, "melon_p": NetworkMeLONP}
 #: Small widths, so that a test sees every entry.
 SMALL = {"extended_width": 6, "interaction_width": 5, "role_width": 5}
 

@@ -17,7 +17,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.als.solver import (
     Neighbourhood,
-    Observed,
+    ObservedCells,
     item_confidences,
     pretrain_als,
     second_moment,
@@ -90,9 +90,9 @@ class Toy:
         yield from (self.user_coordinate(u, k) for u in range(len(self.users)) for k in range(dim))
         yield from (self.item_coordinate(i, k) for i in range(len(self.items)) for k in range(dim))
 
-    def observed(self) -> Observed:
+    def observed(self) -> ObservedCells:
         users, items = np.array(list(self.weights)).T
-        return Observed(users, items, np.array(list(self.weights.values())))
+        return ObservedCells(users, items, np.array(list(self.weights.values())))
 
     def neighbourhood(self, **more: Any) -> Neighbourhood:
         return Neighbourhood(
@@ -211,7 +211,7 @@ def test_sweeps_leave_the_given_factors_alone_and_count_repeats_once() -> None:
     before = toy.users.copy()
     cells = toy.observed()
     users, items = np.tile(cells.users, 3), np.tile(cells.items, 3)
-    again = Observed.from_log(users, items)
+    again = ObservedCells.from_log(users, items)
     assert set(zip(again.users, again.items, strict=True)) == set(toy.weights)
     assert len(again.users) == len(toy.weights)
     pretrain_als(again, toy.users, toy.items, toy.confidence, iterations=1)

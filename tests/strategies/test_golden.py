@@ -12,7 +12,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.melon import reference
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -94,7 +94,7 @@ class Golden:
         for name, table in recommender.tables.items():
             table.scatter(torch.arange(table.rows), self.table("recommender_before", name))
         sizes = {"interaction_width": numbers["meta_emb"], "extended_width": numbers["emb"]}
-        strategy = MeLON({**MELON_PRESETS["code"], **sizes})
+        strategy = NetworkMeLON({**MELON_PRESETS["code"], **sizes})
         history = History()
         edges = np.array(numbers["edges"])
         history.append(edges[:, 0], edges[:, 1])
@@ -117,7 +117,7 @@ def test_one_step_of_the_published_code(golden: Golden, pairs: int, monkeypatch:
     monkeypatch.setattr(reference, "PAIRS_AT_ONCE", pairs)
     updater = golden.updater()
     strategy = updater.strategy
-    assert isinstance(strategy, MeLON)
+    assert isinstance(strategy, NetworkMeLON)
     seen: dict[str, object] = {}
     plain, look = strategy.meta_gradient, strategy.look_ahead
 

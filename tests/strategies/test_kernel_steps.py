@@ -10,7 +10,7 @@ from kernel_scenes import require_whole_steps_agree
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.ncf import NCF
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.s2meta.strategy import S2Meta
 
 MELON: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def sweep(options: dict[str, dict[str, Any]], *quick: tuple[str, str, bool]) -> 
 )
 def test_steps_of_melon_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**MELON[option], "meta_lr": 0.02}
-    require_whole_steps_agree(kind, lambda: MeLON(settings), monkeypatch, trained=trained, atol=2e-6)
+    require_whole_steps_agree(kind, lambda: NetworkMeLON(settings), monkeypatch, trained=trained, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def allowed() -> Iterator[Any]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("strategy", [MeLON, S2Meta])
+@pytest.mark.parametrize("strategy", [NetworkMeLON, S2Meta])
 @pytest.mark.parametrize(("kernel", "given"), [("numba", 1), ("torch", 2)])
 def test_a_step_leaves_pytorch_one_thread_where_a_kernel_serves(
     strategy: Any, kernel: str, given: int, allowed: Any, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
 from melon.strategies.melon.settings import RateSettings
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON
 
 EACH = ("touches", "idle", "item_rate", "role")
 CHOICES = [*([each] for each in EACH), list(EACH)]
@@ -186,19 +186,19 @@ class TestRecentCounts:
 def test_a_model_that_was_saved_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
     *past, last = toy_batches()[:7]
     make: dict[str, Any] = {"bpr": partial(BPR, {"dim": 4}), "ncf": partial(NCF, {"dim": 3, "layers": (5, 4)})}
-    updater = Updater(make[kind](), MeLON({"inputs": list(EACH)}))
+    updater = Updater(make[kind](), NetworkMeLON({"inputs": list(EACH)}))
     for batch in past:
         updater.learn(batch)
     assert any("recent" in name for name in require_saved_goes_on(updater, tmp_path, last))
 
 
 def test_practice_takes_the_weights_along_but_not_the_counts() -> None:
-    strategy = MeLON({"inputs": list(EACH)})
+    strategy = NetworkMeLON({"inputs": list(EACH)})
     practised = Updater(BPR({"dim": 4}), strategy)
     for batch in toy_batches()[:5]:
         practised.learn(batch)
     practice = practised.practice()
-    fresh = Updater(BPR({"dim": 4}), MeLON({"inputs": list(EACH)}))
+    fresh = Updater(BPR({"dim": 4}), NetworkMeLON({"inputs": list(EACH)}))
     fresh.take_over(practice)
     assert torch.equal(fresh.strategy.parameters()["role.inputs"], strategy.parameters()["role.inputs"])  # type: ignore[attr-defined]
     assert not any("recent" in name for name in practice)
@@ -206,7 +206,7 @@ def test_practice_takes_the_weights_along_but_not_the_counts() -> None:
 
 @pytest.mark.parametrize("recommender", [slow("bpr"), slow("ncf"), slow("blend")])
 def test_conformance(recommender: str) -> None:
-    report = check_pairing(SMALL_RECOMMENDERS[recommender], partial(MeLON, {**SMALL, "inputs": list(EACH)}))
+    report = check_pairing(SMALL_RECOMMENDERS[recommender], partial(NetworkMeLON, {**SMALL, "inputs": list(EACH)}))
     assert report.applicable
 
 

@@ -12,6 +12,7 @@ from melon.errors import CheckpointError, SettingsError
 from melon.kernels.practice.forms import MOST_LOG_RATE
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
+from melon.recommenders.evidence import RowGradient
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
@@ -120,11 +121,13 @@ class TestForms:
 
     def test_models_from_before_there_were_two_forms_are_networks(self) -> None:
         saved = {
-            key: value for key, value in network.MeLON({"most_rate": 0.6}).settings.plain().items() if key != "form"
+            key: value
+            for key, value in network.NetworkMeLON({"most_rate": 0.6}).settings.plain().items()
+            if key != "form"
         }
         again = MeLON(LinearSettings.renamed(saved))
-        assert isinstance(again, network.MeLON)
-        assert again.settings == network.MeLON({"most_rate": 0.6}).settings
+        assert isinstance(again, network.NetworkMeLON)
+        assert again.settings == network.NetworkMeLON({"most_rate": 0.6}).settings
         assert LinearSettings.renamed({"form": "linear", "lr": 0.2}) == {"form": "linear", "lr": 0.2}
 
     def test_the_published_presets_name_their_form(self) -> None:
@@ -186,6 +189,27 @@ class TestMatrix:
         assert np.linalg.matrix_rank(rates.rows.numpy(), tol=1e-6) > 1
         user = [place for place, (table, _) in enumerate(rates.slots) if table == "user_factors"]
         assert (rates.rows[:, user] == rates.rows[:, user[:1]]).all()
+
+    @pytest.mark.parametrize("kind", ["bpr", "ncf"])
+    @pytest.mark.parametrize("make", [MeLON, MeLONI, MeLONP])
+    def test_it_explains_the_step_and_decay_the_rest(self, kind: str, make: type[LinearStrategy]) -> None:
+        strategy = make({"lr": 0.1})
+        updater = learned(strategy, kind, negatives=2)
+        shaken(strategy)
+        situation = updater.situation(toy_batches()[6])
+        rates, new = strategy.learning_rates(situation), strategy.propose(situation).values
+        for gradient in situation.evidence.gradients:
+            old, grads = situation.values[gradient.table], gradient.expand()
+            if gradient.table in rates.shared:
+                move = (rates.shared[gradient.table].view_as(grads) * grads).sum(0)
+                kept = torch.ones(())
+            else:
+                assert isinstance(gradient, RowGradient)
+                own = [place for place, (table, _) in enumerate(rates.slots) if table == gradient.table]
+                weighted = rates.rows[:, own].reshape(grads.shape) * grads
+                move = RowGradient(gradient.table, gradient.positions, weighted).summed(len(old))
+                kept = strategy.rates.kept(gradient.table)
+            torch.testing.assert_close(new[gradient.table], old * kept.to(old) - move, rtol=1e-4, atol=1e-6)
 
     def test_the_clock_of_idle_rows_may_be_seconds(self) -> None:
         strategy = MeLON({"fading": 1e5, "fading_clock": "seconds"})

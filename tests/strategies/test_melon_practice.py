@@ -13,7 +13,7 @@ from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.melon.strategy import MeLON, RateStrategy
+from melon.strategies.melon.strategy import NetworkMeLON, RateStrategy
 
 
 def practise(strategy: RateStrategy, passes: int) -> dict[str, torch.Tensor]:
@@ -79,11 +79,11 @@ def test_the_rate_falls_evenly_from_pass_to_pass_and_no_further() -> None:
 
 def test_a_model_that_was_saved_goes_on_at_the_cooled_rate(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"passes": 1, "meta_cooling": 0.3, "meta_lr": 0.05}
-    practised = Updater(BPR({"dim": 4}), MeLON(settings))
+    practised = Updater(BPR({"dim": 4}), NetworkMeLON(settings))
     *past, last = toy_batches()[:6]
     for batch in past[:3]:
         practised.learn(batch)
-    updater = Updater(BPR({"dim": 4}), MeLON(settings))
+    updater = Updater(BPR({"dim": 4}), NetworkMeLON(settings))
     updater.take_over(practised.practice())
     for batch in past:
         updater.learn(batch)

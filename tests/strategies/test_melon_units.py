@@ -12,7 +12,7 @@ from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.strategies.melon.interaction_model import Side, TargetCache
-from melon.strategies.melon.strategy import MeLON, MeLONI
+from melon.strategies.melon.strategy import NetworkMeLON, NetworkMeLONI
 from melon.stream.batch import Batch
 from melon.stream.history import History
 
@@ -56,7 +56,7 @@ def stepped(strategy: type, kind: str, monkeypatch: pytest.MonkeyPatch, *, toget
 
 @pytest.mark.parametrize("choice", ["torch", "auto"])
 @pytest.mark.parametrize("kind", ["bpr", "ncf"])
-@pytest.mark.parametrize("strategy", [MeLON, MeLONI])
+@pytest.mark.parametrize("strategy", [NetworkMeLON, NetworkMeLONI])
 def test_looking_up_together_changes_nothing(
     strategy: type, kind: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,14 +56,14 @@ class AdvicePlan:
         """Cells up to each phase: plain fine-tuning of two recommenders, all strategies on the first, plain fine-tuning
         of every recommender, everything.
         """
-        wanted = [FOUNDATION, *(name for name in self.strategies if name != FOUNDATION)]
+        names = [FOUNDATION, *(name for name in self.strategies if name != FOUNDATION)]
         cells = [
             Task(_NAME, CellConfig(**{**self.config, "recommender": recommender, "strategy": strategy}))
             for recommender in self.recommenders
-            for strategy in wanted
+            for strategy in names
         ]
         plain = [task for task in cells if task.lays_foundation]
-        first = cells[: len(wanted)]
+        first = cells[: len(names)]
         chosen = [plain[:2], [*plain[:2], *first], [*plain, *first], cells]
         return [_once(phase) for phase in chosen]
 

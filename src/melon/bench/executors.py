@@ -34,7 +34,7 @@ _RETRIES = 3
 _ANSWERS = 10.0  # seconds in which a cluster must answer
 
 
-class Job(Protocol[Ended_co]):
+class PoolJob(Protocol[Ended_co]):
     """Something to run on a stream that the executor knows by its name.
 
     Jobs of one group share the work of the one that lays their foundation, and start after it.
@@ -82,7 +82,7 @@ class Executor(ABC, Generic[Ended]):
         self.stop()
 
     @abstractmethod
-    def submit(self, job: Job[Ended]) -> None:
+    def submit(self, job: PoolJob[Ended]) -> None:
         """Start a job, or queue it."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Executor(ABC, Generic[Ended]):
 
 def drive(
     executor: Executor[Ended],
-    supply: Callable[[], Job[Ended] | None],
+    supply: Callable[[], PoolJob[Ended] | None],
     waiting: Callable[[], None],
     enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[Ended]:
@@ -119,7 +119,7 @@ def drive(
         yield ended
 
 
-def work_of(folder: Path, job: Job[Ended]) -> Work:
+def work_of(folder: Path, job: PoolJob[Ended]) -> Work:
     """Where a job finds the work of its foundation, and keeps its own if that is worth keeping."""
     shared = folder / job.group
     if job.lays_foundation:
@@ -136,7 +136,7 @@ def environment(threads: int) -> dict[str, str]:
 class _Worker(Generic[Ended]):
     process: Any
     pipe: Connection
-    job: Job[Ended] | None = None
+    job: PoolJob[Ended] | None = None
 
 
 class LocalExecutor(Executor[Ended]):
@@ -147,7 +147,7 @@ class LocalExecutor(Executor[Ended]):
         self._context = _context()
         self._pool: list[_Worker[Ended]] = []
 
-    def submit(self, job: Job[Ended]) -> None:
+    def submit(self, job: PoolJob[Ended]) -> None:
         free = next((worker for worker in self._pool if worker.job is None), None) or self._hire()
         free.job = job
         free.pipe.send(job)
@@ -203,13 +203,13 @@ def _serve(pipe: Connection, streams: Mapping[str, Path], folder: Path, variable
     load = cache(load_stream)
     while True:
         try:
-            job: Job[Any] = pipe.recv()
+            job: PoolJob[Any] = pipe.recv()
         except (EOFError, OSError):
             return
         pipe.send(_safely(job, lambda job=job: load(streams[job.stream]), folder))  # type: ignore[misc]
 
 
-def _safely(job: Job[Ended], log: Callable[[], Interactions], folder: Path) -> Ended:
+def _safely(job: PoolJob[Ended], log: Callable[[], Interactions], folder: Path) -> Ended:
     """An outcome whatever happens, our own mistakes included."""
     try:
         return job.run(log(), work_of(folder, job))
@@ -266,10 +266,10 @@ class RayExecutor(Executor[Ended]):
         self.workers = max(int(ray.cluster_resources().get("CPU", 1)) // threads, 1)
         self._logs = {name: ray.put(load_stream(path)) for name, path in streams.items()}
         self._bases: dict[str, Any] = {}
-        self._running: dict[Any, tuple[Job[Ended], Any]] = {}
+        self._running: dict[Any, tuple[PoolJob[Ended], Any]] = {}
         self._remote = ray.remote(num_cpus=threads, num_returns=2, max_retries=_RETRIES)(_run_remotely)
 
-    def submit(self, job: Job[Ended]) -> None:
+    def submit(self, job: PoolJob[Ended]) -> None:
         if job.group not in self._bases:
             self._bases[job.group] = self._ray.put(_files(self._folder / job.group))
         outcome, made_files = self._remote.remote(job, self._logs[job.stream], self._bases[job.group])
@@ -296,7 +296,7 @@ class RayExecutor(Executor[Ended]):
         self._ray.shutdown()
 
 
-def _run_remotely(job: Job[Ended], log: Interactions, base: Mapping[str, bytes]) -> tuple[Ended, dict[str, bytes]]:
+def _run_remotely(job: PoolJob[Ended], log: Interactions, base: Mapping[str, bytes]) -> tuple[Ended, dict[str, bytes]]:
     folder = Path(tempfile.mkdtemp(prefix="melon-job-"))
     try:
         _write(base, folder / job.group)

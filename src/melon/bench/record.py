@@ -246,7 +246,10 @@ def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -
     for name, summary_of in first["baselines"].items():
         values = summary_of if which == "metrics" else (summary_of.get(which) or {})
         method = display.AUTO if name == "default" and is_auto(first["config"]["asked"]) else name
-        lines[method] = Line(method, display.label(method), values, first["baseline_batches"].get(name, ()))
+        text, search = display.label(method), first["config"]["chosen"].get(name)
+        if search is not None and not search["trials"]:
+            text = text.removesuffix(" (tuned)")  # nothing was searched: a budget of 0, or settings that were given
+        lines[method] = Line(method, text, values, first["baseline_batches"].get(name, ()))
     for record in records:
         method, same = method_name(record), record["recommender"] == first["recommender"]
         if same and method == "default":

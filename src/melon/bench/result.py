@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Parts of a record that hold metrics.
 SECTIONS = ("metrics", "without_repeats", "full_ranking")
-Run = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
+RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +33,7 @@ class Evaluation:
     `record`, `metrics` and `chosen` are about the strategy; `table`, `batches` and `ranks` hold the baselines too.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
     @property
     def record(self) -> Plain:
@@ -105,8 +105,8 @@ class Evaluation:
         """
         column = f"rank_{baseline}"
         if column not in self.runs[0][1]:
-            known = [name.removeprefix("rank_") for name in self.runs[0][1] if name.startswith("rank_")]
-            raise unknown_name("baseline", baseline, known)
+            names = [name.removeprefix("rank_") for name in self.runs[0][1] if name.startswith("rank_")]
+            raise unknown_name("baseline", baseline, names)
         kinds = {"HR@5": hits, "NDCG@10": gains}
         if metric not in kinds:
             raise unknown_name("metric", metric, kinds)

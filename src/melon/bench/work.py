@@ -26,23 +26,23 @@ from melon.evaluation.ranking import Ranks
 from melon.explain.matrix import BatchRates, RateCells
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
-from melon.fitting.pretrained import Observed, Practice, PretrainedState, Report, silent
+from melon.fitting.pretrained import LogStates, Practice, PretrainedState, ReportText, silent
 from melon.types import Arrays, Plain
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 #: What reading a file raises that is empty, cut short or not the kind it should be.
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, SafetensorError)
 
 
-class Keeper(Protocol[Result]):
+class Keeper(Protocol[_Result]):
     """How one kind of result is written to a file and read back."""
 
     suffix: str
 
-    def write(self, result: Result, path: Path) -> None:
+    def write(self, result: _Result, path: Path) -> None:
         """Write the file in one step."""
 
-    def read(self, path: Path) -> Result:
+    def read(self, path: Path) -> _Result:
         """Read it back."""
 
 
@@ -169,7 +169,7 @@ class Work:
     and its result made again.
     """
 
-    def __init__(self, folder: Path | None = None, base: Path | None = None, report: Report = silent) -> None:
+    def __init__(self, folder: Path | None = None, base: Path | None = None, report: ReportText = silent) -> None:
         self._results: dict[str, Any] = {}
         self._folder, self._base, self._report = folder, base, report
         if folder:
@@ -178,16 +178,16 @@ class Work:
             except OSError as problem:
                 raise cannot_write(folder, problem) from problem
 
-    def once(self, name: str, keeper: Keeper[Result], make: Callable[[], Result]) -> Result:
+    def once(self, name: str, keeper: Keeper[_Result], make: Callable[[], _Result]) -> _Result:
         """The result of `make`, made the first time only."""
         if self.known(name, keeper) is None:
             self._results[name] = result = make()
             if self._folder is not None:
                 keeper.write(result, self._folder / _file_name(name, keeper))
-        remembered: Result = self._results[name]
+        remembered: _Result = self._results[name]
         return remembered
 
-    def known(self, name: str, keeper: Keeper[Result]) -> Result | None:
+    def known(self, name: str, keeper: Keeper[_Result]) -> _Result | None:
         """The result under a name, if there is one."""
         if name not in self._results:
             for folder in (self._folder, self._base):
@@ -212,7 +212,7 @@ class CellMemo(Memo):
 
     def __init__(self, work: Work, plan: Plan) -> None:
         super().__init__()
-        observed: Observed = {}
+        observed: LogStates = {}
         self._work = work
         self._states = StateKeeper(partial(PretrainedState, plan, observed=observed))
 

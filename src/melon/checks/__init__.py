@@ -31,10 +31,10 @@ __all__ = [
     "PAIRING_CHECKS",
     "RECOMMENDER_CHECKS",
     "SMALL_RECOMMENDERS",
+    "CheckReport",
     "Family",
     "MakeRecommender",
     "MakeStrategy",
-    "Report",
     "check_pairing",
     "check_recommender",
     "check_strategy",
@@ -50,7 +50,7 @@ SMALL_RECOMMENDERS: Mapping[str, MakeRecommender] = {
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What came of a list of checks: the names of those that passed, and why the others do not apply."""
 
     subject: str
@@ -69,7 +69,7 @@ def check_pairing(
     *,
     family: Family | None = None,
     exempt: Mapping[str, str] | None = None,
-) -> Report:
+) -> CheckReport:
     """Run every check of a strategy on one recommender.
 
     `family` says which form the learning-rate matrix must have. `exempt` names checks that the strategy does not claim
@@ -81,11 +81,11 @@ def check_pairing(
     subject = f"{recommender.name} with {strategy.name}"
     if not recommender.specs:
         nothing = f"strategy {strategy.name!r} has no table to update: the recommender learns by observing alone"
-        return Report(subject, (), {check.__name__: nothing for check in PAIRING_CHECKS})
+        return CheckReport(subject, (), {check.__name__: nothing for check in PAIRING_CHECKS})
     try:
         Updater(recommender, strategy)
     except SettingsError as refusal:
-        return Report(subject, (), {check.__name__: str(refusal) for check in PAIRING_CHECKS})
+        return CheckReport(subject, (), {check.__name__: str(refusal) for check in PAIRING_CHECKS})
     return _run(subject, PAIRING_CHECKS, pairing, exempt)
 
 
@@ -95,7 +95,7 @@ def check_strategy(
     *,
     family: Family | None = None,
     exempt: Mapping[str, str] | None = None,
-) -> dict[str, Report]:
+) -> dict[str, CheckReport]:
     """`check_pairing` on each recommender; by default small ones of each kind that melon has."""
     makers = recommenders if recommenders is not None else SMALL_RECOMMENDERS
     reports = {name: check_pairing(make, make_strategy, family=family, exempt=exempt) for name, make in makers.items()}
@@ -105,7 +105,7 @@ def check_strategy(
     return reports
 
 
-def check_recommender(make_recommender: MakeRecommender, *, exempt: Mapping[str, str] | None = None) -> Report:
+def check_recommender(make_recommender: MakeRecommender, *, exempt: Mapping[str, str] | None = None) -> CheckReport:
     """Run every check of a recommender by itself; how it learns is for `check_pairing`."""
     name = make_recommender(seed=0, dtype=torch.float32).name
     return _run(name, RECOMMENDER_CHECKS, make_recommender, exempt)
@@ -119,7 +119,7 @@ def _run(
     checks: tuple[Callable[[_Subject], str | None], ...],
     given: _Subject,
     exempt: Mapping[str, str] | None,
-) -> Report:
+) -> CheckReport:
     names = [check.__name__ for check in checks]
     excused = exempt or {}
     for name in excused:
@@ -136,4 +136,4 @@ def _run(
             passed.append(check.__name__)
         else:
             not_applicable[check.__name__] = reason
-    return Report(subject, tuple(passed), not_applicable)
+    return CheckReport(subject, tuple(passed), not_applicable)

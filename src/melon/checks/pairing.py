@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from melon.checks.recommenders import MakeRecommender
-from melon.checks.toys import State, array_of, expect, toy_batches
+from melon.checks.toys import StateArrays, array_of, expect, toy_batches
 from melon.learning.examples import Compact
 from melon.learning.updater import Updater
 from melon.sparse_table import SparseTable
@@ -70,12 +70,12 @@ class Reordered(Batch):
 
     numbers: Ints
 
-    @property
-    def events(self) -> Ints:
-        return self.numbers
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "events", self.numbers)
 
 
-def state_of(updater: Updater) -> State:
+def state_of(updater: Updater) -> StateArrays:
     """Everything that a checkpoint would have to hold, by name; copies."""
     state = {f"{name} {part}": array_of(t) for name, table in tables_of(updater) for part, t in table.state().items()}
     state |= {f"memory {name}": array_of(tensor) for name, tensor in updater.strategy.memory().items()}
@@ -119,7 +119,7 @@ def hand_over(original: Updater, copy: Updater) -> None:
     copy.recommender.clock.now = original.recommender.clock.now
 
 
-def scores_of(updater: Updater) -> State:
+def scores_of(updater: Updater) -> StateArrays:
     users, n_items = np.arange(8), 20
     lines = np.broadcast_to(np.arange(n_items), (len(users), n_items))
     return {"score": updater.score(users, lines, 10**6), "catalogue": updater.score_catalogue(users, n_items, 10**6)}

@@ -14,7 +14,7 @@ from melon.errors import ConformanceError
 from melon.stream.batch import Batch, batch_of
 from melon.types import Ints
 
-State = dict[str, npt.NDArray[Any]]
+StateArrays = dict[str, npt.NDArray[Any]]
 BATCH = 16
 
 
@@ -53,12 +53,12 @@ def expect(truth: bool, otherwise: str) -> None:
         raise ConformanceError(otherwise)
 
 
-def same(one: State, other: State, otherwise: str) -> None:
+def same(one: StateArrays, other: StateArrays, otherwise: str) -> None:
     expect(one.keys() == other.keys(), f"{otherwise}: {sorted(one.keys() ^ other.keys())} only in one of them")
     for name, array in one.items():
-        there = other[name]
-        expect(array.shape == there.shape, f"{otherwise}: {name} has shapes {array.shape} and {there.shape}")
-        expect(array.tobytes() == there.tobytes(), f"{otherwise}: {name}, {_apart(array, there)}")
+        second = other[name]
+        expect(array.shape == second.shape, f"{otherwise}: {name} has shapes {array.shape} and {second.shape}")
+        expect(array.tobytes() == second.tobytes(), f"{otherwise}: {name}, {_apart(array, second)}")
 
 
 def close(given: Tensor, wanted: Tensor, what: str, tolerance: float) -> None:

@@ -16,7 +16,7 @@ log = Commands(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the service: its log, batches and checkpoints.")]
-Key = Annotated[
+KeyOption = Annotated[
     str | None, typer.Option(envvar="MELON_KEY", help="A key of the service that runs there, if it has keys.")
 ]
 
@@ -107,7 +107,7 @@ def log_export(
 def log_import(
     folder: Folder,
     source: Annotated[Path, typer.Argument(help="Lines of JSON, as melon log export writes them.")],
-    key: Key = None,
+    key: KeyOption = None,
 ) -> None:
     """Append events from lines of JSON; those whose event_id the log knows are not stored again.
 
@@ -137,7 +137,9 @@ def log_import(
 
 
 @log.command("forget")
-def log_forget(folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")], key: Key = None) -> None:
+def log_forget(
+    folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")], key: KeyOption = None
+) -> None:
     """Have a person forgotten: rows, past, and ids in the log and in every checkpoint.
 
     Where a service runs in the folder, it is asked to; otherwise it happens when the learner next runs.

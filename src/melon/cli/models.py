@@ -98,9 +98,9 @@ def pretrain(
     try:
         model.fit(log)
     except KeyboardInterrupt:
-        raise StoppedError(_how_to_repeat(model.choices, checked.strategy, out)) from None
+        raise StoppedError(_how_to_repeat(model.choices_, checked.strategy, out)) from None
     model.save(out)
-    for name, settings in model.choices.items():
+    for name, settings in model.choices_.items():
         say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
     why = why_auto(request, {})
     if why is not None:

@@ -51,6 +51,10 @@ def serve(
     learn: Learn = None,
     hide: Hide = None,
     store: Store = None,
+    fallback: Annotated[
+        bool | None,
+        typer.Option("--fallback", help="Serve from a rival that is better, until the model is better again."),
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
     ] = None,
@@ -70,6 +74,7 @@ def serve(
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
+    named |= {"fallback": fallback}
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
     if show_config:
         typer.echo(settings.toml(), nl=False)
@@ -151,10 +156,10 @@ def load(
         typer.echo(text.dumps(report))
         return
     for kind in ("lists", "posts"):
-        told = report[kind]
-        times = "  ".join(f"{name} {value}" for name, value in told["ms"].items())
-        codes = ", ".join(f"{code}: {count}" for code, count in told["codes"].items())
-        typer.echo(f"{kind:6} {told['per_second']:>8} /s   ms: {times}   {codes}")
+        part = report[kind]
+        times = "  ".join(f"{name} {value}" for name, value in part["ms"].items())
+        codes = ", ".join(f"{code}: {count}" for code, count in part["codes"].items())
+        typer.echo(f"{kind:6} {part['per_second']:>8} /s   ms: {times}   {codes}")
     typer.echo(f"events {report['events_per_second']:>8} /s   freshness: {report.get('freshness_s')}")
 
 

@@ -12,13 +12,13 @@ from melon.cli.options import RAW, AsJson, Model, takes
 if TYPE_CHECKING:
     from melon.data.ids import Id, IdBook
 
-Count = Annotated[int, typer.Option("--k", "-k", help="Items in a list.")]
+ListLength = Annotated[int, typer.Option("--k", "-k", help="Items in a list.")]
 
 
 def recommend(
     model: Model,
     user: Annotated[list[str], typer.Option(help="A user's id. Repeatable.")],
-    k: Count = 10,
+    k: ListLength = 10,
     seen: Annotated[bool, typer.Option("--seen", help="Also list items that the user has had.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -37,14 +37,14 @@ def recommend(
         )
         return
     for one in lists:
-        known = "" if one.source == "model" else " (not known to the model: popular items)"
-        _print_table(f"user {one.user}{known}", one.items)
+        note = "" if one.source == "model" else " (not known to the model: popular items)"
+        _print_table(f"user {one.user}{note}", one.items)
 
 
 def similar(
     model: Model,
     item: Annotated[list[str], typer.Option(help="An item's id. Repeatable.")],
-    k: Count = 10,
+    k: ListLength = 10,
     json: AsJson = False,
 ) -> None:
     """Print the items that are most like others, by the cosine of their vectors or, for the blend, by their users."""

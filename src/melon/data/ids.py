@@ -17,7 +17,7 @@ from melon.errors import DataError
 from melon.types import Ints
 
 Id = int | str | uuid.UUID
-Kind = Literal["int", "str", "uuid"]
+IdKind = Literal["int", "str", "uuid"]
 Ids = npt.NDArray[Any]
 Codes = npt.NDArray[np.integer]
 
@@ -26,9 +26,9 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 #: Up to here a float holds every whole number.
 MOST_EXACT_FLOAT = 1 << 53
 
-_KINDS: dict[type, Kind] = {int: "int", str: "str", uuid.UUID: "uuid"}
+_KINDS: dict[type, IdKind] = {int: "int", str: "str", uuid.UUID: "uuid"}
 _TYPES = {kind: of for of, kind in _KINDS.items()}
-_PLURALS: dict[Kind, str] = {"int": "integers", "str": "texts", "uuid": "UUIDs"}
+_PLURALS: dict[IdKind, str] = {"int": "integers", "str": "texts", "uuid": "UUIDs"}
 
 
 def first_positions(codes: Codes, size: int) -> Ints:
@@ -126,7 +126,7 @@ class IdBook:
 
     def __init__(self, what: str = "id") -> None:
         self.what = what
-        self.kind: Kind | None = None
+        self.kind: IdKind | None = None
         self._ids: list[Id] = []
         self._row_of: dict[Id, int] = {}
 
@@ -219,7 +219,7 @@ class IdBook:
             book.rows([raw[start:end].decode() for start, end in pairwise(ends)], add=True)
         return book
 
-    def _checked(self, ids: Iterable[Any]) -> tuple[list[Id], Kind]:
+    def _checked(self, ids: Iterable[Any]) -> tuple[list[Id], IdKind]:
         """Ids as plain Python values of one kind, which is the book's if it has one."""
         values = _python_values(ids)
         kinds = set(map(type, values))
@@ -237,12 +237,12 @@ class IdBook:
                 )
         return values, wanted
 
-    def _kind_of(self, one: object) -> Kind:
+    def _kind_of(self, one: object) -> IdKind:
         if type(one) not in _KINDS:
             raise DataError(f"{self.what} {one!r} is a {type(one).__name__}; ids are integers, texts or UUIDs.")
         return _KINDS[type(one)]
 
-    def _check_storable(self, ids: list[Id], kind: Kind) -> None:
+    def _check_storable(self, ids: list[Id], kind: IdKind) -> None:
         if kind == "int":
             for one in ids:
                 if not LOWEST <= one <= HIGHEST:  # type: ignore[operator]

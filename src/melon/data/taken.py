@@ -8,7 +8,7 @@ import numpy as np
 
 from melon.types import Ints, SmallInts
 
-#: So many pairs are counted at a time.
+#: Pairs that are counted at a time.
 _COUNTED_AT_ONCE = 1 << 22
 
 

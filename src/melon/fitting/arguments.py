@@ -17,7 +17,7 @@ from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
 from melon.types import Plain
 
-#: So many events are learned without building a log of them first.
+#: Up to this number, events are learned without building a log of them first.
 _FEW = 1_024
 _ID_TYPES = (int, str, uuid.UUID)
 

@@ -65,12 +65,12 @@ def live_batch_line(measured: Mapping[str, Any] | None) -> str | None:
     if not measured:
         return None
     usual, *smaller = measured["sizes"]
-    told = "; ".join(
+    comparisons = "; ".join(
         f"{each['size']} at a time {each['gain']:+.3f} (± {each['se']:.3f}) for {each['ms'] / usual['ms']:.1f} times "
         "the CPU time"
         for each in smaller
     )
     return (
         f"smaller live batches would change HR@5, which is {usual['HR@5']:.3f} with {usual['size']} interactions at a "
-        f"time: {told} (the same settings, {measured['interactions']:,} interactions of the selection window)."
+        f"time: {comparisons} (the same settings, {measured['interactions']:,} interactions of the selection window)."
     )

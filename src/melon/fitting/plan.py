@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from melon.fitting.values import BUDGET, Fading
+from melon.fitting.values import BUDGET, FadingChoice
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
 from melon.learning.pretrain import PretrainSettings
 from melon.learning.updater import Updater
@@ -52,7 +52,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     recommender_settings: Mapping[str, Any] = field(default_factory=dict)
     pretrain_settings: Mapping[str, Any] = field(default_factory=dict)
-    fading: Fading = "off"
+    fading: FadingChoice = "off"
     budget: int = BUDGET
     epochs: int | None = None
     minutes: float | None = None

@@ -14,6 +14,7 @@ from melon.recommenders.heads import Lesson
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.practised import LinearStrategy
+from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 
@@ -34,13 +35,13 @@ class WindowPractice:
     def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         """The strategy's part of it."""
         practice: Practice = {}
-        if isinstance(strategy, LinearStrategy):
+        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
             updater = self._before_window(strategy, start, practice)
             past, size = self._log.head(stop), self._protocol.batch_size
             coming = [batch_of(past, *bounds) for bounds in batches(self._start, stop, size)]
             practise_through(updater, coming, practice_candidates(past, self._protocol.seed, self._protocol.negatives))
             practice = updater.practice()
-        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) else 0
+        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) and strategy.looks_ahead else 0
         for number in range(passes):
             updater = self._before_window(strategy, start, practice)
             for first, last in batches(self._start, stop, self._protocol.batch_size):

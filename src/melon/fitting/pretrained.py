@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -27,11 +30,11 @@ from melon.strategies.base import Strategy
 from melon.stream.history import History
 from melon.types import Plain
 
-Report = Callable[[str], None]
+ReportText = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.practice`).
 Practice = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
-Observed = dict[tuple[str, int], Any]
+LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
 TableArrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
@@ -48,25 +51,29 @@ class PretrainedState:
     """
 
     def __init__(
-        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: Observed | None = None
+        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: LogStates | None = None
     ) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
         self._once: list[Recommender] | None = None
+        self._lived: History | None = None
 
     @classmethod
-    def once(cls, plan: Plan, recommender: Recommender) -> PretrainedState:
-        """The recommender itself, for one deployment: its rows are never copied."""
+    def once(cls, plan: Plan, recommender: Recommender, lived: History | None = None) -> PretrainedState:
+        """The recommender itself, for one deployment: its rows are never copied.
+
+        `lived` is the history of the log, where the recommender has observed it already.
+        """
         state = cls(plan, {})
-        state._once = [recommender]
+        state._once, state._lived = [recommender], lived
         return state
 
     @classmethod
-    def of(cls, plan: Plan, recommender: Recommender, observed: Observed | None = None) -> PretrainedState:
+    def of(cls, plan: Plan, recommender: Recommender, observed: LogStates | None = None) -> PretrainedState:
         """The state of a recommender as it is now."""
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
 
     @classmethod
-    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: Observed | None = None) -> PretrainedState:
+    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: LogStates | None = None) -> PretrainedState:
         """The state that `arrays` described."""
         tables = {
             name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
@@ -114,6 +121,8 @@ class PretrainedState:
         Shared streaming state is kept for one log, by its length: all copies are about one stream.
         """
         recommender = self.copy()
+        if self._lived is not None:
+            return recommender, self._lived
         key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())}", len(log)
         if self._observed is None:
             history = History()
@@ -140,20 +149,20 @@ class PretrainedState:
         return recommender, self._history(log)
 
     def _history(self, log: Interactions) -> History:
-        known, key = self._known(log), ("history", len(log))
-        if key not in known:
-            known[key] = History()
-            known[key].expect(log)
-            known[key].append(log.users, log.items)
-        history: History = known[key] if self._observed is None else deepcopy(known[key])
+        states, key = self._known(log), ("history", len(log))
+        if key not in states:
+            states[key] = History()
+            states[key].expect(log)
+            states[key].append(log.users, log.items)
+        history: History = states[key] if self._observed is None else deepcopy(states[key])
         return history
 
-    def _known(self, log: Interactions) -> Observed:
+    def _known(self, log: Interactions) -> LogStates:
         """What is known of this log; one log is enough, and may be large."""
-        known: Observed = {} if self._observed is None else self._observed
-        for key in [key for key in known if key[1] != len(log)]:
-            del known[key]
-        return known
+        states: LogStates = {} if self._observed is None else self._observed
+        for key in [key for key in states if key[1] != len(log)]:
+            del states[key]
+        return states
 
 
 def deploy(
@@ -178,8 +187,8 @@ def refit(
     plan: Plan,
     log: Interactions,
     settings: Plain,
-    report: Report = silent,
-    observed: Observed | None = None,
+    report: ReportText = silent,
+    observed: LogStates | None = None,
     *,
     once: bool = False,
     helpers: int = 0,
@@ -187,20 +196,42 @@ def refit(
 ) -> PretrainedState:
     """The plan's recommender, pre-trained on a whole log with the chosen settings; for one deployment with `once`.
 
-    `helpers` are threads that draw ahead. Where people stop it and `goes_on` says so, the epochs that are done have to
-    do.
+    `helpers` are threads that draw ahead; with them the log is observed meanwhile, too. Where people stop it and
+    `goes_on` says so, the epochs that are done have to do.
     """
     recommender = plan.build()
     chosen = PretrainSettings.parse(settings, "pre-training")
     training = Pretraining(recommender, log, chosen, seed=plan.seed, helpers=helpers)
     epochs = chosen.epochs if chosen.epochs is not None else most_epochs(len(log))
+    beside = _observed_beside(recommender, log) if once and helpers and recommender.observes_apart else nullcontext()
+    with beside as history:
+        try:
+            for loss in training.run(epochs):
+                report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
+        except KeyboardInterrupt:
+            if not training.epochs_done or not goes_on(training.epochs_done, epochs):
+                raise
+        if once:
+            return PretrainedState.once(plan, recommender, history and history())
+    return PretrainedState.of(plan, recommender, observed)
+
+
+@contextmanager
+def _observed_beside(recommender: Recommender, log: Interactions) -> Iterator[Callable[[], History]]:
+    """Observe a log in a thread; gives a function that waits for its history. Leaving earlier gives it up."""
+    history, given_up = History(), threading.Event()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="melon-observing")
+    observing = pool.submit(live_through, recommender, history, log, given_up.is_set)
+
+    def wait() -> History:
+        observing.result()
+        return history
+
     try:
-        for loss in training.run(epochs):
-            report(f"epoch {training.epochs_done} of {epochs}, loss {loss:.4f}")
-    except KeyboardInterrupt:
-        if not training.epochs_done or not goes_on(training.epochs_done, epochs):
-            raise
-    return PretrainedState.once(plan, recommender) if once else PretrainedState.of(plan, recommender, observed)
+        yield wait
+    finally:
+        given_up.set()
+        pool.shutdown(wait=False)
 
 
 def untrained(plan: Plan) -> PretrainedState:

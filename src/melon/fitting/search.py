@@ -143,9 +143,9 @@ class Search:
         ahead = Search(Space(self.axes, self.starts))
         ahead.trials = list(self.trials)
         points: list[Plain] = []
-        while len(points) < count and (asked := ahead.ask()):
-            points.append(asked[0])
-            ahead.tell(Trial(asked[0], None))
+        while len(points) < count and (point := ahead.ask()):
+            points.append(point[0])
+            ahead.tell(Trial(point[0], None))
         return points
 
 

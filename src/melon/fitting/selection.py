@@ -19,7 +19,7 @@ from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import selection_score
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.practice import WindowPractice
-from melon.fitting.pretrained import Observed, Practice, PretrainedState, deploy, refit
+from melon.fitting.pretrained import LogStates, Practice, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Curve, Search, Trial, search, words
 from melon.fitting.workers import Workers
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
@@ -75,7 +75,7 @@ class Selection:
         )
         self._candidates: Candidates | None = None
         self._practice = WindowPractice(log, parts.window_start, self.before_window, self.protocol)
-        self._observed: Observed = {}
+        self._observed: LogStates = {}
         self._began, self.time_is_up = time.monotonic(), False
 
     def pretraining(self) -> tuple[Choice, PretrainedState]:

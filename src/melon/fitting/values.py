@@ -18,7 +18,7 @@ BUDGET = 8
 #: More threads than any machine has use for; far more than this ends the process.
 MOST_THREADS = 1_024
 #: `off`, `auto` (searched, or learned by the strategy), or a half-life.
-Fading = str | float
+FadingChoice = str | float
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
@@ -64,7 +64,14 @@ def settings_table(name: str, value: Any) -> Mapping[str, Any] | None:
 
 
 def check_values(
-    *, budget: int, epochs: int | None, minutes: float | None, threads: int, fading: Fading, batch_size: int, seed: int
+    *,
+    budget: int,
+    epochs: int | None,
+    minutes: float | None,
+    threads: int,
+    fading: FadingChoice,
+    batch_size: int,
+    seed: int,
 ) -> None:
     """Raise `SettingsError` for a value outside its range; the same for Python and for the command line."""
     least = {"batch_size": (batch_size, 1), "budget": (budget, 0), "epochs": (epochs, 0), "seed": (seed, 0)}

@@ -15,8 +15,9 @@ from melon.kernels.lists import (
     _REMEMBERED,
     _TRANSITIONS,
     _WEIGHTS,
+    HeadWeights,
     Remembered,
-    Weights,
+    _eights,
     _fold,
     _through_all,
     meet,
@@ -41,7 +42,7 @@ SIGNATURES: dict[str, Signature] = {
 
 
 def head_beside(
-    head: Weights,
+    head: HeadWeights,
     columns: Singles,
     divisors: Singles,
     active: np.float32,
@@ -56,39 +57,68 @@ def head_beside(
     """Turn dot products of one user into the blend's scores, in place.
 
     As `melon.kernels.lists.head`, with inputs of pairs `besides` (items × some), which the head's weights end with.
+    Items that met one of the user's last ones are scored a second time, with features of pairs.
     """
     many, more = besides.shape
-    pairs = _OF_PAIRS + (_TRANSITIONS if head.linear.size - more > _FOLLOWERS else 0)
-    most, usual = lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _OF_ITEMS + pairs
-    met_items, sums = np.empty(most, np.int64), np.empty((pairs, most))
-    block, said = np.zeros((usual + more, _LANES), np.float32), np.empty(_LANES, np.float32)
-    linear, hidden = np.empty(usual + more, np.float32), np.empty((head.output.size, usual + more), np.float32)
-    _fold(head.linear, active, pairs, linear)
-    linear[usual:] = head.linear[head.linear.size - more :]
+    units, pairs = head.output.size, _OF_PAIRS + (_TRANSITIONS if head.linear.size - more > _FOLLOWERS else 0)
+    most, first = lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _eights(_OF_ITEMS + more)
+    inputs, all_units = first + _eights(pairs), _eights(units)
+    met_items, sums, dots = np.empty(most, np.int64), np.empty((pairs, most)), np.empty(most, np.float32)
+    block, said = np.zeros((inputs, _LANES), np.float32), np.empty(_LANES, np.float32)
+    linear, hidden = np.zeros(inputs, np.float32), np.zeros((all_units, inputs), np.float32)
+    shift, output = np.zeros(all_units, np.float32), np.zeros(all_units, np.float32)
+    shift[:units], output[:units] = head.shift, head.output
+    _arrange(head.linear, active, pairs, more, linear)
     linear[0] += head.trust
     linear[1] += head.trust
-    for u in range(head.output.size):
-        _fold(head.hidden[u], active, pairs, hidden[u])
-        hidden[u, usual:] = head.hidden[u, head.linear.size - more :]
+    for u in range(units):
+        _arrange(head.hidden[u], active, pairs, more, hidden[u])
+    alone, hidden_alone = linear[:first], np.ascontiguousarray(hidden[:, :first])
     met = meet(neighbours, lasts, weights, slots, met_items, sums, 0, 0)
     if pairs > _OF_PAIRS:
         met = meet(followers, lasts[:1], weights[:1], slots, met_items, sums, _OF_PAIRS, met)
+    for c in range(met):
+        dots[c] = scores[met_items[c]]
+        slots[met_items[c]] = _FREE
     for start in range(0, many, _LANES):
         width = min(_LANES, many - start)
-        for f in range(columns.shape[0]):
-            for lane in range(width):
-                block[1 + f, lane] = columns[f, start + lane]
-        for lane in range(width):
-            item = start + lane
-            block[0, lane] = scores[item]
-            for kind in range(pairs):
-                block[_OF_ITEMS + kind, lane] = 0
-                if slots[item] != _FREE:
-                    divisor = divisors[1 if kind in (2, 4) else 0, item]
-                    block[_OF_ITEMS + kind, lane] = math.log1p(sums[kind, slots[item]] / divisor)
-            for f in range(more):
-                block[usual + f, lane] = besides[item, f]
-        _through_all(block, linear, hidden, head, said)
+        _lay_out(
+            columns[:, start : start + width], besides[start : start + width], scores[start : start + width], block
+        )
+        _through_all(block, alone, hidden_alone, shift, output, head.constant, said)
         scores[start : start + width] = said[:width]
-    for c in range(met):
-        slots[met_items[c]] = _FREE
+    for start in range(0, met, _LANES):
+        width = min(_LANES, met - start)
+        for lane in range(width):
+            item = met_items[start + lane]
+            block[0, lane] = dots[start + lane]
+            for f in range(columns.shape[0]):
+                block[1 + f, lane] = columns[f, item]
+            for f in range(more):
+                block[_OF_ITEMS + f, lane] = besides[item, f]
+            for kind in range(pairs):
+                divisor = divisors[1 if kind in (2, 4) else 0, item]
+                block[first + kind, lane] = math.log1p(sums[kind, start + lane] / divisor)
+        _through_all(block, linear, hidden, shift, output, head.constant, said)
+        for lane in range(width):
+            scores[met_items[start + lane]] = said[lane]
+
+
+def _lay_out(columns: Singles, besides: Singles, dots: Singles, block: Singles) -> None:
+    """The inputs of a run of items, without features of pairs."""
+    block[0, : dots.size] = dots
+    for f in range(columns.shape[0]):
+        block[1 + f, : dots.size] = columns[f]
+    for lane in range(dots.size):
+        for f in range(besides.shape[1]):
+            block[_OF_ITEMS + f, lane] = besides[lane, f]
+
+
+def _arrange(weights: Singles, active: np.float32, pairs: int, more: int, out: Singles) -> None:
+    """One user's weights in the order of a block: features of items, inputs besides, zeros, features of pairs."""
+    folded = np.empty(_OF_ITEMS + pairs, np.float32)
+    _fold(weights, active, pairs, folded)
+    out[:_OF_ITEMS] = folded[:_OF_ITEMS]
+    out[_OF_ITEMS : _OF_ITEMS + more] = weights[weights.size - more :]
+    first = _eights(_OF_ITEMS + more)
+    out[first : first + pairs] = folded[_OF_ITEMS:]

@@ -11,6 +11,7 @@ import numpy as np
 from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
+    DOUBLES,
     FLAGS,
     INT,
     INT_TABLE,
@@ -22,7 +23,7 @@ from melon.kernels.types import (
     SMALL_INTS,
     Signature,
 )
-from melon.types import Flags, Ints, Scores, Singles, SmallInts
+from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
 
 #: Users, allowed items, pairs seen (`SeenPairs.storage`), and where the best rows go.
 _TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
@@ -34,6 +35,7 @@ SIGNATURES: dict[str, Signature] = {
         *(*_TOP, SINGLE_TABLE, INTS),
     ),
     "faded": (INTS, INTS, SINGLES, INT, DOUBLE),
+    "most_counted": (DOUBLE_TABLE, INTS, INTS, INTS, DOUBLES, INT, INT_TABLE, DOUBLE_TABLE),
 }
 DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
 
@@ -183,6 +185,33 @@ def top(
         _sorted(values[n], rows[n], held)
         counts[n] = held
     return -1
+
+
+def most_counted(
+    counts: Floats, first: Ints, last: Ints, kinds: Ints, rates: Floats, events: int, rows: Ints, values: Floats
+) -> int:
+    """The items whose decayed counts of some kinds are highest, kind by kind, in no order; returns how many of each.
+
+    Most items are passed by without decaying their counts: a count only falls by itself, and none can be above that of
+    an item that is taken at every interaction, so one that has been idle for long cannot be among the highest.
+    """
+    places, held = rows.shape[1], np.zeros(kinds.size, np.int64)
+    earliest = np.full(kinds.size, -1, np.int64)
+    for item in range(first.size):
+        if first[item] < 0:
+            continue
+        for n in range(kinds.size):
+            kind = kinds[n]
+            if last[item] < earliest[n] or (held[n] == places and counts[item, kind] <= values[n, 0]):
+                continue
+            rate = rates[kind]
+            count = counts[item, kind] * np.exp2((last[item] - events) * rate)
+            if held[n] < places or count > values[n, 0]:
+                held[n] = _put(values[n], rows[n], held[n], count, item)
+                if held[n] == places and values[n, 0] > 0 and rate > 0:
+                    most = 1.0 / (1.0 - np.exp2(-rate))
+                    earliest[n] = events - np.int64(np.log2(most / values[n, 0]) / rate) - 2
+    return held[0] if kinds.size else 0
 
 
 def _read(

@@ -40,7 +40,7 @@ EXACT: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "nogil": 
 #: Everything that turns sums into vectors, and nothing that lets a NaN or an infinity go unseen.
 FAST: dict[str, Any] = {**EXACT, "fastmath": {"reassoc", "nsz", "arcp", "contract"}}
 
-Compiled = Callable[..., Any]
+CompiledFunction = Callable[..., Any]
 logger = logging.getLogger("melon")
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
@@ -48,27 +48,27 @@ _temporary: list[tempfile.TemporaryDirectory[str]] = []
 _one_writer = threading.Lock()
 
 
-def entry(function: Compiled) -> Compiled:
+def entry(function: CompiledFunction) -> CompiledFunction:
     """A kernel that is called from Python; numba keeps it on disk with all its parts."""
     return _decorated(function, FAST, cache=True)
 
 
-def part(function: Compiled) -> Compiled:
+def part(function: CompiledFunction) -> CompiledFunction:
     """A kernel that only other kernels call; it is compiled into them."""
     return _decorated(function, FAST)
 
 
-def inlined(function: Compiled) -> Compiled:
+def inlined(function: CompiledFunction) -> CompiledFunction:
     """A part that is put into its callers before anything is compiled."""
     return _decorated(function, FAST, inline="always")
 
 
-def exact_entry(function: Compiled) -> Compiled:
+def exact_entry(function: CompiledFunction) -> CompiledFunction:
     """An entry whose floating-point operations stay in order."""
     return _decorated(function, EXACT, cache=True)
 
 
-def exact_part(function: Compiled) -> Compiled:
+def exact_part(function: CompiledFunction) -> CompiledFunction:
     """A part whose floating-point operations stay in order."""
     return _decorated(function, EXACT)
 
@@ -97,12 +97,12 @@ def cache_folder() -> Path:
     return (Path(chosen) if chosen else Path.home() / ".cache") / "melon" / "kernels"
 
 
-def _decorated(function: Compiled, options: dict[str, Any], **more: Any) -> Compiled:
-    dispatcher: Compiled = numba.njit(**options, **more)(function)
+def _decorated(function: CompiledFunction, options: dict[str, Any], **more: Any) -> CompiledFunction:
+    dispatcher: CompiledFunction = numba.njit(**options, **more)(function)
     return dispatcher
 
 
-def _entries(suite: Suite, file: Path) -> dict[str, Compiled]:
+def _entries(suite: Suite, file: Path) -> dict[str, CompiledFunction]:
     """The compiled functions of a file; its module is what numba's cache on disk belongs to."""
     entries = _functions(suite, file)
     if not all(any(Path(each.stats.cache_path).glob(f"*.{name}-*.nbi")) for name, each in entries.items()):

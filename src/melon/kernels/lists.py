@@ -39,7 +39,7 @@ class Remembered(NamedTuple):
     now: float
 
 
-class Weights(NamedTuple):
+class HeadWeights(NamedTuple):
     """A head over unscaled inputs, hidden weights as units × inputs; `constant` is what every score lacks."""
 
     trust: np.float32
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
 
 
 _REMEMBERED: Fields = Fields(Remembered, (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, DOUBLE))
-_WEIGHTS: Fields = Fields(Weights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
+_WEIGHTS: Fields = Fields(HeadWeights, (SINGLE, SINGLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLES))
 _LASTS: Signature = (INT_TABLE, DOUBLE_TABLE)
 _INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
 
@@ -144,7 +144,7 @@ def meet(
 
 
 def _through(
-    dots: Singles, columns: Singles, first: int, linear: Singles, hidden: Singles, head: Weights, out: Singles
+    dots: Singles, columns: Singles, first: int, linear: Singles, hidden: Singles, head: HeadWeights, out: Singles
 ) -> None:
     """Scores of the items from number `first` on without features of pairs.
 
@@ -175,24 +175,51 @@ def _through(
             out[lane] += said * left + other_said * right
 
 
-def _through_all(block: Singles, linear: Singles, hidden: Singles, head: Weights, out: Singles) -> None:
-    """The same with features of pairs; the inputs of each item are a column."""
-    unit = np.empty(_LANES, np.float32)
-    out[:] = -head.constant
-    for f in range(linear.size):
+def _eights(size: int) -> int:
+    """Rounded up to a multiple of eight."""
+    return (size + 7) // 8 * 8
+
+
+def _through_all(
+    block: Singles, linear: Singles, hidden: Singles, shift: Singles, output: Singles, constant: np.float32,
+    out: Singles,
+) -> None:  # fmt: skip
+    """The same with features of pairs; the inputs of each item are a column.
+
+    Inputs are taken by eights and units by twos, so that what is loaded serves several times; both are filled up with
+    zeros.
+    """
+    one, two, column = registers(), registers(), registers()
+    left, right = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    out[:] = -constant
+    for f in range(0, linear.size, 8):
+        for k in unrolled(8):
+            one[k], column[k] = linear[f + k], block[f + k]
         for lane in range(_LANES):
-            out[lane] += linear[f] * block[f, lane]
-    for u in range(head.output.size):
-        unit[:] = head.shift[u]
-        for f in range(linear.size):
+            total = out[lane]
+            for k in unrolled(8):
+                total += one[k] * column[k][lane]
+            out[lane] = total
+    for u in range(0, output.size, 2):
+        left[:], right[:] = shift[u], shift[u + 1]
+        for f in range(0, linear.size, 8):
+            for k in unrolled(8):
+                one[k], two[k], column[k] = hidden[u, f + k], hidden[u + 1, f + k], block[f + k]
             for lane in range(_LANES):
-                unit[lane] += hidden[u, f] * block[f, lane]
+                total, other = left[lane], right[lane]
+                for k in unrolled(8):
+                    total += one[k] * column[k][lane]
+                    other += two[k] * column[k][lane]
+                left[lane], right[lane] = total, other
+        said, other_said = output[u], output[u + 1]
         for lane in range(_LANES):
-            out[lane] += head.output[u] * (_NOTHING if unit[lane] < 0 else unit[lane])
+            total, other = left[lane], right[lane]
+            total, other = _NOTHING if total < 0 else total, _NOTHING if other < 0 else other  # a NaN stays one
+            out[lane] += said * total + other_said * other
 
 
 def head(
-    head: Weights,
+    head: HeadWeights,
     columns: Singles,
     divisors: Singles,
     active: Singles,
@@ -213,8 +240,11 @@ def head(
     pairs = _OF_PAIRS + (_TRANSITIONS if head.linear.size > _FOLLOWERS else 0)
     most = lasts.shape[1] * neighbours.ids.shape[1] + followers.ids.shape[1]
     met_items, sums = np.empty(most, np.int64), np.empty((pairs, most))
-    block, said = np.zeros((_OF_ITEMS + pairs, _LANES), np.float32), np.empty(_LANES, np.float32)
-    linear, hidden = np.empty(_OF_ITEMS + pairs, np.float32), np.empty((units, _OF_ITEMS + pairs), np.float32)
+    inputs, all_units = _eights(_OF_ITEMS + pairs), _eights(units)
+    block, said = np.zeros((inputs, _LANES), np.float32), np.empty(_LANES, np.float32)
+    linear, hidden = np.zeros(inputs, np.float32), np.zeros((all_units, inputs), np.float32)
+    shift, output = np.zeros(all_units, np.float32), np.zeros(all_units, np.float32)
+    shift[:units], output[:units] = head.shift, head.output
     dots = np.empty(most, np.float32)
     for n in range(users):
         _fold(head.linear, active[n], pairs, linear)
@@ -242,7 +272,7 @@ def head(
                 for kind in range(pairs):
                     divisor = divisors[1 if kind in (2, 4) else 0, item]
                     block[_OF_ITEMS + kind, lane] = math.log1p(sums[kind, start + lane] / divisor)
-            _through_all(block, linear, hidden, head, said)
+            _through_all(block, linear, hidden, shift, output, head.constant, said)
             for lane in range(width):
                 scores[n, met_items[start + lane]] = said[lane]
 

@@ -27,7 +27,7 @@ VARIABLE, CHOICES = "MELON_KERNEL", ("auto", "torch", "numba")
 PATIENCE = 100
 
 #: A suite of loops by its name, or by its name and width.
-Wanted = str | tuple[str, int]
+SuiteName = str | tuple[str, int]
 #: Compiled loops, each an attribute.
 Loops = SimpleNamespace
 logger = logging.getLogger("melon")
@@ -62,7 +62,7 @@ def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | No
     return loops
 
 
-def warm_up(*suites: Wanted, in_background: bool = False) -> threading.Thread | None:
+def warm_up(*suites: SuiteName, in_background: bool = False) -> threading.Thread | None:
     """Have suites ready before they are needed: now, or by a background thread, which is returned."""
     keys = [each if isinstance(each, tuple) else (each, 0) for each in suites]
     if not compiled():

@@ -23,7 +23,7 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 _lent = 0
 _several = False  # whether PyTorch was ever allowed more than one thread here
 _forked = False  # whether it may not be any more
-_Input = TypeVar("_Input")
+_Value = TypeVar("_Value")
 _Output = TypeVar("_Output")
 
 
@@ -81,7 +81,7 @@ def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
         helper.result()  # raises what it met
 
 
-def ahead(work: Callable[[_Input], _Output], inputs: Iterable[_Input], helpers: int | None = None) -> Iterator[_Output]:
+def ahead(work: Callable[[_Value], _Output], inputs: Iterable[_Value], helpers: int | None = None) -> Iterator[_Output]:
     """What `work` gives for each input, in order; threads beside the caller's work on the next ones meanwhile.
 
     There are as many `helpers`, or else as many as kernels may use beside the caller.

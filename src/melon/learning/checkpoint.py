@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -43,8 +42,8 @@ from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
 from melon.stream.saved import MOST, require, saved_array
 from melon.tables import Moment, Table, TableSpec
+from melon.types import AnyArray
 
-Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
 
@@ -63,12 +62,12 @@ class StrategyFactory(Protocol):
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedUpdater:
     """What a checkpoint holds: an updater that goes on where it stopped, and what its owner added."""
 
     updater: Updater
     extra: dict[str, Any]
-    arrays: dict[str, Array]
+    arrays: dict[str, AnyArray]
 
 
 def save(
@@ -77,7 +76,7 @@ def save(
     *,
     time: int | None = None,
     extra: Mapping[str, Any] | None = None,
-    arrays: Mapping[str, Array] | None = None,
+    arrays: Mapping[str, AnyArray] | None = None,
 ) -> None:
     """Write the updater, and whatever `extra` (JSON) and `arrays` the caller adds, as the folder's one state.
 
@@ -127,7 +126,7 @@ def load(
     expect_recommender: str | None = None,
     expect_strategy: str | None = None,
     device: str = "cpu",
-) -> Saved:
+) -> SavedUpdater:
     """The state that `save` wrote, every byte of it verified.
 
     A recommender or strategy that no registry knows is made by the `recommender` or `strategy` given: a class, or
@@ -201,7 +200,7 @@ def _restore(
     recommender_factory: RecommenderFactory | None,
     strategy_factory: StrategyFactory | None,
     device: str,
-) -> Saved:
+) -> SavedUpdater:
     about = manifest.recommender
     make_recommender = recommender_factory or _registered(source, RECOMMENDERS, about.name)
     dtype = getattr(torch, about.dtype)
@@ -220,7 +219,7 @@ def _restore(
     def tensors(name: str) -> dict[str, Tensor]:
         return read_tensors(source, name, manifest.files)
 
-    def arrays(name: str) -> dict[str, Array]:
+    def arrays(name: str) -> dict[str, AnyArray]:
         return {key: tensor.clone().numpy() for key, tensor in tensors(name).items()}
 
     history, state = History.from_state(arrays(manifest.state.history)), manifest.state
@@ -239,7 +238,7 @@ def _restore(
     _check_rows(recommender, history)
     recommender.restore_streaming_state(arrays(state.streaming_state))
     _recall(strategy, tensors(state.memory), device)
-    return Saved(updater, manifest.extra, arrays(state.arrays))
+    return SavedUpdater(updater, manifest.extra, arrays(state.arrays))
 
 
 def _restore_table(
@@ -294,7 +293,7 @@ def _recall(strategy: Strategy, memory: Mapping[str, Tensor], device: str) -> No
     require(shapes == {name: tensor.shape for name, tensor in memory.items()}, "the strategy's memory and its settings")
 
 
-def _numpy(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Array]:
+def _numpy(tensors: Mapping[str, Tensor], *names: str) -> dict[str, AnyArray]:
     return {name: tensor.numpy() for name, tensor in tensors.items() if not names or name in names}
 
 

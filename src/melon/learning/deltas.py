@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,9 +24,8 @@ from melon.learning.model import LiveModel
 from melon.learning.tensorfiles import pieces
 from melon.recommenders.heads import HeadedRecommender
 from melon.stream.saved import MOST, part_of, require, saved_array
-from melon.types import Ints
+from melon.types import AnyArray, Ints
 
-Array = npt.NDArray[Any]
 DIGEST_SIZE = 32
 #: The digest before the first step.
 NOTHING = bytes(DIGEST_SIZE)
@@ -35,7 +33,7 @@ _SIDES = ("users", "items")
 
 
 @dataclass(frozen=True)
-class Rows:
+class StoredRows:
     """Rows of one table as they are stored now, and how many the table has."""
 
     size: int
@@ -65,12 +63,15 @@ class Delta:
     half_lives: Mapping[str, float]
     past: Interacted
     books: Mapping[str, tuple[int, IdBook]]
-    tables: Mapping[str, Rows]
+    tables: Mapping[str, StoredRows]
     head: Mapping[str, Tensor]
     forgotten: tuple[int, Id] | None = None
 
     def to_bytes(self) -> bytes:
-        """The delta in the layout of safetensors; equal deltas are equal bytes."""
+        """The delta in the layout of safetensors; equal deltas are equal bytes.
+
+        Rows that were touched at one moment, as those of a batch are, have it once.
+        """
         about = {
             "number": self.number,
             "events": self.events,
@@ -83,7 +84,7 @@ class Delta:
             "forgotten": None if self.forgotten is None else self.forgotten[0],
         }
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-        tensors: dict[str, Tensor | Array] = {"about": np.frombuffer(text, dtype=np.uint8).copy()}
+        tensors: dict[str, Tensor | AnyArray] = {"about": np.frombuffer(text, dtype=np.uint8).copy()}
         tensors |= {f"past.{name}": getattr(self.past, name) for name in ("users", "items", "times")}
         tensors |= {f"head.{name}": held for name, held in self.head.items()}
         books = {side: book for side, (_, book) in self.books.items()}
@@ -92,7 +93,9 @@ class Delta:
             books["forgotten"].rows([self.forgotten[1]], add=True)
         tensors |= {f"{side}.{name}": held for side, book in books.items() for name, held in book.state().items()}
         for name, rows in self.tables.items():
-            parts: dict[str, Tensor | Array] = {"rows": rows.rows, "values": rows.values, "touched": rows.touched}
+            touched = rows.touched[:1] if bool((rows.touched == rows.touched[:1]).all()) else rows.touched
+            numbers = rows.rows.astype(np.int32)
+            parts: dict[str, Tensor | AnyArray] = {"rows": numbers, "values": rows.values, "touched": touched}
             tensors |= {f"table.{name}/{part}": held for part, held in parts.items()}
         return b"".join(pieces(tensors))
 
@@ -145,11 +148,11 @@ class Recorder:
     def take(self, number: int, past: Interacted, forgotten: tuple[int, Id] | None = None) -> Delta:
         """The changes since the last call, which made the model's step of this number."""
         model, updater = self._model, self._model.updater
-        recommender, tables = updater.recommender, dict[str, Rows]()
+        recommender, tables = updater.recommender, dict[str, StoredRows]()
         for name, table in recommender.tables.items():
             rows, view = table.changed(), table.view()
             if len(rows):
-                tables[name] = Rows(table.rows, rows.numpy(), view.storage[rows], view.touched[rows])
+                tables[name] = StoredRows(table.rows, rows.numpy(), view.storage[rows], view.touched[rows])
         books: dict[str, tuple[int, IdBook]] = {}
         for side, known in self._known.items():
             book, new = getattr(model, side), IdBook(side)
@@ -200,7 +203,7 @@ def state_digest(model: LiveModel, *, answering: bool = False) -> str:
     """A digest of everything that learning goes on from; with `answering`, of what answers depend on alone."""
     updater = model.updater
     recommender, strategy = updater.recommender, updater.strategy
-    parts: dict[str, Mapping[str, Tensor | Array]] = {
+    parts: dict[str, Mapping[str, Tensor | AnyArray]] = {
         "history": updater.history.state(),
         "popular": model.popular.state(),
         "users": model.users.state(),
@@ -228,12 +231,13 @@ def _count(about: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> Rows:
+def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> StoredRows:
     rows, values, touched = (tensors[f"table.{name}/{part}"] for part in ("rows", "values", "touched"))
-    require(rows.dtype == touched.dtype == torch.int64 and values.dim() == 2, f"the rows of {name!r} in a delta")
-    require(len(rows) == len(values) == len(touched), f"the lengths of {name!r} in a delta")
+    whole = rows.dtype == torch.int32 and touched.dtype == torch.int64
+    require(whole and values.dim() == 2, f"the rows of {name!r} in a delta")
+    require(len(rows) == len(values) and len(touched) in (1, len(rows)), f"the lengths of {name!r} in a delta")
     require(not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < size, f"the row numbers of {name!r} in a delta")
-    return Rows(int(size), rows.numpy(), values, touched)
+    return StoredRows(int(size), rows.numpy().astype(np.int64), values, touched.expand(len(rows)).contiguous())
 
 
 def _check(model: LiveModel, delta: Delta) -> None:

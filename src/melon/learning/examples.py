@@ -70,36 +70,33 @@ class Offers:
         self._negatives = Draws(seed, "training negatives")
         self._last_negatives = Draws(seed, "negatives of last interactions")
         self._replay = Draws(seed, "replay")
+        self._popularity = history.of_items if strategy.negatives == "popular" else None
 
     def pool(self, batch: Batch) -> int:
         """How many items there are with this batch; negatives are drawn from them."""
         return max(self._history.items_born, batch.rows[1])
 
-    def of(self, batch: Batch) -> Offered:
+    def of(self, batch: Batch, pool: int) -> Offered:
         """The batch and the interactions that are replayed beside it."""
-        if not self._strategy.replay:
-            return self._with_negatives(batch, batch.users, batch.items, batch.events, self._negatives)
-        users, items, fresh = self._with_replay(batch)
-        # Replayed interactions are numbered apart from the stream's own events.
-        events = np.concatenate([batch.events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
-        return self._with_negatives(batch, users, items, events, self._negatives, fresh)
+        users, items, events, fresh = batch.users, batch.items, batch.events, None
+        if self._strategy.replay:
+            users, items, fresh = self._with_replay(batch)
+            # Replayed interactions are numbered apart from the stream's own events.
+            events = np.concatenate([events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
+        negatives = Negatives(pool, self._history.seen, self._negatives, self._popularity)
+        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh)
 
     def last(self, batch: Batch) -> Offered | None:
         """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
-        if not isinstance(self._strategy, LearnedStrategy):
+        if not isinstance(self._strategy, LearnedStrategy) or not self._strategy.looks_ahead:
             return None
         cold = self._strategy.settings.cold
         last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)
         if not len(last):
             return None
-        return self._with_negatives(batch, last.users, last.items, last.events, self._last_negatives)
-
-    def _with_negatives(
-        self, batch: Batch, users: Ints, items: Ints, events: Ints, draws: Draws, fresh: Flags | None = None
-    ) -> Offered:
-        popularity = self._history.of_items if self._strategy.negatives == "popular" else None
-        negatives = Negatives(self.pool(batch), self._history.seen, draws, popularity)
-        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh)
+        negatives = Negatives(self.pool(batch), self._history.seen, self._last_negatives, self._popularity)
+        count = self._recommender.settings.negatives
+        return Offered(last.users, negatives.lines(last.users, last.items, last.events, count))
 
     def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags]:
         users, items = self._history.replay(self._strategy.replay, self._replay, batch.first_event)
@@ -128,7 +125,7 @@ class Gatherer:
         self._recommender, self._history, self._row_state = recommender, history, row_state
         self._specs = {spec.name: spec for spec in recommender.specs}
         self._options = {"per_branch": True} if per_branch else {}
-        self._user_places, self._item_places = _Places(), _Places()
+        self._user_places, self._item_places = _RowPlaces(), _RowPlaces()
 
     def everything(self) -> Compact:
         """All rows there are."""
@@ -189,7 +186,7 @@ def _with_rest(first: Ints, more: Ints) -> Ints:
     return np.concatenate([first, wanted[first[at] != wanted]])
 
 
-class _Places:
+class _RowPlaces:
     """Where stored rows stand in a compact copy: one number for each row there is, written before it is read."""
 
     def __init__(self) -> None:

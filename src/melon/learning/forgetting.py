@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from melon.data.ids import Id
-from melon.learning.model import Ids, LiveModel
+from melon.learning.model import IdSequence, LiveModel
 from melon.stream.batch import Batch
 from melon.tables import Table, TableSpec
 from melon.types import Ints
 
 
-def observe_only(model: LiveModel, user_ids: Ids, item_ids: Ids, times: Ints) -> None:
+def observe_only(model: LiveModel, user_ids: IdSequence, item_ids: IdSequence, times: Ints) -> None:
     """Take note of events in the order given without learning from them: the past knows them, no row is taught.
 
     Newcomers get their first rows. Times before `last_time` count as `last_time`.

@@ -108,7 +108,8 @@ def best_of_all(
     scan = catalogue.scan(_NO_BOOST if boost is None else np.ascontiguousarray(boost[:n_items], np.float32))
     if scan is not None:
         return _filled(scan, n_items, np.dtype(np.float32), users, k, seen, allowed)
-    scores = catalogue.scores(torch.from_numpy(users)).cpu().numpy()
+    make = catalogue.scores if seen is None else catalogue.unseen_scores
+    scores = make(torch.from_numpy(users)).cpu().numpy()
     if boost is not None:
         scores = scores.copy()
         scores[:, : len(boost)] += boost[:n_items].astype(scores.dtype)

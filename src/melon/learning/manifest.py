@@ -21,14 +21,14 @@ from melon.tables import TableSpec
 FORMAT, VERSION, READABLE = "melon-checkpoint", 3, (2, 3)
 MANIFEST = "manifest.json"
 
-_Count = Annotated[int, Field(ge=0, le=MOST)]
+_Size = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class _Recommender(_Strict):
+class _RecommenderFields(_Strict):
     name: str
     settings: dict[str, Any]
     loss: str
@@ -36,30 +36,30 @@ class _Recommender(_Strict):
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
 
 
-class _Strategy(_Strict):
+class _StrategyFields(_Strict):
     name: str
     settings: dict[str, Any]
     seed: int
 
 
-class _Updater(_Strict):
+class _UpdaterFields(_Strict):
     seed: int
     fading_clock: Literal["interactions", "seconds"]
-    clock: _Count | None
+    clock: _Size | None
 
 
-class _Table(_Strict):
+class _TableFields(_Strict):
     name: str
     role: Literal["user", "item", "shared"]
     kind: Literal["embedding", "bias", "weight"]
-    dim: _Count
-    rows: _Count
+    dim: _Size
+    rows: _Size
     half_life: Annotated[float, Field(gt=0)] | None
     row_state: list[str]
     file: str
 
 
-class _State(_Strict):
+class _StateFields(_Strict):
     streaming_state: str
     memory: str
     history: str
@@ -72,12 +72,12 @@ class Manifest(_Strict):
     format: Literal["melon-checkpoint"]
     version: int
     melon: str
-    recommender: _Recommender
-    strategy: _Strategy
-    updater: _Updater
-    tables: list[_Table]
-    state: _State
-    files: dict[str, _Count]
+    recommender: _RecommenderFields
+    strategy: _StrategyFields
+    updater: _UpdaterFields
+    tables: list[_TableFields]
+    state: _StateFields
+    files: dict[str, _Size]
     extra: dict[str, Any]
     digest: str | None = None
 

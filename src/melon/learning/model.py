@@ -31,7 +31,7 @@ from melon.types import Flags, Ints, Scores
 POPULAR_HALF_LIFE = 5_000
 _LATEST = np.iinfo(np.int64).max
 
-Ids = npt.NDArray[Any] | Sequence[Id]
+IdSequence = npt.NDArray[Any] | Sequence[Id]
 
 
 class LiveModel:
@@ -62,7 +62,7 @@ class LiveModel:
 
     def _own(self) -> None:
         """Make what a copy of this model has of its own."""
-        self._lock, self._ranker = threading.RLock(), Ranker(self.updater, self.popular)
+        self._lock, self._ranker = threading.RLock(), Ranker(self.updater)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_ranker")}
@@ -98,8 +98,8 @@ class LiveModel:
 
     def learn_events(
         self,
-        user_ids: Ids,
-        item_ids: Ids,
+        user_ids: IdSequence,
+        item_ids: IdSequence,
         times: Ints | Sequence[int] | None = None,
         *,
         batch_size: int | None = None,
@@ -119,7 +119,7 @@ class LiveModel:
             user_ids, item_ids, moments = _ordered(user_ids, order), _ordered(item_ids, order), moments[order]
         return list(self._learn(user_ids, item_ids, moments, batch_size or max(len(moments), 1)))
 
-    def _learn(self, user_ids: Ids, item_ids: Ids, times: Ints, batch_size: int) -> Iterator[float]:
+    def _learn(self, user_ids: IdSequence, item_ids: IdSequence, times: Ints, batch_size: int) -> Iterator[float]:
         if len(times) > batch_size:  # ids that cannot be learned are refused before the first batch is
             self.users.rows(user_ids)
             self.items.rows(item_ids)
@@ -128,7 +128,7 @@ class LiveModel:
                 loss = self._learn_batch(user_ids[start:stop], item_ids[start:stop], times[start:stop])
             yield loss
 
-    def _learn_batch(self, user_ids: Ids, item_ids: Ids, times: Ints) -> float:
+    def _learn_batch(self, user_ids: IdSequence, item_ids: IdSequence, times: Ints) -> float:
         updater, last_time = self.updater, self.last_time
         late = bool(times[0] < last_time)  # times are in order
         with contextlib.ExitStack() as undo:
@@ -168,8 +168,8 @@ class LiveModel:
     def recommend(self, user_ids: Sequence[Id], k: int, *, filter_seen: bool = True) -> list[Recommended]:
         """The k best items for each user; for users that the model does not know, the k most popular ones."""
         with self._lock:
-            rows, known = self.users.rows(user_ids), self.rows_of("user")
-            served = [0 <= row < known for row in rows.tolist()]
+            rows, n_users = self.users.rows(user_ids), self.rows_of("user")
+            served = [0 <= row < n_users for row in rows.tolist()]
         everybody = all(served)
         lists = self.best(rows if everybody else rows[served], k, filter_seen=filter_seen)
         popular = () if everybody else self._named(self.most_popular(k))
@@ -313,7 +313,7 @@ def _checked_times(times: Ints | Sequence[int]) -> Ints:
     return moments.astype(np.int64)
 
 
-def _ordered(ids: Ids, order: Ints) -> Ids:
+def _ordered(ids: IdSequence, order: Ints) -> IdSequence:
     return ids[order] if isinstance(ids, np.ndarray) else [ids[place] for place in order.tolist()]
 
 

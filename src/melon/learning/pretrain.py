@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ from melon.types import Ints
 #: How many interactions a pre-training looks at unless told otherwise; small logs are seen up to MOST_EPOCHS times.
 INTERACTIONS_SEEN, FEWEST_EPOCHS, MOST_EPOCHS = 15_000_000, 8, 60
 
-#: How much of a log is observed at a time; the result does not depend on it.
-_OBSERVED_AT_ONCE = 4_096
+#: How much of a log is observed at a time; the result does not depend on it. Of many items, few are met twice in a
+#: short run, and each time an item is met its neighbours come from memory: so a log with many is taken in longer runs.
+_OBSERVED_AT_ONCE, _MOST_OBSERVED_AT_ONCE = 1 << 11, 1 << 15
 #: How much of a log is drawn and learned at a time; likewise. Ctrl-C works in between.
 _LEARNED_AT_ONCE = 1 << 15
 
@@ -174,11 +175,16 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
                 table.stamp(torch.arange(len(stamps), device=table.device), stamps)
 
 
-def live_through(recommender: Recommender, history: History, log: Interactions) -> None:
+def live_through(
+    recommender: Recommender, history: History, log: Interactions, given_up: Callable[[], bool] = lambda: False
+) -> None:
     """Observe a recorded log in order of time and append it to the history; no row is learned."""
     recommender.fit_past(log.users, log.items)
     history.expect(log)
-    for start, stop in batches(0, len(log), _OBSERVED_AT_ONCE):
+    at_once = int(np.clip(log.n_items // 4, _OBSERVED_AT_ONCE, _MOST_OBSERVED_AT_ONCE))
+    for start, stop in batches(0, len(log), at_once):
+        if given_up():
+            return
         users, items = log.users[start:stop], log.items[start:stop]
         recommender.observe(users, items, log.times[start:stop], history)
         history.append(users, items)

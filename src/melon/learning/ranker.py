@@ -13,14 +13,13 @@ from melon.errors import DataError
 from melon.learning.lists import Best, best, best_of_all
 from melon.learning.updater import Updater
 from melon.recommenders.base import Catalogue
-from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.pairs import SeenPairs, distinct, pair_keys
 from melon.types import Flags, Ints
 
 #: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
 SCORES_AT_ONCE = 1 << 23
-#: Two stages: a scorer serves for this many interactions, and this many best products are scored again.
-STALE, CANDIDATES = 256, 100
+#: Two stages: this many best products, beside the list's length, are scored again.
+CANDIDATES = 100
 
 
 @dataclass(frozen=True)
@@ -57,44 +56,41 @@ class Limits:
 
 
 class _Kept(NamedTuple):
-    """A scorer, the version of the model that it is of, the event at which it was made, and of how many items."""
+    """A scorer, and the version of the model that it is of."""
 
     version: tuple[object, ...]
-    event: int
-    n_items: int
     catalogue: Catalogue
 
 
 class Ranker:
     """Makes lists for an updater. It writes nothing that is learned; the caller holds the model's lock."""
 
-    def __init__(self, updater: Updater, counts: ItemCounts) -> None:
-        self._updater, self._counts = updater, counts
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
         self._kept: _Kept | None = None
 
     def best(self, users: Ints, k: int, n_items: int, time: int, limits: Limits) -> list[Best]:
-        """The k best of items 0 … n_items-1 for rows of users; each list depends on its user alone."""
-        mask = limits.mask(n_items)
-        if self._updater.recommender.two_stage and limits.boost is None and self._aging(n_items, time):
-            return self._in_two_stages(users, k, n_items, time, limits, mask)
-        catalogue, seen = self._catalogue(n_items, time), self._seen(limits)
+        """The k best of items 0 … n_items-1 for rows of users; each list depends on its user and the version alone."""
+        mask, catalogue, seen = limits.mask(n_items), self._catalogue(n_items, time), self._seen(limits)
+        if self._updater.recommender.two_stage and limits.boost is None:
+            return self._in_two_stages(catalogue, users, k, n_items, time, seen, mask)
         return best_of_all(catalogue, users, k, n_items, boost=limits.boost, seen=seen, allowed=mask)
 
     def _in_two_stages(
-        self, users: Ints, k: int, n_items: int, time: int, limits: Limits, mask: Flags | None
+        self,
+        catalogue: Catalogue,
+        users: Ints,
+        k: int,
+        n_items: int,
+        time: int,
+        seen: SeenPairs | None,
+        mask: Flags | None,
     ) -> list[Best]:
-        """Candidates by a scorer that may be a little old, and whatever was taken or came since, scored as of now.
-
-        All users share the pass over the items; what was taken since is the same for all of them.
-        """
-        assert self._kept is not None
-        catalogue, known = self._kept.catalogue, self._kept.n_items
-        seen, allowed = self._seen(limits), None if mask is None else mask[:known]
-        quick = catalogue.first_stage()
-        candidates = best_of_all(quick, users, k + CANDIDATES, known, boost=None, seen=seen, allowed=allowed)
-        taken, rows = self._counts.taken_since(self._kept.event), list[Ints]()
+        """Candidates by quick scores and from elsewhere, then scored exactly; all users share the pass over items."""
+        quick, rows = catalogue.first_stage(), list[Ints]()
+        candidates = best_of_all(quick, users, k + CANDIDATES, n_items, boost=None, seen=seen, allowed=mask)
         for user, (near, _) in zip(users[:, None], candidates, strict=True):
-            more = np.concatenate([catalogue.worthwhile(user), taken])
+            more = catalogue.worthwhile(user)
             more = more[more < n_items]
             if mask is not None:
                 more = more[mask[more]]
@@ -116,14 +112,8 @@ class Ranker:
         """The scorer of this version of the model."""
         version = (n_items, *self._updater.version(time))
         if self._kept is None or self._kept.version != version:
-            self._kept = _Kept(version, self._counts.events, n_items, self._updater.catalogue(n_items, time))
+            self._kept = _Kept(version, self._updater.catalogue(n_items, time))
         return self._kept.catalogue
-
-    def _aging(self, n_items: int, time: int) -> bool:
-        """Whether there is a scorer of an earlier version that is not too old for two stages."""
-        if self._kept is None or not 0 <= self._counts.events - self._kept.event <= STALE:
-            return False
-        return self._kept.version != (n_items, *self._updater.version(time))
 
 
 def in_pieces(rows: Ints, n_items: int) -> Iterator[Ints]:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from melon.errors import LearningError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
+from melon.learning.practice.online import OnlinePractice
 from melon.recommenders.base import Recommender
 from melon.recommenders.plain import PlainSteps
 from melon.sparse_table import SparseTable
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
+from melon.strategies.practised import LinearStrategy
 from melon.strategies.reductions import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -26,7 +28,7 @@ from melon.tables import Table
 Write = tuple[Table | SparseTable, Tensor, Tensor]  # a table, distinct rows of it, and their new values
 
 
-class Rows(Protocol):
+class NewRows(Protocol):
     """New rows that have been computed and not yet written."""
 
     @property
@@ -38,11 +40,11 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class ComputedStep:
     """A step that has been computed and not yet written."""
 
     loss: float
-    rows: Rows
+    rows: NewRows
     memory: Mapping[str, Tensor]
 
 
@@ -71,7 +73,7 @@ class ProposedRows:
 class RowsAndState:
     """Rows that compiled loops give, and state of the strategy beside them."""
 
-    rows: Rows
+    rows: NewRows
     state: ProposedRows
 
     @property
@@ -96,9 +98,12 @@ class StepMaker:
         per_branch = isinstance(strategy, LearnedStrategy) and strategy.per_branch
         self._gatherer = Gatherer(recommender, history, row_state, per_branch=per_branch)
         self._offers = Offers(recommender, strategy, history, seed)
+        self._online = None
+        if isinstance(strategy, LinearStrategy) and strategy.settings.online != "frozen":
+            self._online = OnlinePractice(recommender, strategy, history, seed)
         self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
 
-    def of(self, batch: Batch, undo: ExitStack) -> Step | None:
+    def of(self, batch: Batch, undo: ExitStack) -> ComputedStep | None:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
         `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
@@ -107,16 +112,21 @@ class StepMaker:
         pool = self._offers.pool(batch)
         if not self._recommender.specs or pool < 2:
             return None
-        offered = self._offers.of(batch)
+        if self._online is not None:
+            self._online.improve(batch, undo)
+        offered = self._offers.of(batch, pool)
+        if self._online is not None:
+            situation = self._gatherer.situation(self._compact(offered), offered)
+            self._online.remember(situation, offered.users, offered.items)
         plain = self._plain(offered, batch) if pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
         with self._strategy.at_work():
             return self.propose(offered, self._offers.last(batch), batch, undo)
 
-    def _plain(self, offered: Offered, batch: Batch) -> Step | None:
+    def _plain(self, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
-        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch))
+        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch.users))
         if loops is None:
             return None
         if rates is None:
@@ -128,9 +138,9 @@ class StepMaker:
             return None
         if rows.broken is not None:
             raise self.broken(rows.broken, batch)
-        return Step(rows.loss, rows, rates.memory)
+        return ComputedStep(rows.loss, rows, rates.memory)
 
-    def _rated(self, loops: PlainSteps, offered: Offered, batch: Batch) -> Step | None:
+    def _rated(self, loops: PlainSteps, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The same with a rate for each gradient."""
         now, state = self._recommender.clock.now, self._row_state
         rates = self._strategy.line_rates(loops, offered.users, offered.items, self._history, now, state)
@@ -141,10 +151,10 @@ class StepMaker:
             return None
         if rows.broken is not None:
             raise self.broken(rows.broken, batch)
-        beside = [(state[name][key], *new) for name, kept in rates.row_state.items() for key, new in kept.items()]
-        return Step(rows.loss, RowsAndState(rows, ProposedRows(beside, [])), {})
+        beside = [(state[name][key], *new) for name, arrays in rates.row_state.items() for key, new in arrays.items()]
+        return ComputedStep(rows.loss, RowsAndState(rows, ProposedRows(beside, [])), {})
 
-    def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> Step:
+    def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> ComputedStep:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""
         strategy, compact = self._strategy, self._compact(offered)
         situation = self._gatherer.situation(compact, offered)
@@ -166,7 +176,9 @@ class StepMaker:
         # What is replayed is learned with the batch, but is no part of its loss.
         loss = losses.mean() if offered.fresh is None else losses[situation.examples.fresh].mean()
         moves = [(situation.values[name], proposal.values[name].detach()) for name in moving]
-        return Step(float(loss), ProposedRows([*self._writes(compact, proposal), *provisional], moves), proposal.memory)
+        return ComputedStep(
+            float(loss), ProposedRows([*self._writes(compact, proposal), *provisional], moves), proposal.memory
+        )
 
     def _meta_step(
         self,
@@ -218,7 +230,7 @@ class StepMaker:
 
     def situation(self, batch: Batch) -> Situation:
         """A batch as the strategy meets it, on rows that exist."""
-        offered = self._offers.of(batch)
+        offered = self._offers.of(batch, self._offers.pool(batch))
         return self._gatherer.situation(self._compact(offered), offered)
 
     def broken(self, what: str, batch: Batch) -> LearningError:

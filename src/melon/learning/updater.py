@@ -14,7 +14,7 @@ from melon.errors import CheckpointError, SettingsError
 from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.step import ProposedRows, Step, StepMaker
+from melon.learning.step import ComputedStep, ProposedRows, StepMaker
 from melon.recommenders.base import Catalogue, Context, Recommender
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.sparse_table import SparseTable
@@ -60,7 +60,7 @@ class Updater:
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._state = [table for tables in self.row_state.values() for table in tables.values()]
-        self._last: Step | None = None
+        self._last: ComputedStep | None = None
         self._followed: Mapping[str, float] | None = None
 
     # Reading: nothing is written.
@@ -223,9 +223,9 @@ class Updater:
     # The parts of a step.
 
     def _learn(self, batch: Batch, undo: ExitStack, *, teach_head: bool, record: bool) -> float:
-        if not len(batch):
-            return 0.0
         users, items, history, written = batch.users, batch.items, self.history, undo if record else None
+        if not len(users):
+            return 0.0
         self._tick(int(batch.times[0]), written)
         # The head learns from the model as it was when the batch was predicted, so its step is computed first.
         head = self._head_step(batch) if teach_head and self._teacher.steps else None
@@ -244,7 +244,8 @@ class Updater:
             undo.callback(history.undo_point(users, items))
         history.append(users, items)
         if step is not None:
-            self._keep(step)
+            self.strategy.keep(step.memory)
+            self._last = step
         if head is not None:
             self._teacher.keep(head)
         return step.loss if step else 0.0
@@ -270,15 +271,12 @@ class Updater:
         tables = ((self.recommender.tables[name], new) for name, new in values.items())
         return ProposedRows([(table, torch.arange(table.rows, device=table.device), new) for table, new in tables], [])
 
-    def _keep(self, step: Step) -> None:
-        self.strategy.keep(step.memory)
-        self._last = step
-
-    def _finish(self, step: Step | None) -> float:
+    def _finish(self, step: ComputedStep | None) -> float:
         if step is None:
             return 0.0
         step.rows.write()
-        self._keep(step)
+        self.strategy.keep(step.memory)
+        self._last = step
         return step.loss
 
     def _require_practised(self, table: Table | SparseTable, state: Mapping[str, Tensor | None]) -> None:

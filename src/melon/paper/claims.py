@@ -14,7 +14,7 @@ from melon.report.document import counted
 from melon.report.numbers import Compared, Comparisons, batch_sizes, curve, milliseconds, on_top, slope
 from melon.report.results import where
 
-Outcome = Literal["held", "not held", "not decided"]
+ClaimOutcome = Literal["held", "not held", "not decided"]
 OURS = "melon"
 REWEIGHTING = ("eals", "mwnet")
 META_OPTIMISATION = ("metasgd", "s2meta", "sml")
@@ -27,7 +27,7 @@ class ClaimResult:
     """A claim's outcome, the number that decides it, and a line for each contest."""
 
     claim: str
-    outcome: Outcome
+    outcome: ClaimOutcome
     number: str
     lines: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ def claim_results(bench: Bench, comparisons: Comparisons) -> list[ClaimResult]:
     ]
 
 
-def together(parts: Iterable[Outcome]) -> Outcome:
+def together(parts: Iterable[ClaimOutcome]) -> ClaimOutcome:
     """A claim about all cases fails with one that fails, and stays open with one that is open."""
     outcomes = list(parts)
     if "not held" in outcomes:
@@ -52,7 +52,7 @@ def together(parts: Iterable[Outcome]) -> Outcome:
     return "held" if outcomes and all(part == "held" for part in outcomes) else "not decided"
 
 
-def gain(compared: Iterable[Compared]) -> Outcome:
+def gain(compared: Iterable[Compared]) -> ClaimOutcome:
     """Better than each; a single rival against whom a gain is ruled out is enough to fail."""
     rivals = list(compared)
     if any(rival.verdict == "worse" or rival.no_gain for rival in rivals):
@@ -99,7 +99,7 @@ def quick_adaptation(contests: Sequence[Contest]) -> ClaimResult:
     claim = "MeLON adapts quickly: it leads over time, and its gap to plain fine-tuning grows"
     if not contests:
         return _absent(claim)
-    parts: list[Outcome] = []
+    parts: list[ClaimOutcome] = []
     lines, shares, growing, closing = [], [], 0, 0
     for contest in contests:
         curves = {name: curve(contest, name) for name in (REFERENCE, *contest.strategies)}
@@ -112,7 +112,7 @@ def quick_adaptation(contests: Sequence[Contest]) -> ClaimResult:
             continue
         leads, chance = share > 0.5, 1 / len(curves)
         growing, closing = growing + (trend.low > 0), closing + (trend.high < 0)
-        part: Outcome = "not decided"
+        part: ClaimOutcome = "not decided"
         if trend.high < 0 or (share < chance and trend.low <= 0):
             part = "not held"
         elif leads and trend.low > 0:
@@ -162,7 +162,7 @@ def affordable(contests: Sequence[Contest]) -> ClaimResult:
         lines.append(f"{where(contest)}: {taken:,.0f} ms per batch, {rates[-1]:,.1f} updates a second")
     if not rates:
         return _absent(claim, "no update of MeLON was timed")
-    outcome: Outcome = "held" if min(rates) >= SEVERAL else "not held"
+    outcome: ClaimOutcome = "held" if min(rates) >= SEVERAL else "not held"
     return ClaimResult(
         claim, outcome, f"{min(rates):,.1f} updates a second where it is slowest (several: {SEVERAL:g})", tuple(lines)
     )
@@ -171,7 +171,7 @@ def affordable(contests: Sequence[Contest]) -> ClaimResult:
 def both_paces(bench: Bench, contests: Sequence[Contest], comparisons: Comparisons) -> ClaimResult:
     """Re-weighting ahead on slow streams, meta-optimisation on fast ones, MeLON not behind either on any."""
     claim = "Re-weighting suits slow streams, meta-optimisation fast ones, MeLON both"
-    parts: list[Outcome] = []
+    parts: list[ClaimOutcome] = []
     lines, paces, right, judged = [], set(), 0, 0
     for contest in contests:
         one = [name for name in REWEIGHTING if name in contest.methods]
@@ -184,7 +184,7 @@ def both_paces(bench: Bench, contests: Sequence[Contest], comparisons: Compariso
         families = comparisons.groups(contest, suited, unsuited)
         ahead = gain([families])
         rest = comparisons.against(contest, OURS, suited)
-        level: Outcome = "not decided"
+        level: ClaimOutcome = "not decided"
         if any(rival.verdict == "worse" for rival in rest.values()):
             level = "not held"
         elif all(rival.verdict in ("better", "level or better") for rival in rest.values()):

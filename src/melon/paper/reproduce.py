@@ -31,7 +31,7 @@ _PACKED = r"(\.gz|\.zip)?"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DatasetSource:
     """One dataset: its stream's name, raw files by pattern (the first that fits is taken), and how to get them."""
 
     paper: PaperDataset
@@ -51,7 +51,7 @@ class Wanted:
 class Found:
     """Where a dataset is: raw files to prepare, or a stream that stands in for it."""
 
-    wanted: Wanted
+    wanted: DatasetSource
     raw: tuple[Path, ...] = ()
     prepared: Path | None = None
 
@@ -61,7 +61,7 @@ class Found:
         return self.prepared.name.removesuffix(".parquet") if self.prepared else self.wanted.stream
 
 
-def _amazon(paper: str, stream: str, category: str) -> Wanted:
+def _amazon(paper: str, stream: str, category: str) -> DatasetSource:
     names = (
         rf"ratings_{category}\.csv",
         rf"{category}\.csv",
@@ -72,11 +72,11 @@ def _amazon(paper: str, stream: str, category: str) -> Wanted:
         f"ratings_{category}.csv of 2014 (https://jmcauley.ucsd.edu/data/amazon/) or {category}.csv of 2018 "
         "(https://nijianmo.github.io/amazon/), the ratings only"
     )
-    return Wanted(DATASETS[paper], stream, "amazon", tuple(name + _PACKED for name in names), how)
+    return DatasetSource(DATASETS[paper], stream, "amazon", tuple(name + _PACKED for name in names), how)
 
 
 WANTED = (
-    Wanted(
+    DatasetSource(
         DATASETS["Adressa"],
         "adressa",
         "adressa",
@@ -88,7 +88,7 @@ WANTED = (
     _amazon("Amazon Book", "amazon_book", "Books"),
     _amazon("Amazon Electronics", "amazon_electronics", "Electronics"),
     _amazon("Amazon Grocery", "amazon_grocery", "Grocery_and_Gourmet_Food"),
-    Wanted(
+    DatasetSource(
         DATASETS["Yelp"],
         "yelp",
         "yelp",
@@ -98,7 +98,7 @@ WANTED = (
 )
 
 
-def look(folder: Path) -> tuple[list[Found], list[Wanted]]:
+def look(folder: Path) -> tuple[list[Found], list[DatasetSource]]:
     """What a folder and those in it hold of the five (raw files before prepared streams), and what is missing."""
     files = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_file())
     datasets, missing = [], []
@@ -257,7 +257,7 @@ def _tune(request: Reproduction, datasets: Sequence[Found], streams: Mapping[str
                 show_tuned(result)
 
 
-def _show(folder: Path, datasets: Sequence[Found], missing: Sequence[Wanted]) -> None:
+def _show(folder: Path, datasets: Sequence[Found], missing: Sequence[DatasetSource]) -> None:
     for dataset in datasets:
         where = dataset.prepared or ", ".join(str(path) for path in dataset.raw)
         verb = "stands in for" if dataset.prepared else "is"

@@ -56,6 +56,10 @@ class Catalogue(ABC):
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for each user."""
 
+    def unseen_scores(self, users: Tensor) -> Tensor:
+        """The same where those who ask leave out what each user has had: these items may have any score."""
+        return self.scores(users)
+
     def scan(self, boost: Singles) -> Callable[..., int] | None:
         """A loop that writes the best items of users without making all scores; None where there is none.
 
@@ -250,6 +254,11 @@ class Recommender(ABC):
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         """Update the streaming state with a batch that has been learned; `past` is the history before it."""
+
+    @property
+    def observes_apart(self) -> bool:
+        """Whether `observe` and pre-training have nothing in common, so that both may take a log at the same time."""
+        return type(self).observe is Recommender.observe and type(self).fit_past is Recommender.fit_past
 
     def forget_user(self, user: int) -> None:
         """Take what the streaming state holds of a user out of it."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import field_validator
 from torch import Tensor
 
 from melon.kernels import policy
+from melon.recommenders import nearest
 from melon.recommenders.base import Catalogue, Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import (
@@ -19,6 +22,7 @@ from melon.recommenders.factorisation import (
     factor_scores,
 )
 from melon.recommenders.losses import BPRLoss
+from melon.recommenders.nearest import InvertedFile, NearestCatalogue
 from melon.recommenders.plain import PlainSteps, plain_steps
 from melon.settings import Width
 from melon.tables import TableSpec
@@ -30,6 +34,14 @@ class BPRSettings(RecommenderSettings):
 
     dim: Width = 64
     init: Literal["default", "paper"] = "default"
+    lists: Literal["exact", "index"] = "exact"
+
+    @field_validator("lists")
+    @classmethod
+    def _installed(cls, lists: str) -> str:
+        if lists == "index" and find_spec("faiss") is None:
+            raise ValueError("it needs the package faiss: pip install 'melon-recommender[index]'")
+        return lists
 
 
 class BPR(Recommender):
@@ -56,6 +68,10 @@ class BPR(Recommender):
     @property
     def factorised(self) -> bool:
         return type(self.loss) is BPRLoss
+
+    @property
+    def open_evidence(self) -> bool:
+        return type(self) is BPR and type(self.loss) is BPRLoss
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
@@ -93,4 +109,16 @@ class BPR(Recommender):
         loops = policy.load("lists", like=self.tables["item_bias"].view().storage)
         if loops is None:
             return super().catalogue(n_items, context)
-        return FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
+        at = None if context is None else context.moment
+        exact = partial(FactorCatalogue, loops, self.tables, n_items, at)
+        if self.two_stage and self._inverted_file.follow(self.tables, at):
+            return NearestCatalogue(self._inverted_file, self.tables, n_items, at, exact)
+        return exact()
+
+    @property
+    def two_stage(self) -> bool:
+        return self.settings.lists == "index" and self.rows_of("item") >= nearest.FROM
+
+    @cached_property
+    def _inverted_file(self) -> InvertedFile:
+        return InvertedFile()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import local
 
 import numpy as np
 import torch
@@ -17,7 +18,10 @@ from melon.recommenders.base import Catalogue, SummedSteps
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
-from melon.types import Ints, Singles
+from melon.types import Ints, Singles, SmallInts
+
+#: What compiled loops need beside their arguments, for each thread.
+_SCRATCH = local()
 
 
 def factor_scores(values: Values, users: Tensor, items: Tensor) -> Tensor:
@@ -98,14 +102,23 @@ def compiled_pretraining(
     loops = policy.load("pretrain", like=storage[0]) if type(loss) is BPRLoss else None
     if loops is None:
         return None
-    visits = (np.zeros(len(storage[0]), np.int32), np.zeros(len(storage[1]), np.int32))
-    arrays = (part.numpy() for part in storage)
+    arrays, visits = (part.numpy() for part in storage), _visits(len(storage[0]), len(storage[1]))
     total: float = loops.pairwise_batches(users, items, steps.batch_size, steps.lr, steps.l2, *arrays, *visits)
     return total
 
 
+def _visits(*sizes: int) -> tuple[SmallInts, ...]:
+    """Zeros, which pre-training leaves as zeros. A large log takes thousands of calls; each thread has its own."""
+    held: tuple[SmallInts, ...] = getattr(_SCRATCH, "visits", ())
+    if [len(part) for part in held] != list(sizes):
+        held = _SCRATCH.visits = tuple(np.zeros(size, np.int32) for size in sizes)
+    return held
+
+
 def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Losses, slopes by each score, and gradients by users' and items' vectors."""
+    if torch.is_grad_enabled() and any(value.requires_grad for value in values.values()):
+        return None  # loops are constants to a gradient
     loops = policy.load("factor", like=values["user_factors"]) if type(loss) is BPRLoss else None
     if loops is None:
         return None

@@ -20,7 +20,7 @@ TAUGHT = ("user_factors", "item_factors", "item_bias")
 #: Knots, logarithms of losses, and what each column's log rate gains there: columns × knots.
 Hats = tuple[Floats, Floats]
 NO_HATS: Hats = np.empty(0), np.empty((0, 0))
-_Block = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
+_TableRows = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FactorStep:
     moved: float
     broken: str | None
     _loops: policy.Loops
-    _blocks: list[_Block]
+    _blocks: list[_TableRows]
 
     def write(self, undo: ExitStack | None = None) -> None:
         """Put the new rows into the tables; closing `undo` puts the old ones back."""
@@ -105,7 +105,7 @@ class PlainSteps:
         broken = None if math.isfinite(loss) else "the loss"
         if broken is None and not math.isfinite(sum(moved)):
             broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
-        written: list[_Block] = []
+        written: list[_TableRows] = []
         for table, rows, block in zip(self._tables, (user_rows, item_rows, item_rows), blocks, strict=True):
             count = n_users if rows is user_rows else n_items
             stamps = np.empty(count, dtype=np.int64)

@@ -58,24 +58,33 @@ def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
 
 
 def trend(name: str, curves: Mapping[str, Floats], labels: Labels, width: int, strong: str) -> Drawing:
-    """NDCG@10 batch by batch: the raw line faint, its trailing mean on top, one method boldest."""
+    """NDCG@10 batch by batch: the raw line faint, its trailing mean on top, one method boldest.
+
+    The axis fits the methods that learn; a baseline that lies below them all is named as such and does not stretch it.
+    """
+    means = {method: trailing_mean(values, width) for method, values in curves.items()}
+    solid = [mean for method, mean in means.items() if method not in _DASHES]
+    low, high = (float(end) for end in (np.nanmin(solid), np.nanmax(list(means.values()))))
+    low = max(low - 0.12 * max(high - low, 0.02), 0.0)
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         batches = np.arange(1, len(next(iter(curves.values()))) + 1)
         for place, (method, values) in enumerate(curves.items()):
             own, dashes = color(method).light, _DASHES.get(method)
+            below = bool(np.nanmax(means[method]) < low)
             axes.plot(batches, values, color=own, alpha=0.22, linewidth=0.7, zorder=1)
             (line,) = axes.plot(
                 batches,
-                trailing_mean(values, width),
+                means[method],
                 color=own,
                 linewidth=2.4 if method == strong else 1.3,
-                label=labels[method],
+                label=f"{labels[method]}: below {low:.2f}" if below else labels[method],
                 zorder=50 if method == strong else 10 + place,
             )
             if dashes:
                 line.set_dashes(dashes)
+        axes.set_ylim(low, high + 0.12 * max(high - low, 0.02))
         axes.set_xlabel("online batch")
         axes.set_ylabel("NDCG@10")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -271,8 +280,8 @@ def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) ->
 
 
 def _last(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else 0.0
+    numbers = values[~np.isnan(values)]
+    return float(numbers[-1]) if len(numbers) else 0.0
 
 
 def _spread(places: Sequence[float], apart: float) -> list[float]:

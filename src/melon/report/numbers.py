@@ -163,7 +163,7 @@ def trailing_width(batches: int) -> int:
 def trailing_mean(values: Floats, width: int = 10) -> Floats:
     """The mean of the last `width` values that are known, at each place."""
     windows = (values[max(0, at - width + 1) : at + 1] for at in range(len(values)))
-    return np.array([known.mean() if len(known := window[~np.isnan(window)]) else np.nan for window in windows])
+    return np.array([numbers.mean() if len(numbers := window[~np.isnan(window)]) else np.nan for window in windows])
 
 
 def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:

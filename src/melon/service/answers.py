@@ -12,6 +12,7 @@ import torch
 from melon.data.ids import Id
 from melon.errors import LearningError
 from melon.learning.model import LiveModel
+from melon.service.fallback import Fallback
 from melon.service.log.base import Position
 from melon.service.rules.arrange import POOL_FACTOR, Pool, arrange, with_pins
 from melon.service.rules.items import ItemFacts, RowFacts
@@ -22,8 +23,8 @@ from melon.stream.pairs import pair_keys
 from melon.types import Floats, Ints
 
 #: Item rows and their scores, best first.
-Best = tuple[Ints, Floats]
-Source = Literal["model", "popular", "history", "similar"]
+BestRows = tuple[Ints, Floats]
+ListSource = Literal["model", "popular", "history", "similar", "fallback"]
 #: Items of a visitor's history count less the older they are.
 _OLDER = 0.9
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
@@ -33,7 +34,7 @@ _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 class Query:
     """One list that is wanted. Ids are of the model's kind; items of `rules` too, as `exclude` and `pins`."""
 
-    source: Source = "model"
+    source: ListSource = "model"
     user: Id | None = None
     k: int = 10
     filter_seen: bool = True
@@ -44,7 +45,7 @@ class Query:
     items: tuple[Id, ...] = ()  # a visitor's history, newest last; or the item that others shall be similar to
 
 
-class Entry(NamedTuple):
+class ListEntry(NamedTuple):
     """An item of a list, its score (none for one that was pinned), and why it is there."""
 
     item: Id
@@ -53,22 +54,22 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Listed:
+class AnsweredList:
     """A list, what it was made from, which model made it, and how many items may not be in it for which reason."""
 
-    source: Source
-    items: tuple[Entry, ...]
+    source: ListSource
+    items: tuple[ListEntry, ...]
     filtered: Mapping[str, int]
     position: Position
     about: Mapping[str, str | int]
 
 
 @dataclass
-class _Work:
+class _QueryState:
     """A query on its way: rows instead of ids, and what the rules come to."""
 
     query: Query
-    source: Source
+    source: ListSource
     user_row: int
     mask: Mask
     boost: Floats | None
@@ -88,37 +89,44 @@ class ListMaker:
     """Makes lists from one model at one version; called by the scoring thread alone."""
 
     def __init__(
-        self, facts: ItemFacts, served: Served, hidden: Callable[[Id], Iterable[Id]], owner: Callable[[Id], str] = str
+        self,
+        facts: ItemFacts,
+        served: Served,
+        hidden: Callable[[Id], Iterable[Id]],
+        owner: Callable[[Id], str] = str,
+        fallback: Fallback | None = None,
     ) -> None:
-        self._facts, self._served, self._hidden, self._owner = facts, served, hidden, owner
+        self._facts, self._served, self._hidden, self._owner, self._fallback = facts, served, hidden, owner, fallback
+        self._rival: str | None = None
         self._masks = Masks(facts)
         self._rows: RowFacts | None = None
 
-    def make(self, model: LiveModel, position: Position, queries: Sequence[Query], now: float) -> list[Listed]:
+    def make(self, model: LiveModel, position: Position, queries: Sequence[Query], now: float) -> list[AnsweredList]:
         """A list for each query, each as if it had been asked for alone."""
         with self._facts.lock:
             return self._make(model, position, queries, now)
 
-    def _make(self, model: LiveModel, position: Position, queries: Sequence[Query], now: float) -> list[Listed]:
+    def _make(self, model: LiveModel, position: Position, queries: Sequence[Query], now: float) -> list[AnsweredList]:
         if self._rows is None or self._rows.book is not model.items:
             self._rows = RowFacts(self._facts, model.items)
         n_items = model.rows_of("item")
         self._rows.slots(n_items)
+        self._rival = None if self._fallback is None else self._fallback.at(position)
         works = [self._planned(model, query, n_items, now) for query in queries]
         pools, about = self._pools(model, works, n_items), about_model(model, position)
-        made = [self._finished(model, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
-        return [Listed(source, items, filtered, position, about) for source, items, filtered in made]
+        answers = [self._finished(model, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
+        return [AnsweredList(source, items, filtered, position, about) for source, items, filtered in answers]
 
     # From a query to rows, masks and exclusions.
 
-    def _planned(self, model: LiveModel, query: Query, n_items: int, now: float) -> _Work:
+    def _planned(self, model: LiveModel, query: Query, n_items: int, now: float) -> _QueryState:
         rows, rules = self._rows, query.rules
         assert rows is not None
         user_row = -1 if query.user is None else int(model.users.rows([query.user])[0])
         known = 0 <= user_row < model.rows_of("user")
         source = query.source
-        if source == "model" and not known:
-            source = "popular"
+        if source == "model":
+            source = "popular" if not known else "model" if self._rival is None else "fallback"
         if source == "history" and not any(row >= 0 for row in _item_rows(model, query.items, n_items)):
             source = "popular"
         mask = self._masks.mask(rules.filter, rows, n_items, now)
@@ -132,16 +140,9 @@ class ListMaker:
         shown = set[Id]()
         if rules.rotate_s and query.user is not None:
             shown = self._served.shown(query.user, now - rules.rotate_s)
-        work = _Work(
-            query,
-            source,
-            user_row if known else -1,
-            mask,
-            self._masks.boost(rules.boost, rows, n_items, now),
-            _NO_ROWS,
-            shown,
-            query.k * POOL_FACTOR if rules.rearranges else query.k,
-        )
+        boost = self._masks.boost(rules.boost, rows, n_items, now)
+        most = query.k * POOL_FACTOR if rules.rearranges else query.k
+        work = _QueryState(query, source, user_row if known else -1, mask, boost, _NO_ROWS, shown, most)
         work.filtered.update(mask.filtered)
         exclude["pinned"] = _item_rows(model, [item for _, item in query.pins], n_items)
         chosen = query.candidates
@@ -150,8 +151,8 @@ class ListMaker:
 
     # Scores.
 
-    def _pools(self, model: LiveModel, works: Sequence[_Work], n_items: int) -> list[Best]:
-        pools: list[Best | None] = [None] * len(works)
+    def _pools(self, model: LiveModel, works: Sequence[_QueryState], n_items: int) -> list[BestRows]:
+        pools: list[BestRows | None] = [None] * len(works)
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, work in enumerate(works):
             if work.source == "model" and work.query.candidates is None:
@@ -164,7 +165,7 @@ class ListMaker:
                 pools[place] = pool
         return pools  # type: ignore[return-value]
 
-    def _scores(self, model: LiveModel, work: _Work, n_items: int) -> tuple[Ints, Floats]:
+    def _scores(self, model: LiveModel, work: _QueryState, n_items: int) -> tuple[Ints, Floats]:
         """Rows that compete, and their scores, where they are not the model's for the whole catalogue."""
         query, everything = work.query, np.arange(n_items)
         if query.candidates is not None:
@@ -182,6 +183,8 @@ class ListMaker:
                 return rows, scores.astype(np.float64)
         else:
             rows = everything
+        if work.source == "fallback" and self._fallback is not None and self._rival is not None:
+            return self._fallback.scores(self._rival, model, work.user_row, rows)
         if work.source == "popular":
             return rows, model.popular.read(rows)[:, 0].astype(np.float64)
         items = _item_rows(model, query.items, n_items)
@@ -193,8 +196,8 @@ class ListMaker:
     # From a pool to a list.
 
     def _finished(
-        self, model: LiveModel, work: _Work, pool: Best, n_items: int
-    ) -> tuple[Source, tuple[Entry, ...], dict[str, int]]:
+        self, model: LiveModel, work: _QueryState, pool: BestRows, n_items: int
+    ) -> tuple[ListSource, tuple[ListEntry, ...], dict[str, int]]:
         query, rows, scores = work.query, *pool
         arranged = self._arranged(model, work, rows, scores)
         while len(arranged) < query.k and len(rows) == work.pool and query.rules.rearranges:
@@ -203,17 +206,19 @@ class ListMaker:
             arranged = self._arranged(model, work, rows, scores)
         ids = model.items.ids(rows[arranged]).tolist()
         entries = [
-            Entry(one, float(scores[place]), self._why(work, one, int(rows[place])))
+            ListEntry(one, float(scores[place]), self._why(work, one, int(rows[place])))
             for one, place in zip(ids, arranged, strict=True)
         ]
-        pins = [(at, Entry(item, None, "pinned")) for at, item in query.pins if self._may_be_pinned(model, work, item)]
+        pins = [
+            (at, ListEntry(item, None, "pinned")) for at, item in query.pins if self._may_be_pinned(model, work, item)
+        ]
         if query.filter_seen and work.user_row >= 0:
             seen = _seen(model, work, n_items)
             if seen:
                 work.filtered["seen"] = seen
         return work.source, tuple(with_pins(entries, pins, query.k)), work.filtered
 
-    def _arranged(self, model: LiveModel, work: _Work, rows: Ints, scores: Floats) -> list[int]:
+    def _arranged(self, model: LiveModel, work: _QueryState, rows: Ints, scores: Floats) -> list[int]:
         rules, k = work.query.rules, work.query.k
         if not rules.rearranges:
             return list(range(min(k, len(rows))))
@@ -226,12 +231,12 @@ class ListMaker:
         pool = Pool(rows, scores, facts, vectors, shown)
         return arrange(pool, k, at_most=rules.at_most, diversity=rules.diversity)
 
-    def _why(self, work: _Work, item: Id, row: int) -> str:
+    def _why(self, work: _QueryState, item: Id, row: int) -> str:
         if item in work.shown:
             return "shown before"
         return "boosted" if work.boost is not None and work.boost[row] > 0 else work.source
 
-    def _may_be_pinned(self, model: LiveModel, work: _Work, item: Id) -> bool:
+    def _may_be_pinned(self, model: LiveModel, work: _QueryState, item: Id) -> bool:
         """A pin passes by every rule, but not an item that cannot be had."""
         facts = self._facts.get(item)
         return facts is None or facts.available
@@ -248,7 +253,7 @@ def about_model(model: LiveModel, position: Position) -> dict[str, str | int]:
     }
 
 
-def _exclude(work: _Work, reasons: Mapping[str, Ints], candidates: set[int] | None) -> None:
+def _exclude(work: _QueryState, reasons: Mapping[str, Ints], candidates: set[int] | None) -> None:
     """Collect rows that this list may not have; each counts for the first reason that holds."""
     gone = set[int]()
     for why, rows in reasons.items():
@@ -273,7 +278,7 @@ def _item_rows(model: LiveModel, items: Sequence[Id], n_items: int) -> Ints:
     return np.where(rows < n_items, rows, -1)
 
 
-def _top(competing: tuple[Ints, Floats], work: _Work, model: LiveModel) -> Best:
+def _top(competing: tuple[Ints, Floats], work: _QueryState, model: LiveModel) -> BestRows:
     """The best of some rows under the rules, for lists that are not the model's own."""
     rows, scores = competing
     keep = np.ones(len(rows), dtype=np.bool_)
@@ -299,7 +304,7 @@ def _highest(scores: Floats, k: int) -> Ints:
     return places[np.argsort(-scores[places], kind="stable")][:k]
 
 
-def _best_for(model: LiveModel, works: Sequence[_Work]) -> list[Best]:
+def _best_for(model: LiveModel, works: Sequence[_QueryState]) -> list[BestRows]:
     """The model's best items for users whose lists may have the same items."""
     first = works[0]
     lists = model.best(
@@ -313,7 +318,7 @@ def _best_for(model: LiveModel, works: Sequence[_Work]) -> list[Best]:
     return [(rows, scores.astype(np.float64)) for rows, scores in lists]
 
 
-def _seen(model: LiveModel, work: _Work, n_items: int) -> int:
+def _seen(model: LiveModel, work: _QueryState, n_items: int) -> int:
     """How many items are left out because the user has had them, beside those that other rules leave out."""
     history, user = model.updater.history, np.array([work.user_row])
     met = int(history.of_users.met(user)[0])

@@ -16,18 +16,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from melon.data.ids import Id, Kind
+from melon.data.ids import Id, IdKind
 from melon.errors import ServiceError
 from melon.service.answers import ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
+from melon.service.fallback import Fallback
 from melon.service.ids import plain_id, read_id
+from melon.service.learner.watch import RIVALS
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogSettings
 from melon.service.log.files import BATCHES
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
-from melon.service.metrics import Family, Metrics, disk_free
+from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free
 from melon.service.quality import quality_between, quality_counters
 from melon.service.replica import Replica
 from melon.service.rules.items import Facts, ItemFacts
@@ -49,20 +51,21 @@ class Backend:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = ServiceMetrics()
         self.started = time.time()
         log_settings = LogSettings(most_waiting=settings.queue_events, keep_ids_days=settings.dedup_days)
         self.log = EventLog(settings.folder, log_settings)
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
-        self._maker = ListMaker(self.facts, self.served, self.hidden_from)
+        fallback = Fallback(settings.folder) if settings.fallback else None
+        self._maker = ListMaker(self.facts, self.served, self.hidden_from, fallback=fallback)
         self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
         self.uses = settings.uses()
         self.problem: str | None = None
         self.stopping = False
         self._loaded = False
-        self.kinds: dict[str, Kind | None] = {"user": None, "item": None}
+        self.kinds: dict[str, IdKind | None] = {"user": None, "item": None}
         self._hidden: dict[Id, set[Id]] = {}
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="reading")
         self._readers = threading.local()
@@ -88,7 +91,7 @@ class Backend:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Answer what waits, commit what waits, and let go of everything."""
+        """Answer what waits, commit what waits, and close everything."""
         self.stopping = True
         await asyncio.to_thread(self.coalescer.stop)
         await asyncio.to_thread(self.replica.stop)
@@ -121,8 +124,8 @@ class Backend:
         """Load compiled loops, those that follow the learner too, and make one list before somebody waits for one."""
         with self.replica.reading() as (model, position):
             model.warm_up()
-            known = model.users.ids([0]).tolist() if len(model.users) else [None]
-            self._maker.make(model, position, [Query(user=known[0])], time.time())
+            users = model.users.ids([0]).tolist() if len(model.users) else [None]
+            self._maker.make(model, position, [Query(user=users[0])], time.time())
 
     @property
     def ready(self) -> bool:
@@ -224,10 +227,15 @@ class Backend:
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "set_aside": len(steps.set_aside(1000)),
                 "alarms": steps.alarms(),
-                "batch_size": {"median": float(np.median(sizes)) if sizes else None, "most": self.settings.batch_most},
+                "fallback": decisions[-1][1] if (decisions := steps.fallbacks()) else None,
+                "batch_size": {
+                    "median": float(np.median(sizes)) if sizes else None,
+                    "most": self.settings.batch_most,
+                    "tuned": self.replica.tuned,
+                },
             }
 
-        nothing = {"quality": {"HR@10": None}, "set_aside": 0, "alarms": [], "batch_size": {}}
+        nothing = {"quality": {"HR@10": None}, "set_aside": 0, "alarms": [], "fallback": None, "batch_size": {}}
         learned = await self.from_steps(steps_of, nothing)
         model = await self.reading(self._model_now) if self.replica.ready else {"model": None, "users": 0, "items": 0}
         offset = self.log.offset
@@ -247,8 +255,12 @@ class Backend:
         """Everything for Prometheus."""
         status = await self.status()
         counters = await self.from_steps(lambda steps: quality_counters(steps.last()), quality_counters(None))
-        families: dict[str, Family] = {
+        families: dict[str, MetricFamily] = {
             "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
+            "melon_fallback": (
+                "Whether lists come from a rival of the model.", ("rival",),
+                [((rival,), float(status["fallback"] == rival)) for rival in RIVALS],
+            ),
             "melon_set_aside": ("Batches that are set aside.", (), [((), status["set_aside"])]),
             "melon_rows": (
                 "Rows of the model.", ("table",), [(("users",), status["users"]), (("items",), status["items"])]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from melon.errors import ServiceError
 from melon.learning.model import LiveModel
-from melon.service.answers import Listed, ListMaker, Query
+from melon.service.answers import AnsweredList, ListMaker, Query
 from melon.service.log.base import Position
 
 #: Lists made between two deltas; a delta waits for these few at most.
@@ -25,20 +25,20 @@ IN_A_TURN = 4
 Look = Callable[[LiveModel, Position], Any]
 
 
-class Readable(Protocol):
+class ReadableReplica(Protocol):
     """A replica, as far as scoring needs it."""
 
     def reading(self) -> AbstractContextManager[tuple[LiveModel, Position]]: ...
 
 
 @dataclass(eq=False)
-class _Job:
+class _ScoringRequest:
     """A request for lists, or one look at the model, and whom to tell. `left` of it wait to be taken."""
 
     future: asyncio.Future[Any]
     queries: Sequence[Query] = ()
     look: Look | None = None
-    results: list[Listed] = field(default_factory=list)
+    results: list[AnsweredList] = field(default_factory=list)
     left: int = 1
 
 
@@ -47,13 +47,13 @@ class Coalescer:
 
     def __init__(
         self,
-        replica: Readable,
+        replica: ReadableReplica,
         maker: ListMaker,
         most_waiting: int,
         observe: Callable[[int, float], None],
     ) -> None:
         self._replica, self._maker, self._most_waiting, self._observe = replica, maker, most_waiting, observe
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_ScoringRequest] = deque()
         self._waiting = 0
         self._free = threading.Condition()
         self._stopped = False
@@ -74,20 +74,20 @@ class Coalescer:
     def waiting(self) -> int:
         return self._waiting
 
-    async def lists(self, queries: Sequence[Query]) -> list[Listed]:
+    async def lists(self, queries: Sequence[Query]) -> list[AnsweredList]:
         """A list for each query, in order."""
-        job = _Job(self._future(), queries=queries, left=len(queries))
+        job = _ScoringRequest(self._future(), queries=queries, left=len(queries))
         return await self._submit(job)  # type: ignore[no-any-return]
 
     async def look(self, look: Look) -> Any:
         """What a function sees in the model; it is called in the scoring thread, between two products."""
-        return await self._submit(_Job(self._future(), look=look))
+        return await self._submit(_ScoringRequest(self._future(), look=look))
 
     @staticmethod
     def _future() -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    async def _submit(self, job: _Job) -> Any:
+    async def _submit(self, job: _ScoringRequest) -> Any:
         with self._free:
             if self._stopped or self._waiting + job.left > max(self._most_waiting, job.left):
                 raise ServiceError(
@@ -99,12 +99,12 @@ class Coalescer:
         try:
             return await job.future
         except asyncio.CancelledError:
-            # Whoever is gone leaves the queue.
+            # Requests whose client has gone leave the queue.
             with self._free:
                 self._withdraw(job)
             raise
 
-    def _withdraw(self, job: _Job) -> None:
+    def _withdraw(self, job: _ScoringRequest) -> None:
         """Take what is left of a job out of the queue."""
         if job in self._jobs:
             self._jobs.remove(job)
@@ -120,9 +120,9 @@ class Coalescer:
                 turns = self._next_turns()
             self._work(turns)
 
-    def _next_turns(self) -> list[tuple[_Job, Sequence[Query]]]:
+    def _next_turns(self) -> list[tuple[_ScoringRequest, Sequence[Query]]]:
         """Parts of the jobs that wait: each in its turn, up to AT_ONCE lists."""
-        turns: list[tuple[_Job, Sequence[Query]]] = []
+        turns: list[tuple[_ScoringRequest, Sequence[Query]]] = []
         left = AT_ONCE
         while self._jobs and left > 0:
             job = self._jobs.popleft()
@@ -136,17 +136,17 @@ class Coalescer:
                 self._jobs.append(job)
         return turns
 
-    def _work(self, turns: list[tuple[_Job, Sequence[Query]]]) -> None:
+    def _work(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]]) -> None:
         started, lists = time.perf_counter(), [query for _, part in turns for query in part]
-        done: list[tuple[_Job, Any, BaseException | None]] = []
+        done: list[tuple[_ScoringRequest, Any, BaseException | None]] = []
         failed = set[int]()
         try:
             with self._replica.reading() as (model, position):
                 for job, _ in turns:
                     if job.look is not None:
                         done.append((job, *_outcome(lambda job=job: job.look(model, position))))  # type: ignore[misc]
-                made, problem = _outcome(lambda: self._maker.make(model, position, lists, time.time()))
-                results = iter(made or ())
+                answers, problem = _outcome(lambda: self._maker.make(model, position, lists, time.time()))
+                results = iter(answers or ())
                 for job, part in turns:
                     if job.look is not None or id(job) in failed:
                         continue
@@ -183,7 +183,7 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, problem
 
 
-def _deliver(done: list[tuple[_Job, Any, BaseException | None]]) -> None:
+def _deliver(done: list[tuple[_ScoringRequest, Any, BaseException | None]]) -> None:
     for job, result, problem in done:
         if job.future.done():
             continue

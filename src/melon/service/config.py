@@ -16,8 +16,6 @@ from melon.settings import Settings
 PREFIX = "MELON_"
 #: Addresses that only this machine can reach.
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-#: The type of an event that names none.
-DEFAULT_TYPE = "view"
 
 #: Limits of one request; they are part of the API and no settings.
 MOST_EVENTS = 10_000
@@ -29,11 +27,12 @@ MOST_ID_BYTES = 256
 #: A clock may be ahead of ours by this many seconds.
 MOST_AHEAD_S = 300
 
-#: What is done with the events of a type.
+#: What an event is for: it is learned; it hides the item from this user's lists; it is only stored.
 Use = Literal["learn", "hide", "store"]
+USES: tuple[Use, ...] = ("learn", "hide", "store")
 Names = tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")], ...]
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class ServeSettings(Settings):
@@ -54,24 +53,27 @@ class ServeSettings(Settings):
     batch_most: Annotated[int, Field(ge=1, le=10_000)] = Field(256, description="Events in a batch, at most.")
     batch_every_ms: Annotated[float, Field(ge=0)] = Field(20.0, description="Milliseconds between two cuts, at least.")
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
-    checkpoint_events: Count = Field(50_000, description="Events between two checkpoints, at most.")
+    checkpoint_events: AtLeastOne = Field(50_000, description="Events between two checkpoints, at most.")
     dedup_days: Positive = Field(30.0, description="Days for which event ids are remembered.")
     fit_after: Annotated[int, Field(ge=0)] = Field(
         20_000, description="Events after which a cold start fits on its own log; 0 never does."
     )
-    threads: Count = Field(1, description="Threads of the learner; recorded with the log.")
+    threads: AtLeastOne = Field(1, description="Threads of the learner; recorded with the log.")
+    fallback: bool = Field(False, description="Serve from a rival that is better, until the model is better again.")
     max_pairs: Annotated[int, Field(ge=0)] = Field(0, description="Pairs that a new service remembers as seen; 0: all.")
 
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")
-    queue_events: Count = Field(50_000, description="Events that may wait for the disk before posts get 429.")
-    queue_lists: Count = Field(512, description="Lists that may wait for scoring before requests get 503.")
-    connections: Count = Field(1_000, description="Open connections, at most.")
+    queue_events: AtLeastOne = Field(50_000, description="Events that may wait for the disk before posts get 429.")
+    queue_lists: AtLeastOne = Field(512, description="Lists that may wait for scoring before requests get 503.")
+    connections: AtLeastOne = Field(1_000, description="Open connections, at most.")
     header_s: Positive = Field(10.0, description="Seconds a client may take for a request's headers.")
     body_rate: Positive = Field(1024.0, description="Bytes per second of a body, at least.")
     rate: Annotated[float, Field(ge=0)] = Field(0.0, description="Requests per second and key; 0 is no bound.")
-    burst: Count = Field(200, description="Requests that a key may make at once.")
+    burst: AtLeastOne = Field(200, description="Requests that a key may make at once.")
     stop_s: Positive = Field(10.0, description="Seconds for requests that are under way when the service stops.")
-    served_most: Count = Field(100_000, description="Lists remembered for rotation and for what was taken from them.")
+    served_most: AtLeastOne = Field(
+        100_000, description="Lists remembered for rotation and for what was taken from them."
+    )
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")
 
     @field_validator("learn", "hide", "store", mode="before")
@@ -106,8 +108,7 @@ class ServeSettings(Settings):
 
     def uses(self) -> dict[str, Use]:
         """What is done with each event type."""
-        uses: tuple[Use, ...] = ("learn", "hide", "store")
-        return {name: use for use in uses for name in getattr(self, use)}
+        return {name: use for use in USES for name in getattr(self, use)}
 
     def toml(self) -> str:
         """The settings as a file that `read_settings` reads back."""

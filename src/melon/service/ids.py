@@ -12,7 +12,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import Any
 
-from melon.data.ids import HIGHEST, LOWEST, Id, Kind, is_unicode
+from melon.data.ids import HIGHEST, LOWEST, Id, IdKind, is_unicode
 from melon.errors import DataError
 from melon.service.config import MOST_AHEAD_S, MOST_ID_BYTES
 
@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _PLURALS = {"int": "integers", "uuid": "UUIDs", "str": "texts"}
 
 
-def read_id(value: Any, kind: Kind | None, what: str) -> Id:
+def read_id(value: Any, kind: IdKind | None, what: str) -> Id:
     """An id from JSON or a URL as the kind that the model's ids have; a model without ids takes texts.
 
     Over HTTP, a number and its plain text are the same id: 27 and "27".

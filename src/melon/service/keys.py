@@ -17,23 +17,23 @@ from typing import Any, Literal, get_args
 from melon.atomic import cannot_write
 from melon.errors import DataError, SettingsError, unknown_name
 
-Scope = Literal["read", "write", "admin"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
+KeyScope = Literal["read", "write", "admin"]
+SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 _CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Key:
+class ApiKey:
     """What the file knows of a key: its secret only as a digest."""
 
     id: str
     sha256: str
-    scopes: tuple[Scope, ...]
+    scopes: tuple[KeyScope, ...]
     created: int
     expires: int | None = None
     note: str = ""
 
-    def allows(self, scope: Scope, now: float) -> bool:
+    def allows(self, scope: KeyScope, now: float) -> bool:
         return scope in self.scopes and (self.expires is None or now < self.expires)
 
 
@@ -45,9 +45,9 @@ class KeyFile:
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._checked = -_CHECK_EVERY_S
-        self._keys: dict[str, Key] = {}
+        self._keys: dict[str, ApiKey] = {}
 
-    def keys(self) -> dict[str, Key]:
+    def keys(self) -> dict[str, ApiKey]:
         """All keys by id; a file that has changed since is read again (looked at once a second)."""
         with self._lock:
             if time.monotonic() - self._checked >= _CHECK_EVERY_S:
@@ -55,7 +55,7 @@ class KeyFile:
                 self._checked = time.monotonic()
             return self._keys
 
-    def find(self, text: str) -> Key | None:
+    def find(self, text: str) -> ApiKey | None:
         """The key that a client sent, if its secret is right; takes as long for a wrong secret as for a right one."""
         parts = text.split("_", 2)
         key = self.keys().get(parts[1]) if len(parts) == 3 and parts[0] == "mk" else None
@@ -63,7 +63,7 @@ class KeyFile:
         right = hmac.compare_digest(digest, key.sha256 if key is not None else "0" * 64)
         return key if right else None
 
-    def add(self, scopes: Iterable[str], *, days: float | None = None, note: str = "") -> tuple[str, Key]:
+    def add(self, scopes: Iterable[str], *, days: float | None = None, note: str = "") -> tuple[str, ApiKey]:
         """A new key: the text to give to the client, which is shown once, and what is stored of it."""
         wanted = tuple(dict.fromkeys(scopes))
         for scope in wanted:
@@ -76,7 +76,7 @@ class KeyFile:
         now = int(time.time())
         text = f"mk_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
         end = None if days is None else now + int(days * 86_400)
-        key = Key(text.split("_")[1], hashlib.sha256(text.encode()).hexdigest(), wanted, now, end, note)  # type: ignore[arg-type]
+        key = ApiKey(text.split("_")[1], hashlib.sha256(text.encode()).hexdigest(), wanted, now, end, note)  # type: ignore[arg-type]
         self._replace({**self._read(), key.id: key})
         return text, key
 
@@ -98,7 +98,7 @@ class KeyFile:
         if stamp != self._stamp:
             self._keys, self._stamp = self._read(), stamp
 
-    def _read(self) -> dict[str, Key]:
+    def _read(self) -> dict[str, ApiKey]:
         try:
             lines = json.loads(self.path.read_text(encoding="utf-8"))["keys"]
             return {line["id"]: _checked(line) for line in lines}
@@ -107,7 +107,7 @@ class KeyFile:
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise DataError(f"the file of keys {self.path} cannot be read: {problem}.") from None
 
-    def _replace(self, keys: dict[str, Key]) -> None:
+    def _replace(self, keys: dict[str, ApiKey]) -> None:
         text = json.dumps({"keys": [asdict(key) for key in keys.values()]}, indent=1)
         unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         try:
@@ -123,8 +123,8 @@ class KeyFile:
             raise cannot_write(self.path, problem) from problem
 
 
-def _checked(line: dict[str, Any]) -> Key:
-    key = Key(**{**line, "scopes": tuple(line["scopes"])})
+def _checked(line: dict[str, Any]) -> ApiKey:
+    key = ApiKey(**{**line, "scopes": tuple(line["scopes"])})
     end_is_valid = key.expires is None or type(key.expires) is int
     if len(key.sha256) != 64 or not set(key.scopes) <= set(SCOPES) or not end_is_valid:
         raise ValueError(f"the key {key.id!r} is damaged")

@@ -27,7 +27,7 @@ _SLOW = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 15.0, 60.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-class Metrics:
+class ServiceMetrics:
     """The metrics of one process, in a registry of their own."""
 
     def __init__(self) -> None:
@@ -91,21 +91,21 @@ class Metrics:
         if ages:
             self.batch_events.observe(len(ages))
 
-    def text(self, families: Mapping[str, Family]) -> bytes:
+    def text(self, families: Mapping[str, MetricFamily]) -> bytes:
         """All metrics in Prometheus' text format, with values that were just read."""
         self.watched.families = families
         return generate_latest(self.registry)
 
 
 #: About a metric, the names of its labels, and a value for each set of labels.
-Family = tuple[str, tuple[str, ...], list[tuple[tuple[object, ...], float]]]
+MetricFamily = tuple[str, tuple[str, ...], list[tuple[tuple[object, ...], float]]]
 
 
 class Watched(Collector):
     """Values that are read when somebody asks: counters of the learner, rows, disk."""
 
     def __init__(self) -> None:
-        self.families: Mapping[str, Family] = {}
+        self.families: Mapping[str, MetricFamily] = {}
 
     def collect(self) -> Iterator[Metric]:
         for name, (about, labels, samples) in self.families.items():

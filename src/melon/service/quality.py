@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from melon.service.learner.quality import MODELS, PARTS, added, between, difference, shares
-from melon.service.log.base import Step
-from melon.service.metrics import Family
+from melon.service.log.base import LoggedStep
+from melon.service.metrics import MetricFamily
 
 _LABELS = ("model", "part", "k")
 _Z = 1.96
 
 
-def quality_between(first: Step | None, last: Step | None) -> dict[str, Any]:
+def quality_between(first: LoggedStep | None, last: LoggedStep | None) -> dict[str, Any]:
     """Hit rates and gains of every model between two steps, on the same events."""
     counts = {} if last is None else between(last.totals, {} if first is None else first.totals)
     events = max(counts.get("events", 0), 1)
@@ -28,10 +28,10 @@ def quality_between(first: Step | None, last: Step | None) -> dict[str, Any]:
     }
 
 
-def quality_counters(last: Step | None) -> dict[str, Family]:
+def quality_counters(last: LoggedStep | None) -> dict[str, MetricFamily]:
     """The counters themselves, for Prometheus."""
     totals = {} if last is None else last.totals
-    families: dict[str, Family] = {
+    families: dict[str, MetricFamily] = {
         "melon_ranked_total": ("Events ranked before they were learned.", _LABELS[:2], []),
         "melon_hits_total": ("Events ranked among the first k.", _LABELS, []),
         "melon_gain_total": ("Discounted gains of events among the first k.", _LABELS, []),
@@ -56,13 +56,13 @@ def _told(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shares(counts: Mapping[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {name: round(value, 5) for name, value in shares(counts).items()}
-    told["ranked"] = counts.get("ranked", 0)
-    if "HR@10" in told:
-        told["interval"] = wilson(counts["hits@10"], counts["ranked"])
+    answer: dict[str, Any] = {name: round(value, 5) for name, value in shares(counts).items()}
+    answer["ranked"] = counts.get("ranked", 0)
+    if "HR@10" in answer:
+        answer["interval"] = wilson(counts["hits@10"], counts["ranked"])
     if "won@10" in counts and (ahead := difference(counts)) is not None:
-        told["served_ahead"] = {"HR@10": round(ahead[0], 5), "interval": [round(end, 5) for end in ahead[1:]]}
-    return told
+        answer["served_ahead"] = {"HR@10": round(ahead[0], 5), "interval": [round(end, 5) for end in ahead[1:]]}
+    return answer
 
 
 def wilson(hits: int, of: int) -> tuple[float, float]:

@@ -45,6 +45,8 @@ class Replica(Closing):
         self._loaded: Callable[[], None] = lambda: None
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="replica", daemon=True)
         self.reloads: Counter[str] = Counter()
+        #: Interactions in a batch when the model's settings were chosen, where that is known.
+        self.tuned: int | None = None
 
     @property
     def ready(self) -> bool:
@@ -170,6 +172,7 @@ class Replica(Closing):
             return False
         with self._lock:
             self._model, self._position = saved.model, saved.position
+        self.tuned = saved.extra.get("estimator", {}).get("batch_size")
         del saved
         self.reloads[why] += 1
         self._loaded()

@@ -16,7 +16,7 @@ KEPT_S = 86_400.0
 
 
 #: Whom a list was made for, when, and its items. A plain tuple of plain values: the garbage collector passes it by.
-_Served = tuple[Id, float, tuple[Id, ...]]
+_ServedList = tuple[Id, float, tuple[Id, ...]]
 
 
 class Served:
@@ -28,7 +28,7 @@ class Served:
         self.taken = 0
         self._lock = threading.Lock()
         self._tokens = Tokens()
-        self._lists: OrderedDict[str, _Served] = OrderedDict()
+        self._lists: OrderedDict[str, _ServedList] = OrderedDict()
         self._of_user: dict[Id, dict[str, None]] = {}
         self._taken: dict[str, set[Id]] = {}
 
@@ -72,7 +72,7 @@ class Served:
             for name in list(self._of_user.get(user, ())):
                 self._drop(name)
 
-    def _oldest(self) -> _Served:
+    def _oldest(self) -> _ServedList:
         return next(iter(self._lists.values()))
 
     def _drop(self, name: str) -> None:

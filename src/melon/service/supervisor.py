@@ -18,9 +18,10 @@ from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.service.config import LOOPBACK, ServeSettings
 from melon.service.keys import KeyFile
 from melon.service.learner.settings import LearnerSettings
+from melon.service.lines import log_as_json
 from melon.service.log.files import Held
 
-Role = Literal["learner", "api"]
+ProcessRole = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +40,7 @@ def learner_settings(settings: ServeSettings) -> LearnerSettings:
         fit_after=settings.fit_after,
         max_pairs=settings.max_pairs,
         threads=settings.threads,
+        fallback=settings.fallback,
     )
 
 
@@ -107,7 +109,7 @@ class Supervisor:
     def __init__(self, settings: ServeSettings, listening: socket.socket) -> None:
         self._settings, self._listening = settings, listening
         self._stop = threading.Event()
-        self._children: dict[Role, subprocess.Popen[bytes]] = {}
+        self._children: dict[ProcessRole, subprocess.Popen[bytes]] = {}
         self.problem: str | None = None
 
     def run(self, started: Callable[[str], None] = lambda url: None) -> None:  # noqa: ARG005
@@ -117,8 +119,8 @@ class Supervisor:
         watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api")]
         for watch in watches:
             watch.start()
-        started(url_of(self._settings, self._listening))
         try:
+            started(url_of(self._settings, self._listening))
             while not self._stop.wait(0.5):
                 pass
         finally:
@@ -130,11 +132,11 @@ class Supervisor:
         if self.problem is not None:
             raise SettingsError(self.problem)
 
-    def pid(self, role: Role) -> int | None:
+    def pid(self, role: ProcessRole) -> int | None:
         child = self._children.get(role)
         return None if child is None else child.pid
 
-    def _watch(self, role: Role) -> None:
+    def _watch(self, role: ProcessRole) -> None:
         pause, failures, first = _FIRST_PAUSE, 0, True
         while not self._stop.is_set():
             began = time.monotonic()
@@ -153,7 +155,7 @@ class Supervisor:
             pause = _FIRST_PAUSE if long_run else min(2 * pause, _MOST_PAUSE)
             self._stop.wait(pause)
 
-    def _start(self, role: Role) -> subprocess.Popen[bytes]:
+    def _start(self, role: ProcessRole) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "melon.service.supervisor", role, self._settings.model_dump_json()]
         words.append(str(os.getpid()))
         handles = []
@@ -163,7 +165,7 @@ class Supervisor:
         # A session of its own, so that Ctrl-C reaches the supervisor alone and things end in order.
         return subprocess.Popen(words, pass_fds=handles, start_new_session=True)
 
-    def _end(self, role: Role, seconds: float) -> None:
+    def _end(self, role: ProcessRole, seconds: float) -> None:
         child = self._children.get(role)
         if child is None or child.poll() is not None:
             return
@@ -175,11 +177,12 @@ class Supervisor:
             child.wait()
 
 
-def run_role(role: Role, settings: ServeSettings, listening: socket.socket | None = None) -> None:
+def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socket | None = None) -> None:
     """One role in this process."""
     if role == "learner":
         from melon.service.learner.run import run_learner
 
+        log_as_json()
         run_learner(learner_settings(settings))
         return
     from melon.service.http.app import run_api
@@ -197,7 +200,7 @@ def _die_with(parent: int) -> None:
         sys.exit(0)
 
 
-def _child(role: Role, content: str, parent: str, handle: str | None = None) -> None:
+def _child(role: ProcessRole, content: str, parent: str, handle: str | None = None) -> None:
     _die_with(int(parent))
     try:
         settings = ServeSettings.model_validate_json(content)

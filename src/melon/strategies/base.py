@@ -43,7 +43,7 @@ Reduction = Literal[
 _FORMER_NAMES = {"aggregation": "reduction", "shared_aggregation": "shared_reduction"}
 
 
-class Readable(Protocol):
+class ReadableTable(Protocol):
     """A table as a strategy may see it: read, never written."""
 
     @property
@@ -80,7 +80,7 @@ class Surroundings:
     now: int
     users: Tensor
     items: Tensor
-    tables: Mapping[str, Readable]
+    tables: Mapping[str, ReadableTable]
     idle: Mapping[str, Tensor] = field(default_factory=dict)
     #: A cache of look-ups for the other situations of the same step: they begin with the same compact rows, and nothing
     #: is written in between.
@@ -254,7 +254,7 @@ class Strategy(ABC):
         return {}
 
     def pretrained_rows(
-        self, specs: Mapping[str, TableSpec], tables: Mapping[str, Readable], log: Interactions
+        self, specs: Mapping[str, TableSpec], tables: Mapping[str, ReadableTable], log: Interactions
     ) -> dict[str, Tensor]:
         """Optional: new values for the first rows of some tables, from a log whose users and items have rows.
 
@@ -268,7 +268,7 @@ class Strategy(ABC):
         return type(self).pretrained_rows is not Strategy.pretrained_rows
 
     @property
-    def kernels(self) -> tuple[policy.Wanted, ...]:
+    def kernels(self) -> tuple[policy.SuiteName, ...]:
         """The compiled loops that it uses (`melon.kernels`)."""
         return ()
 

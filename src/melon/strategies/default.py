@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from melon.strategies.base import PlainRates, Situation
+from collections.abc import Mapping
+from typing import Any
+
+from melon.strategies.base import Situation
 from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
 
 
@@ -12,8 +15,9 @@ class Default(WeightedLossStrategy):
     name = "default"
     settings_type = OptimizerSettings
 
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self.plain_weight = 1.0 if type(self) is Default else None
+
     def weights(self, situation: Situation) -> None:
         return None
-
-    def plain_rates(self, interactions: int) -> PlainRates | None:
-        return self.plain_rates_at(1.0, interactions) if type(self) is Default else None

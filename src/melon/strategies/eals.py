@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.base import PlainRates, Situation
+from melon.strategies.base import Situation
 from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
 
 
@@ -33,11 +33,9 @@ class EALS(WeightedLossStrategy):
         super().__init__(settings, seed=seed)
         self.negatives = "popular" if self.settings.neg == "pop" else "uniform"
         self.replay = self.settings.replay
+        self.plain_weight = self.settings.w_new if type(self) is EALS else None
 
     def weights(self, situation: Situation) -> Tensor:
         losses, fresh = situation.evidence.losses, situation.examples.fresh
         weights = torch.full_like(losses, self.settings.w_new)
         return weights if fresh is None else torch.where(fresh, weights, torch.ones_like(losses))
-
-    def plain_rates(self, interactions: int) -> PlainRates | None:
-        return self.plain_rates_at(self.settings.w_new, interactions) if type(self) is EALS else None

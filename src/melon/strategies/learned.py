@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -42,6 +42,9 @@ class LearnedStrategy(Strategy):
     settings: LearnedSettings
     #: Whether the evidence of a user's row comes apart for the positive and each negative (docs/methods.md 4.9, row 1).
     per_branch: bool = False
+
+    #: Whether the meta-model goes on learning on the stream, by a look-ahead before each batch.
+    looks_ahead: ClassVar[bool] = True
 
     #: How the weights of the meta-model are drawn: with Xavier's spread, or from Normal(0, 0.01²).
     init: Literal["normal", "xavier"] = "xavier"

@@ -14,7 +14,7 @@ _ADAM = Adam()
 
 
 @dataclass(frozen=True)
-class _State:
+class _FlatMoments:
     """Moments of all parameters end to end, and the shapes of these parameters."""
 
     shapes: dict[str, torch.Size]
@@ -30,11 +30,11 @@ class _State:
 
 
 @dataclass(frozen=True)
-class _Before:
+class _BeforeStep:
     """What `undo` restores."""
 
     steps: int
-    state: _State | None
+    state: _FlatMoments | None
     values: Tensor
 
 
@@ -49,8 +49,8 @@ class MetaAdam:
         #: The factor on the learning rate now.
         self.warmth = 1.0
         self._steps = 0
-        self._state: _State | None = None
-        self._before: _Before | None = None
+        self._state: _FlatMoments | None = None
+        self._before: _BeforeStep | None = None
 
     @torch.no_grad()
     def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
@@ -58,12 +58,12 @@ class MetaAdam:
         if not parameters:
             return
         values, slopes = _end_to_end(parameters.values()), _end_to_end(self._slopes(parameters, gradients))
-        self._before = _Before(self._steps, self._state, values)
+        self._before = _BeforeStep(self._steps, self._state, values)
         state = self._state_of(parameters)
         self._steps += 1
         moments = _ADAM.moments(state.moments, slopes)
         _put_back(_ADAM.step(values, moments, self._steps, self._lr * self.warmth), parameters)
-        self._state = _State(state.shapes, moments)
+        self._state = _FlatMoments(state.shapes, moments)
 
     @torch.no_grad()
     def undo(self, parameters: Mapping[str, Tensor]) -> None:
@@ -90,7 +90,7 @@ class MetaAdam:
         names = [name.removeprefix("adam/1/") for name in memory if name.startswith("adam/1/")]
         first, second = ([memory[f"adam/{order}/{name}"] for name in names] for order in (1, 2))
         shapes = {name: moment.shape for name, moment in zip(names, first, strict=True)}
-        self._state = _State(shapes, Moments(_end_to_end(first), _end_to_end(second))) if names else None
+        self._state = _FlatMoments(shapes, Moments(_end_to_end(first), _end_to_end(second))) if names else None
 
     def problems_of(self, memory: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why `memory` is not the state of this optimiser on parameters of these shapes; empty where it is."""
@@ -102,7 +102,7 @@ class MetaAdam:
                 problems.append(f"has {name} as {shape} instead of {expected.get(name, 'nothing')}")
         return problems
 
-    def _state_of(self, parameters: Mapping[str, Tensor]) -> _State:
+    def _state_of(self, parameters: Mapping[str, Tensor]) -> _FlatMoments:
         """Moments in the order of the parameters; those of new ones are zeros."""
         if self._state is not None and list(self._state.shapes) == list(parameters):
             return self._state
@@ -110,7 +110,7 @@ class MetaAdam:
         moments = [former.get(name) or Moments.zeros_like(value) for name, value in parameters.items()]
         shapes = {name: value.shape for name, value in parameters.items()}
         first, second = _end_to_end(m.first for m in moments), _end_to_end(m.second for m in moments)
-        return _State(shapes, Moments(first, second))
+        return _FlatMoments(shapes, Moments(first, second))
 
     def _slopes(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:
         """Gradients, clipped and with weight decay."""

@@ -50,6 +50,8 @@ class WeightedLossStrategy(Strategy):
     """A strategy that is one optimiser step on a (weighted) loss; what the weights are is all that differs."""
 
     settings: OptimizerSettings
+    #: The weight of every interaction, where all have the same and the batch is learned as it is; else None.
+    plain_weight: float | None = None
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
@@ -72,11 +74,11 @@ class WeightedLossStrategy(Strategy):
     def propose(self, situation: Situation) -> Proposal:
         return self._optimizer.propose(situation, self.weights(situation))
 
-    def plain_rates_at(self, weight: float, interactions: int) -> PlainRates | None:
-        """Plain rates with one weight for all interactions, if the optimiser and the batch are plain."""
-        settings, steps = self.settings, self._optimizer.steps + 1
+    def plain_rates(self, interactions: int) -> PlainRates | None:
+        settings, steps, weight = self.settings, self._optimizer.steps + 1, self.plain_weight
         as_offered = self.negatives == "uniform" and not self.replay
-        if settings.optimizer != "sgd" or self.in_turn or settings.most_step is not None or not as_offered:
+        plain = settings.optimizer == "sgd" and not self.in_turn and settings.most_step is None
+        if weight is None or not as_offered or not plain:
             return None
         rate = settings.lr * weight / (interactions if settings.reduction == "mean" else 1)
         return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": torch.full((), steps, device="cpu")})

@@ -27,8 +27,9 @@ from melon.strategies.base import (
     Strategy,
     StrategySettings,
 )
+from melon.strategies.going_on import GoingOn
 from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
-from melon.strategies.melon.rates import INPUTS, Input, LinearRates, Phi, Roles, row_inputs
+from melon.strategies.melon.rates import INPUTS, MOST_DECAY, LinearInput, LinearRates, Phi, Roles, row_inputs
 from melon.stream.history import History
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
@@ -42,11 +43,13 @@ class PractisedSettings(StrategySettings):
 
     form: Literal["linear"] = "linear"
     lr: float = Field(0.3, gt=0, le=20)  # no rate is larger than e³
-    inputs: tuple[Input, ...] = INPUTS
+    inputs: tuple[LinearInput, ...] = INPUTS
     decay: bool = True  # whether touched rows may learn to shrink
     passes: int = Field(60, ge=0)
     practice_lr: float = Field(0.1, gt=0)
     practice_l2: float = Field(1e-3, ge=0)
+    online: Literal["frozen", "next_batch"] = "frozen"  # whether rates go on learning on the stream, by a look-ahead
+    online_lr: float = Field(0.003, gt=0)
 
     @field_validator("inputs", mode="before")
     @classmethod
@@ -62,7 +65,7 @@ class LinearStrategy(Strategy):
     settings_type = PractisedSettings
     settings: PractisedSettings
     #: Inputs that are never seen.
-    unseen: ClassVar[tuple[Input, ...]] = ()
+    unseen: ClassVar[tuple[LinearInput, ...]] = ()
     decays: ClassVar[bool] = True
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
@@ -75,6 +78,7 @@ class LinearStrategy(Strategy):
         self.rates = LinearRates(specs, self.roles(specs), inputs, self.settings.lr)
         if self.settings.fading is not None:
             self.rates.phi["half_lives"][:] = float(np.log(self.settings.fading))
+        self.going_on = GoingOn()
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
         """What has rates of its own."""
@@ -89,7 +93,7 @@ class LinearStrategy(Strategy):
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        columns, values = self._columns(situation), dict[str, Tensor]()
+        columns, values = self.inputs(situation), dict[str, Tensor]()
         for gradient in situation.evidence.gradients:
             old = situation.values[gradient.table]
             weights = self._weights(situation, gradient.table, columns).to(old)
@@ -123,7 +127,7 @@ class LinearStrategy(Strategy):
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
-        columns, rows, slots, shared = self._columns(situation), [], [], {}
+        columns, rows, slots, shared = self.inputs(situation), [], [], {}
         for gradient in situation.evidence.gradients:
             old = situation.values[gradient.table]
             weights = self._weights(situation, gradient.table, columns).to(old)
@@ -136,11 +140,17 @@ class LinearStrategy(Strategy):
         return LearningRates(torch.cat(rows, dim=1), tuple(slots), shared)
 
     def memory(self) -> dict[str, Tensor]:
-        return {f"phi/{name}": value.clone() for name, value in self.rates.phi.items()}
+        phi = {f"phi/{name}": value.clone() for name, value in self.rates.phi.items()}
+        return phi if self.settings.online == "frozen" else {**phi, **self.going_on.memory()}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
+        going_on = GoingOn.from_memory(memory, self.rates.phi, f"strategy {self.name!r}")
         phi = {name.removeprefix("phi/"): value.cpu() for name, value in memory.items()}
         self.rates.take(phi, self.name)
+        self.going_on = going_on
+
+    def start_afresh(self) -> None:
+        self.going_on = GoingOn()
 
     def trainable(self) -> dict[str, Tensor]:
         """1 for each number of φ that practice may move, and 0 for the others."""
@@ -150,6 +160,19 @@ class LinearStrategy(Strategy):
         masks["decay"] *= self.settings.decay and self.decays
         masks["half_lives"] *= self.settings.fading is not None
         return masks
+
+    @property
+    def phi(self) -> Phi:
+        """What practice has learned."""
+        return self.rates.phi
+
+    def take(self, phi: Phi) -> None:
+        """Become another φ, within its bounds."""
+        self.rates.phi = {**phi, "decay": phi["decay"].clamp(0, MOST_DECAY)}
+
+    def pulled(self, name: str) -> bool:
+        """Whether a penalty draws a part of φ back to the plain step."""
+        return name in ("rates", "hats")
 
     def columns(self, spec: TableSpec, touches: Floats) -> Floats:
         """What rates see of a table's touches, from the inputs of all touches (n × slots × columns: the user, the item
@@ -170,8 +193,8 @@ class LinearStrategy(Strategy):
     def _weights(self, situation: Situation, table: str, columns: Floats) -> Tensor:
         return self.weights(situation.specs[table], columns, situation.evidence.losses.detach().cpu())
 
-    def _columns(self, situation: Situation) -> Floats:
-        """Inputs of the rows that each interaction touches, as they are before the batch."""
+    def inputs(self, situation: Situation) -> Floats:
+        """Inputs of the rows that each interaction touches, as they are before the batch: n × (1 + slots) × columns."""
         around = situation.around
         assert around is not None
         users, items = situation.examples.users.cpu().numpy(), situation.examples.items.cpu().numpy()

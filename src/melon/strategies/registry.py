@@ -54,6 +54,8 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
 
 #: Of strategies whose rates are a special case of MeLON's: they start at the plain step and practise as it does.
 PRACTISED: dict[str, object] = {"form": "linear"}
+#: Of strategies that keep their networks, start at the plain step and practise through the stream too.
+UNROLLED: dict[str, object] = {"form": "practised"}
 
 #: What works best, and both cells as published, with one step for each batch.
 S2META_PRESETS: dict[str, dict[str, object]] = {
@@ -91,6 +93,7 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "meta_lr": 1e-3,
         "meta_clip": 0.25,
     },
+    "practised": UNROLLED,
 }
 
 
@@ -259,6 +262,7 @@ _ENTRIES = (
             ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
         ),
         S2META_PRESETS,
+        forms={"practised": _LINEAR_SPACE},
         in_comparison=True,
         label="S2Meta",
         color=("#7a4fd0", "#b79bff"),
@@ -277,7 +281,8 @@ _ENTRIES = (
             },
             ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
         ),
-        {"default": {}, "paper": _PAPER_SML},
+        {"default": {}, "paper": _PAPER_SML, "practised": UNROLLED},
+        forms={"practised": _LINEAR_SPACE},
         in_comparison=True,
         label="SML",
         color=("#c0399f", "#f08ad6"),

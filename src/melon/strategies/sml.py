@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients, touched_rows
+from melon.strategies.unrolled import UnrolledSettings, UnrolledStrategy
 from melon.tables import TableSpec
 
 #: Filters of the two convolutions, as published.
@@ -50,6 +51,10 @@ class SML(LearnedOptimizerStrategy):
     name = "sml"
     settings_type = SMLSettings
     settings: SMLSettings
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
+        practised = (settings or {}).get("form") == "practised"
+        return super().__new__(PractisedSML if practised else cls)  # type: ignore[return-value]
 
     def row_optimizer_settings(self) -> OptimizerSettings:
         own = self.settings
@@ -101,12 +106,35 @@ class SML(LearnedOptimizerStrategy):
             # T's inputs are constants, as all features are; fading is differentiated in the row that T adds to.
             after = tuned_rows + (old[rows] - before)
             if table in self._transfers:
-                transferred = self._transfers[table](before, tuned_rows)
+                transferred = self._transfers[table](before.detach(), tuned_rows.detach())
                 if self.settings.residual and self.settings.bounded:
                     transferred = torch.tanh(transferred) * (tuned_rows - before)
                 after = after + transferred if self.settings.residual else transferred
             values[table] = old.index_copy(0, rows, after)
         return values
+
+
+class PractisedSMLSettings(SMLSettings, UnrolledSettings):
+    """Where T is a factor on a plain step: the forms in which it stands alone have no plain step to start from."""
+
+    form: Literal["practised"] = "practised"
+    optimizer: Literal["sgd"] = "sgd"
+    weight_decay: float = Field(0.0, ge=0, le=0)
+    residual: Literal[True] = True
+    bounded: Literal[True] = True
+    passes: int = Field(60, ge=0)
+    practice_lr: float = Field(0.01, gt=0)
+
+
+class PractisedSML(UnrolledStrategy, SML):
+    """The same transfer, practised through a whole stream and then frozen."""
+
+    settings_type = PractisedSMLSettings
+    settings: PractisedSMLSettings
+
+    def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
+        """As `SML`, but the plain step is open to differentiation too."""
+        return self._merged(situation, self._tuned(situation))
 
 
 class Transfer:

@@ -21,20 +21,18 @@ class Batch:
     times: Ints
     user_keys: Ints
     item_keys: Ints
-    #: So many rows of users and of items the batch needs at least.
+    #: Rows of users and of items that the batch needs at least.
     rows: tuple[int, int] = field(init=False, repr=False, compare=False)
+    #: Event numbers.
+    events: Ints = field(init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.users)
 
-    @property
-    def events(self) -> Ints:
-        """Event numbers."""
-        return np.arange(self.first_event, self.first_event + len(self))
-
     def __post_init__(self) -> None:
         rows = rows_needed(self.users), rows_needed(self.items)
         object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "events", np.arange(self.first_event, self.first_event + len(self.users)))
 
     def in_epoch(self, epoch: int) -> Batch:
         """The same interactions with the random draws of one pass over the past."""

@@ -15,7 +15,7 @@ from melon.data.taken import Taken
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys, rows_needed
-from melon.stream.saved import MOST, Saved, part_of, require, saved_array
+from melon.stream.saved import MOST, SavedArrays, part_of, require, saved_array
 from melon.types import Arrays, Ints, SmallInts
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class PartnerRings:
         return {"ring": self._ring[: self.rows].copy(), "met": self._met[: self.rows].copy()}
 
     @classmethod
-    def from_state(cls, state: Saved, partners: int, most_met: int) -> PartnerRings:
+    def from_state(cls, state: SavedArrays, partners: int, most_met: int) -> PartnerRings:
         """The rings that `state` described, of rows whose partners are 0 … partners-1."""
         rings = cls()
         rings._met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
@@ -225,9 +225,10 @@ class History:
                 users_most, items_most, new = loops.append(*of_users, *of_items, *slots, some_users, some_items)
                 self.of_users.most_met = max(self.of_users.most_met, users_most)
                 self.of_items.most_met = max(self.of_items.most_met, items_most)
-                self.seen.count_new(new)
+                self.seen.latest.count_new(new)
         self.events += len(users)
-        self._forget_oldest()
+        if self.max_pairs is not None:
+            self._forget_oldest()
 
     def bound(self, max_pairs: int | None) -> None:
         """Remember at most this many pairs from now on; None: all of them."""
@@ -245,15 +246,15 @@ class History:
         remembered = np.bincount(np.minimum(self.of_users.met(np.arange(self.of_users.rows)), RING), minlength=RING + 1)
         deeper = np.cumsum(remembered[::-1])[::-1][1:]  # users who remember at least 1, 2, … partners
         depth = max(int(np.searchsorted(np.cumsum(deeper), self.max_pairs // 2, side="right")), 1)
-        kept = SeenPairs()
+        pairs = SeenPairs()
         for users in np.array_split(np.arange(self.of_users.rows), 1 + self.of_users.rows // _USERS_AT_ONCE):
             newest = self.of_users.recent(users, depth)
-            kept.add(pair_keys(np.repeat(users, newest.counts), newest.partners[newest.partners != NOBODY]))
+            pairs.add(pair_keys(np.repeat(users, newest.counts), newest.partners[newest.partners != NOBODY]))
         items = np.arange(self.of_items.rows)
         users = self.of_items.last(items)
         known = (users != NOBODY) & (self.of_users.met(np.maximum(users, 0)) > 0)
-        kept.add(pair_keys(users[known], items[known]))
-        self.seen = kept
+        pairs.add(pair_keys(users[known], items[known]))
+        self.seen = pairs
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` of these interactions."""
@@ -294,7 +295,7 @@ class History:
         return {**arrays, **bound, "seen": self.seen.keys(), "counts": counts}
 
     @classmethod
-    def from_state(cls, state: Saved) -> History:
+    def from_state(cls, state: SavedArrays) -> History:
         """The history that `state` described; arrays that no history can have are a `CheckpointError`."""
         history = cls()
         events, items_born = saved_array(state, "counts", np.int64, (2,), least=0, most=MOST).tolist()

@@ -101,7 +101,8 @@ class PairSet:
 
     def room_for(self, more: int) -> tuple[Ints, int]:
         """`storage` with free slots for more keys, for a loop that puts them in; `count_new` says how many were new."""
-        self._reserve(self._size + more)
+        if self._size + more > _FULLEST * len(self._slots):
+            self._reserve(self._size + more)
         return self._slots, self._bits
 
     def count_new(self, keys: int) -> None:
@@ -205,18 +206,15 @@ class SeenPairs:
         return held.reshape(keys.shape)
 
     def room_for(self, more: int) -> Storage:
-        """`storage` with free slots for more keys, for a loop that puts them in; `count_new` says how many were new."""
-        self._sort_in()
+        """`storage` with free slots for more keys in `latest`, whose `count_new` says how many a loop put in."""
+        if self.latest._size > SORTED_FROM:
+            self._sort_in()
         return *self.latest.room_for(more), *self.past
-
-    def count_new(self, keys: int) -> None:
-        """Count keys that a loop has put in."""
-        self.latest.count_new(keys)
 
     @property
     def storage(self) -> Storage:
         """Both parts, for loops that look pairs up on their way."""
-        return *self.latest.storage, *self.past
+        return self.latest._slots, self.latest._bits, *self.past
 
     def keys(self) -> Ints:
         """All keys in ascending order: the same array for the same set, however it was built."""

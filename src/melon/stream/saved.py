@@ -13,11 +13,11 @@ from melon.errors import CheckpointError
 #: No count and no time is larger; there is room to go on counting.
 MOST = 1 << 62
 
-Saved = Mapping[str, npt.NDArray[Any]]
+SavedArrays = Mapping[str, npt.NDArray[Any]]
 
 
 def saved_array(
-    state: Saved,
+    state: SavedArrays,
     name: str,
     dtype: npt.DTypeLike,
     shape: tuple[int | None, ...],
@@ -46,12 +46,12 @@ def saved_array(
     return array.copy()
 
 
-def saved_number(state: Saved, name: str, *, least: int = 0) -> int:
+def saved_number(state: SavedArrays, name: str, *, least: int = 0) -> int:
     """One whole number that was saved as an array of one."""
     return int(saved_array(state, name, np.int64, (1,), least=least, most=MOST)[0])
 
 
-def part_of(state: Saved, name: str) -> dict[str, npt.NDArray[Any]]:
+def part_of(state: SavedArrays, name: str) -> dict[str, npt.NDArray[Any]]:
     """The arrays whose names begin with `name.`, without that."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): array for key, array in state.items() if key.startswith(prefix)}

@@ -16,7 +16,7 @@ from melon.errors import DataError
 FRONT_PAGE = "front page without article"
 SEPARATORS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
 
-Kind = Literal["delimited", "jsonl", "parquet"]
+FileKind = Literal["delimited", "jsonl", "parquet"]
 
 # Reviewers' ids begin with A and are longer; an ASIN is B and nine characters, or an ISBN-10.
 _ASIN = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
@@ -89,7 +89,7 @@ class Sample:
 class Variant:
     """One way in which files of a format are laid out."""
 
-    kind: Kind
+    kind: FileKind
     separator: str | None = None  # None: guessed
     fields: tuple[str, ...] = ()  # the fixed fields of a file without a header
     names: Mapping[str, Sequence[str]] | None = None  # role → the names it may have; None: any usual name

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from melon.data.columns import ROLES, USUAL_NAMES, Columns, find_columns
-from melon.data.raw.formats import FORMATS, SEPARATORS, Format, Kind, Sample, Variant, split_line, usual_roles
+from melon.data.raw.formats import FORMATS, SEPARATORS, FileKind, Format, Sample, Variant, split_line, usual_roles
 from melon.errors import DataError, SettingsError, unknown_name
 
 #: Texts without quotes that mean "no id" in exported tables; an empty field always does.
@@ -59,7 +59,7 @@ class ReadOptions:
 class Layout:
     """How one particular file is read."""
 
-    kind: Kind
+    kind: FileKind
     columns: Columns
     separator: str = ","
     quote: str | None = '"'

@@ -86,7 +86,7 @@ class Reasons:
 
 
 @dataclass(frozen=True)
-class Records:
+class TextRecords:
     """Lazily, a text file's records: `line`, `text` and `verdict` (null when well formed), in file order."""
 
     frame: pl.LazyFrame
@@ -129,7 +129,7 @@ class RawFile:
     format: str
     layout: Layout
     scan: pl.LazyFrame
-    records: Records | None
+    records: TextRecords | None
     notes: tuple[str, ...] = ()
     malformed: tuple[BadRows, ...] = ()
 
@@ -191,7 +191,7 @@ def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
     notes += tuple(f"{given.name}: {note}" for note in layout.notes)
     if layout.kind == "delimited":
         return _open_delimited(plain, form, layout, notes, scratch)
-    lines = Records(_lines(plain.path).with_columns(verdict=pl.when(_blank()).then(pl.lit(BLANK))))
+    lines = TextRecords(_lines(plain.path).with_columns(verdict=pl.when(_blank()).then(pl.lit(BLANK))))
     file = RawFile(plain, form, layout, _scan_json(plain.path, layout), lines, notes)
     return file.repaired(scratch) if plain.damaged else file
 
@@ -248,15 +248,15 @@ def _without_blanks(malformed: tuple[BadRows, ...]) -> tuple[BadRows, ...]:
     return tuple(bad for bad in malformed if bad.reason != BLANK)
 
 
-def _json_records(plain: PlainFile) -> Records:
+def _json_records(plain: PlainFile) -> TextRecords:
     """A JSON-lines file's records; each line is parsed, so this is for files that are known to have a bad one."""
     text = pl.col("text")
     fine = text.str.strip_chars_start().str.starts_with("{") & text.str.json_path_match("$").is_not_null()
     verdict = _first_verdicts(plain).when(~fine).then(pl.lit(BAD_JSON))
-    return Records(_lines(plain.path).with_columns(verdict=verdict))
+    return TextRecords(_lines(plain.path).with_columns(verdict=verdict))
 
 
-def _delimited_records(plain: PlainFile, layout: Layout) -> tuple[Records, bool]:
+def _delimited_records(plain: PlainFile, layout: Layout) -> tuple[TextRecords, bool]:
     """A delimited file's records by the number of their fields, and whether all of them are plain and well formed.
 
     A quoted field may run over several lines.
@@ -266,13 +266,13 @@ def _delimited_records(plain: PlainFile, layout: Layout) -> tuple[Records, bool]
     if quote is None or not _holds(plain.path, quote.encode()):
         # The ordinary file: one quick pass tells that no line is ragged.
         ragged = (text.str.count_matches(layout.separator, literal=True) != layout.fields - 1).any()
-        records = Records(lines.with_columns(verdict=_verdict(plain, layout, quoted=False)), layout.header)
+        records = TextRecords(lines.with_columns(verdict=_verdict(plain, layout, quoted=False)), layout.header)
         return records, not plain.damaged and not _single(lines, ragged)
     odd = text.str.count_matches(quote, literal=True) % 2
     verdict = _verdict(plain, layout, quoted=True)
     several_lines = _single(lines, (odd == 1).any())
     frame = _joined(lines, odd, verdict) if several_lines else lines.with_columns(verdict=verdict)
-    return Records(frame, layout.header), False
+    return TextRecords(frame, layout.header), False
 
 
 def _joined(lines: pl.LazyFrame, odd: pl.Expr, verdict: pl.Expr) -> pl.LazyFrame:

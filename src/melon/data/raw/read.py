@@ -64,7 +64,7 @@ def read_raw(sources: Sequence[Path], options: ReadOptions) -> RawEvents:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _FileEvents:
     """The events of one file, in its order, with a reason for each that is none."""
 
     file: RawFile
@@ -87,7 +87,7 @@ class _Block:
         return [*bad, *self.file.malformed]
 
 
-def _read_file(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories], scratch: Path) -> _Block:
+def _read_file(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories], scratch: Path) -> _FileEvents:
     """Read an opened file; JSON lines that turn out to be malformed are set apart and counted."""
     try:
         return _read_scan(file, options, categories)
@@ -97,7 +97,7 @@ def _read_file(file: RawFile, options: ReadOptions, categories: dict[str, pl.Cat
     return _read_scan(file.repaired(scratch), options, categories)
 
 
-def _read_scan(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories]) -> _Block:
+def _read_scan(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories]) -> _FileEvents:
     schema = file.scan.collect_schema()
     sample = file.scan.head(SAMPLE).collect()
     user, item = (_IdColumn(file, role, categories[role], schema[role], sample) for role in ("user", "item"))
@@ -109,7 +109,9 @@ def _read_scan(file: RawFile, options: ReadOptions, categories: dict[str, pl.Cat
     users = user.checked(frame["user"], reasons)
     notes = (*user.notes, *item.notes, f"times are {clock.reason}")
     name = file.plain.given.name
-    return _Block(file, users, items, ticks, clock, reasons, file.notes + tuple(f"{name}: {note}" for note in notes))
+    return _FileEvents(
+        file, users, items, ticks, clock, reasons, file.notes + tuple(f"{name}: {note}" for note in notes)
+    )
 
 
 class _IdColumn:
@@ -219,7 +221,7 @@ def _merged(by_file: Sequence[Sequence[BadRows]]) -> tuple[BadRows, ...]:
     return tuple(sorted(merged.values(), key=lambda bad: (-bad.count, bad.reason)))
 
 
-def _together(blocks: Sequence[_Block], bad: tuple[BadRows, ...]) -> RawEvents:
+def _together(blocks: Sequence[_FileEvents], bad: tuple[BadRows, ...]) -> RawEvents:
     clocks = {block.clock.tick for block in blocks}
     tick = clocks.pop() if len(clocks) == 1 else "us"
     users, items, ticks = [], [], []

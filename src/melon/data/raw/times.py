@@ -17,7 +17,7 @@ from melon.errors import DataError, unknown_name
 from melon.types import Floats, Ints
 
 Notation = Literal["integer", "decimal", "date"]
-Values = npt.NDArray[np.generic]
+TimeValues = npt.NDArray[np.generic]
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -281,14 +281,14 @@ class TimeColumn:
         self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
         return date_ticks(self._text, form)
 
-    def _clock(self, values: Values) -> TimeScale:
+    def _clock(self, values: TimeValues) -> TimeScale:
         if self.notation == "date":
             return TimeScale("us", "date", self._reason)
         if self.options.time_format == EXCEL:
             return excel_scale()
         return time_scale_for(values[values >= 0], self.options.time_unit, self.file.name)  # type: ignore[operator]
 
-    def _read_one_by_one(self, where: Ints, values: Values, reasons: Reasons) -> Values:
+    def _read_one_by_one(self, where: Ints, values: TimeValues, reasons: Reasons) -> TimeValues:
         """Read the few times that are in another notation than the column's first rows, each for what it is."""
         rows = self.file.scan.filter(self.quick.is_null()).select(self._text.str.strip_chars())
         texts = rows.collect(engine="streaming").to_series()

@@ -73,7 +73,7 @@ class CompiledPairs:
         constants = (theta.view(left.shape[-1], -1), left, right)
         sizes = (-scale * network.most_rate, share)
         weights = (network.first, network.second, network.second_bias, network.head)
-        move: Tensor = _SharedMove.apply(self._loops, constants, sizes, terms.hidden, terms.logits, *weights)  # type: ignore[no-untyped-call]
+        move: Tensor = _CompiledSharedMove.apply(self._loops, constants, sizes, terms.hidden, terms.logits, *weights)  # type: ignore[no-untyped-call]
         return move
 
 
@@ -156,7 +156,7 @@ def _moved_back(
     return total, torch.from_numpy(to_old)
 
 
-class _SharedMove(Function):
+class _CompiledSharedMove(Function):
     @staticmethod
     def forward(
         ctx: Any,

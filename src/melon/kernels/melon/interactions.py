@@ -26,13 +26,13 @@ def unit_terms(
     heads: UnitHeads,
 ) -> UnitTerms:
     """Attention, the joint layer, the interaction layer and the heads of every unit (docs/methods.md 4.3–4.6)."""
-    logits, hidden = _UnitTerms.apply(  # type: ignore[no-untyped-call]
+    logits, hidden = _UnitTermsFunction.apply(  # type: ignore[no-untyped-call]
         loops, losses, targets, slope, *sides[0], *sides[1], *layer, *heads
     )
     return UnitTerms(None if heads.role is None else hidden, logits)
 
 
-class _UnitTerms(Function):
+class _UnitTermsFunction(Function):
     @staticmethod
     def forward(
         ctx: Any, loops: Loops, losses: Tensor, targets: tuple[SideTargets, ...], slope: float, *free: Any

@@ -12,10 +12,10 @@ from melon.kernels.practice.forms import (
     LN2,
     MOST_LOG_RATE,
     UNPREDICTED,
-    Course,
     Numbers,
-    Rates,
-    Rows,
+    PracticeRates,
+    PracticeRows,
+    PracticeStream,
     Slopes,
     Tape,
 )
@@ -23,7 +23,9 @@ from melon.kernels.practice.forward import dot, fade, faded_to, knot, move, scor
 from melon.types import Floats
 
 
-def _restore(course: Course, rows: Rows, rates: Rates, tape: Tape, t: int, left: Numbers) -> None:
+def _restore(
+    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, t: int, left: Numbers
+) -> None:
     """Put the rows of a batch back as they were when it was learned, those of items faded."""
     for r in range(course.user_ends[t - 1] if t > 0 else 0, course.user_ends[t]):
         rows.users[course.user_rows[r], :] = tape.users[r]
@@ -35,7 +37,13 @@ def _restore(course: Course, rows: Rows, rates: Rates, tape: Tape, t: int, left:
 
 
 def backward(
-    course: Course, rows: Rows, rates: Rates, tape: Tape, temperature: float, later: Rows, slopes: Slopes
+    course: PracticeStream,
+    rows: PracticeRows,
+    rates: PracticeRates,
+    tape: Tape,
+    temperature: float,
+    later: PracticeRows,
+    slopes: Slopes,
 ) -> None:
     """Put the rows back as they were before `forward`, and fill in how the summed loss depends on the rates.
 
@@ -73,7 +81,8 @@ def backward(
 
 
 def _item_back(
-    course: Course, rows: Rows, rates: Rates, tape: Tape, later: Rows, r: int, keep: Numbers, to_item: Numbers,
+    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, later: PracticeRows,
+    r: int, keep: Numbers, to_item: Numbers,
     to_bias: float, left: Numbers, slopes: Slopes,
 ) -> None:  # fmt: skip
     """An item's row before a step from the one after it: decay, what interactions saw of it, and fading."""
@@ -90,7 +99,14 @@ def _item_back(
 
 
 def _line_back(
-    course: Course, rows: Rows, rates: Rates, tape: Tape, later: Rows, n: int, weight: Numbers, by_log: Floats
+    course: PracticeStream,
+    rows: PracticeRows,
+    rates: PracticeRates,
+    tape: Tape,
+    later: PracticeRows,
+    n: int,
+    weight: Numbers,
+    by_log: Floats,
 ) -> Numbers:
     """∂J by an interaction's log rates, which is 0 where the cap binds, and by the margin over each negative.
 
@@ -126,7 +142,8 @@ def _line_back(
 
 
 def _to_rows(
-    course: Course, rows: Rows, tape: Tape, later: Rows, n: int, weight: Numbers, by_margin: Numbers,
+    course: PracticeStream, rows: PracticeRows, tape: Tape, later: PracticeRows,
+    n: int, weight: Numbers, by_margin: Numbers,
     to_users: Numbers, to_items: Numbers, to_bias: Numbers,
 ) -> None:  # fmt: skip
     """Add ∂J by the faded rows that an interaction saw: through its margins, and through its gradients."""
@@ -148,7 +165,8 @@ def _to_rows(
 
 
 def _prediction_back(
-    course: Course, rows: Rows, rates: Rates, tape: Tape, later: Rows, n: int, now: int, temperature: float,
+    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, later: PracticeRows,
+    n: int, now: int, temperature: float,
     scores: Floats, chances: Floats, left: Numbers, slopes: Slopes,
 ) -> None:  # fmt: skip
     """Add ∂J by the rows that a prediction read, by half-lives and by the temperature."""

@@ -33,7 +33,7 @@ ABSENT, UNPREDICTED = -1, -2
 LN2 = math.log(2.0)
 
 
-class Course(NamedTuple):
+class PracticeStream(NamedTuple):
     """A practice stream in compact rows: n interactions with their items (the one taken first) and candidates.
 
     Batch t ends at interaction `ends[t]` and begins at the moment `now[t]`; the distinct rows that it touches are
@@ -57,7 +57,7 @@ class Course(NamedTuple):
     roles: Ints
 
 
-class Rows(NamedTuple):
+class PracticeRows(NamedTuple):
     """Compact rows: of users, of items, the items' biases, and when each item was last touched."""
 
     users: Numbers
@@ -66,7 +66,7 @@ class Rows(NamedTuple):
     touched: Ints
 
 
-class Rates(NamedTuple):
+class PracticeRates(NamedTuple):
     """How steps are made: log rates of each interaction's columns before hats, hats (roles × knots), what is lost of
     each table at a touch (users, items, biases), and halvings per unit of idle time (items, biases).
 
@@ -104,14 +104,14 @@ class Slopes(NamedTuple):
 
 
 _COURSE: Fields = Fields(
-    Course, (INTS, INTS, INTS, FLAGS, INT_TABLE, SMALL_INT_TABLE, INTS, INTS, INTS, INTS, INTS, INT_TABLE, INTS)
+    PracticeStream, (INTS, INTS, INTS, FLAGS, INT_TABLE, SMALL_INT_TABLE, INTS, INTS, INTS, INTS, INTS, INT_TABLE, INTS)
 )
 _SLOPES: Fields = Fields(Slopes, (DOUBLE_TABLE, DOUBLES, DOUBLES, DOUBLES))
-_ROWS: Fields = Fields(Rows, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS))
+_ROWS: Fields = Fields(PracticeRows, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS))
 _ARGUMENTS: Signature = (
     _COURSE,
     _ROWS,
-    Fields(Rates, (SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES, DOUBLES)),
+    Fields(PracticeRates, (SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES, DOUBLES)),
     Fields(Tape, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, SINGLE_TABLE)),
     DOUBLE,
 )

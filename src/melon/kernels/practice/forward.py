@@ -12,10 +12,10 @@ from melon.kernels.practice.forms import (
     LN2,
     MOST_LOG_RATE,
     UNPREDICTED,
-    Course,
     Numbers,
-    Rates,
-    Rows,
+    PracticeRates,
+    PracticeRows,
+    PracticeStream,
     Tape,
 )
 from melon.types import Floats, Ints
@@ -54,7 +54,7 @@ def knot(knots: Floats, at: float) -> int:
     return place
 
 
-def _meet(course: Course, rows: Rows, tape: Tape, n: int) -> None:
+def _meet(course: PracticeStream, rows: PracticeRows, tape: Tape, n: int) -> None:
     """Dot products of an interaction's user and its candidates."""
     for c in range(course.candidates.shape[1]):
         item = course.candidates[n, c]
@@ -63,7 +63,9 @@ def _meet(course: Course, rows: Rows, tape: Tape, n: int) -> None:
             tape.dots[n, c] = dot(rows.users[course.users[n]], rows.items[item])
 
 
-def score(course: Course, rows: Rows, rates: Rates, tape: Tape, n: int, now: int, scores: Floats) -> None:
+def score(
+    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, n: int, now: int, scores: Floats
+) -> None:
     """Scores of an interaction's candidates as their rows stand."""
     fades = rates.halvings[0] > 0 or rates.halvings[1] > 0
     for c in range(scores.size):
@@ -77,7 +79,7 @@ def score(course: Course, rows: Rows, rates: Rates, tape: Tape, n: int, now: int
             scores[c] = tape.dots[n, c] + rows.bias[item]
 
 
-def fade(rows: Rows, rates: Rates, row: int, idle: int, left: Numbers) -> None:
+def fade(rows: PracticeRows, rates: PracticeRates, row: int, idle: int, left: Numbers) -> None:
     """Fade an item's row by its idle time; `left` is what is left of its vector and of its bias."""
     left[0], left[1] = faded_to(idle, rates.halvings[0]), faded_to(idle, rates.halvings[1])
     for d in range(rows.items.shape[1]):
@@ -85,7 +87,7 @@ def fade(rows: Rows, rates: Rates, row: int, idle: int, left: Numbers) -> None:
     rows.bias[row] *= left[1]
 
 
-def _see(course: Course, rows: Rows, rates: Rates, tape: Tape, n: int) -> None:
+def _see(course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, n: int) -> None:
     """The loss of an interaction on faded rows, how much each negative counts in it, and its log rates."""
     own, negatives = rows.users[course.users[n]], course.items.shape[1] - 1
     first = course.items[n, 0]
@@ -118,7 +120,9 @@ def widest(ends: Ints) -> int:
     return most
 
 
-def _overwrite(course: Course, rows: Rows, rates: Rates, tape: Tape, t: int, left: Numbers) -> None:
+def _overwrite(
+    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, t: int, left: Numbers
+) -> None:
     """Record the rows of a batch before it is learned, and fade those of items."""
     for r in range(course.user_ends[t - 1] if t > 0 else 0, course.user_ends[t]):
         tape.users[r, :] = rows.users[course.user_rows[r]]
@@ -131,7 +135,8 @@ def _overwrite(course: Course, rows: Rows, rates: Rates, tape: Tape, t: int, lef
 
 
 def _step(
-    course: Course, rows: Rows, tape: Tape, n: int, weight: Numbers, to_user: Numbers, to_items: Numbers,
+    course: PracticeStream, rows: PracticeRows, tape: Tape, n: int,
+    weight: Numbers, to_user: Numbers, to_items: Numbers,
     to_bias: Numbers,
 ) -> None:  # fmt: skip
     """Add an interaction's steps to those of the batch's rows."""
@@ -153,7 +158,7 @@ def move(keep: Numbers, row: Numbers, by: Numbers) -> None:
         row[d] = keep * row[d] + by[d]
 
 
-def forward(course: Course, rows: Rows, rates: Rates, tape: Tape, temperature: float) -> float:
+def forward(course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, temperature: float) -> float:
     """Predict and learn every batch; the rows become those after the last. Returns the summed loss of predictions."""
     to_users, to_items = tape.users[: widest(course.user_ends)].copy(), tape.items[: widest(course.item_ends)].copy()
     to_bias, weight = tape.bias[: len(to_items)].copy(), tape.logs[0].copy()

@@ -20,7 +20,7 @@ from melon.types import Singles
 SCALARS = 1 << 12
 
 #: The cell state that scalars bring along (units × scalars), and which of them bring none: 1 there, else 0.
-Before = tuple[Tensor, Tensor]
+CellState = tuple[Tensor, Tensor]
 
 
 class CompiledCell:
@@ -43,7 +43,7 @@ class CompiledCell:
         bias: Tensor,
         start: Tensor,
         head: Tensor,
-        kept: Before | None = None,
+        kept: CellState | None = None,
         *,
         normalise: bool,
     ) -> Tensor:
@@ -59,7 +59,7 @@ class CompiledCell:
         weights: Tensor,
         bias: Tensor,
         start: Tensor,
-        kept: Before | None = None,
+        kept: CellState | None = None,
         *,
         normalise: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ class _CellLogits(Function):
         ctx: Any,
         loops: Loops,
         features: Tensor,
-        kept: Before | None,
+        kept: CellState | None,
         normalise: bool,
         weights: Tensor,
         bias: Tensor,
@@ -102,7 +102,7 @@ class _CellLogits(Function):
 
 
 def _arguments(
-    features: Tensor, weights: Tensor, bias: Tensor, start: Tensor, kept: Before | None, normalise: bool
+    features: Tensor, weights: Tensor, bias: Tensor, start: Tensor, kept: CellState | None, normalise: bool
 ) -> tuple[Any, ...]:
     """What every loop is given, with features filled up to whole groups."""
     cell, fresh = np.empty((0, 0), np.float32), np.empty(0, np.float32)

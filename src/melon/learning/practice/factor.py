@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from melon.kernels.policy import Loops
-from melon.kernels.practice.forms import LEAST_LOSS, Course, Numbers, Rates, Rows, Slopes, Tape
-from melon.learning.practice.record import Draw, Recorded
+from melon.kernels.practice.forms import LEAST_LOSS, Numbers, PracticeRates, PracticeRows, PracticeStream, Slopes, Tape
+from melon.learning.practice.record import Draw, RecordedStream
 from melon.recommenders.base import Recommender
 from melon.strategies.melon.rates import DECAY_UNIT, KNOTS, Phi
 from melon.strategies.practised import LinearStrategy
@@ -20,7 +23,9 @@ _TABLES = ("user_factors", "item_factors", "item_bias")
 class FactorPractice:
     """Passes over a recorded stream from the same rows; memory is bounded by the stream and the rows it touches."""
 
-    def __init__(self, recommender: Recommender, strategy: LinearStrategy, recorded: Recorded, loops: Loops) -> None:
+    def __init__(
+        self, recommender: Recommender, strategy: LinearStrategy, recorded: RecordedStream, loops: Loops
+    ) -> None:
         self._strategy, self._recorded, self._loops = strategy, recorded, loops
         self._start = _rows_of(recommender, recorded)
         roles = strategy.rates.roles
@@ -34,25 +39,32 @@ class FactorPractice:
         ]
         self._tape = _tape(self._courses, self._start)
 
+    def begin_from(self, rows: Mapping[str, Tensor], places: Mapping[str, Ints]) -> None:
+        """Begin passes with other rows of some users and items."""
+        for name, values in zip(_TABLES, self._start[:3], strict=True):
+            values[places["user" if name == "user_factors" else "item"]] = (
+                rows[name].numpy().reshape(-1, *values.shape[1:])
+            )
+
     def run(self, number: int) -> tuple[float, Phi]:
         """The mean loss of all predictions in pass `number` at the strategy's φ, and its gradient by φ."""
         place = number % len(self._courses)
         course, inputs, rates = self._courses[place], self._inputs[place], self._strategy.rates
         start, phi = self._start, rates.phi
-        rows = Rows(start.users.copy(), start.items.copy(), start.bias.copy(), start.touched.copy())
-        made, temperature = self._rates(inputs), float(torch.exp(phi["temperature"]))
-        total = self._loops.forward(course, rows, made, self._tape, temperature)
-        later = Rows(
+        rows = PracticeRows(start.users.copy(), start.items.copy(), start.bias.copy(), start.touched.copy())
+        step_rates, temperature = self._rates(inputs), float(torch.exp(phi["temperature"]))
+        total = self._loops.forward(course, rows, step_rates, self._tape, temperature)
+        later = PracticeRows(
             np.zeros_like(start.users), np.zeros_like(start.items), np.zeros_like(start.bias), start.touched.copy()
         )
         slopes = Slopes(np.zeros(self._tape.logs.shape), np.zeros(3), np.zeros(2), np.zeros(1))
         if np.isfinite(total):
-            self._loops.backward(course, rows, made, self._tape, temperature, later, slopes)
+            self._loops.backward(course, rows, step_rates, self._tape, temperature, later, slopes)
         events = self._recorded.predicted
         gradient = {name: torch.from_numpy(part / events) for name, part in self._by_phi(inputs, slopes).items()}
         return total / events, gradient
 
-    def _rates(self, inputs: Floats) -> Rates:
+    def _rates(self, inputs: Floats) -> PracticeRates:
         rates, phi = self._strategy.rates, self._strategy.rates.phi
         hats = phi["hats"].numpy()
         slopes = np.zeros((len(hats), len(KNOTS) + 1))
@@ -63,7 +75,7 @@ class FactorPractice:
         decay = [1 - float(rates.kept(name)) for name in _TABLES]
         dtype = self._start.users.dtype
         base = rates.base(inputs, self._roles)
-        return Rates(base.astype(dtype), KNOTS, hats, slopes, np.array(decay, dtype), np.array(halvings))
+        return PracticeRates(base.astype(dtype), KNOTS, hats, slopes, np.array(decay, dtype), np.array(halvings))
 
     def _by_phi(self, inputs: Floats, slopes: Slopes) -> dict[str, Floats]:
         """From ∂J by log rates, by what tables lose and by half-lives, to ∂J by φ."""
@@ -87,21 +99,21 @@ class FactorPractice:
         return by_phi
 
 
-def _rows_of(recommender: Recommender, recorded: Recorded) -> Rows:
+def _rows_of(recommender: Recommender, recorded: RecordedStream) -> PracticeRows:
     """The rows that the stream touches or predicts, as they are stored: not faded."""
     rows = (recorded.user_rows, recorded.item_rows, recorded.item_rows)
     users, items, bias = (
         recommender.tables[name].gather(torch.from_numpy(some), Moment(0)).numpy()
         for name, some in zip(_TABLES, rows, strict=True)
     )
-    return Rows(users, items, bias[:, 0].copy(), recorded.touched)
+    return PracticeRows(users, items, bias[:, 0].copy(), recorded.touched)
 
 
-def _course(recorded: Recorded, draw: Draw, roles: Ints) -> Course:
+def _course(recorded: RecordedStream, draw: Draw, roles: Ints) -> PracticeStream:
     bounds = list(zip([0, *recorded.ends[:-1]], recorded.ends, strict=True))
     users = [np.unique(recorded.users[first:last], return_inverse=True) for first, last in bounds]
     items = [np.unique(draw.items[first:last], return_inverse=True) for first, last in bounds]
-    return Course(
+    return PracticeStream(
         recorded.ends,
         recorded.now,
         recorded.users,
@@ -118,7 +130,7 @@ def _course(recorded: Recorded, draw: Draw, roles: Ints) -> Course:
     )
 
 
-def _tape(courses: list[Course], start: Rows) -> Tape:
+def _tape(courses: list[PracticeStream], start: PracticeRows) -> Tape:
     """Room for the longest course, used by every pass."""
     (n, slots), dim, dtype = courses[0].items.shape, start.users.shape[1], start.users.dtype
     users = max(len(course.user_rows) for course in courses)

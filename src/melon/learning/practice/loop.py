@@ -14,10 +14,12 @@ from melon.errors import LearningError
 from melon.kernels import policy
 from melon.learning.practice.factor import FactorPractice
 from melon.learning.practice.generic import GenericPractice
+from melon.learning.practice.learned import UnrolledPractice
 from melon.learning.practice.record import record
 from melon.learning.updater import Updater
-from melon.strategies.melon.rates import MOST_DECAY, Phi
+from melon.strategies.melon.rates import Phi
 from melon.strategies.practised import LinearStrategy
+from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 
@@ -29,6 +31,7 @@ _DRAWS = 2
 _APART = 1_000
 
 Pass = Callable[[int], tuple[float, Phi]]
+Practising = LinearStrategy | UnrolledStrategy
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ def practice_candidates(log: Interactions, seed: int, count: int) -> Candidates:
 def practise_through(updater: Updater, batches: Sequence[Batch], candidates: Candidates) -> Practised:
     """Let the updater's strategy practise on batches behind its history. The updater itself is used up by it."""
     strategy, recommender = updater.strategy, updater.recommender
-    assert isinstance(strategy, LinearStrategy)
+    assert isinstance(strategy, Practising)
     if not strategy.settings.passes:
         return Practised([], 0)
     recorded = record(updater, batches, candidates, _DRAWS)
+    if isinstance(strategy, UnrolledStrategy):
+        return practise(strategy, UnrolledPractice(recommender, strategy, recorded).run)
     loops = None
     if recommender.factorised:
         loops = policy.load("practice", like=recommender.tables["item_factors"].view().storage)
@@ -59,13 +64,13 @@ def practise_through(updater: Updater, batches: Sequence[Batch], candidates: Can
     return practise(strategy, FactorPractice(recommender, strategy, recorded, loops).run)
 
 
-def practise(strategy: LinearStrategy, run: Pass) -> Practised:
+def practise(strategy: Practising, run: Pass) -> Practised:
     """Improve the strategy's φ, pass by pass; `run` gives the loss of a pass at the present φ and its gradient."""
-    rates, settings, passes = strategy.rates, strategy.settings, strategy.settings.passes
-    start, masks = {name: value.clone() for name, value in rates.phi.items()}, strategy.trainable()
+    settings, masks = strategy.settings, strategy.trainable()
+    start = {name: value.clone() for name, value in strategy.phi.items()}
     good, moments, steps = start, _no_moments(start), 0
     scale, losses, rejected = settings.practice_lr, list[float](), 0
-    for number in range(passes):
+    for number in range(settings.passes):
         loss, gradient = run(number)
         finite = math.isfinite(loss) and all(torch.isfinite(part).all() for part in gradient.values())
         if not finite or (losses and loss >= _ASTRAY * losses[0]):
@@ -75,20 +80,20 @@ def practise(strategy: LinearStrategy, run: Pass) -> Practised:
                     f"{settings.lr:g}. Try a smaller learning rate (--set lr=…)."
                 )
             rejected, scale = rejected + 1, scale / 2
-            rates.phi, moments, steps = good, _no_moments(start), 0
+            moments, steps = _no_moments(start), 0
+            strategy.take(good)
             continue
         losses.append(loss)
-        good, steps = rates.phi, steps + 1
-        rate = scale * min(1.0, 2 * (1 - number / passes) + 0.05)
+        good, steps = strategy.phi, steps + 1
+        rate = scale * min(1.0, 2 * (1 - number / settings.passes) + 0.05)
         improved = dict[str, torch.Tensor]()
         for name, value in good.items():
-            pulled = gradient[name]
-            if name in ("rates", "hats"):  # towards the plain step
-                pulled = pulled + settings.practice_l2 * (value - start[name])
-            moments[name] = _ADAM.moments(moments[name], pulled * masks[name])
+            slope = gradient[name]
+            if strategy.pulled(name):  # towards the plain step
+                slope = slope + settings.practice_l2 * (value - start[name])
+            moments[name] = _ADAM.moments(moments[name], slope * masks[name])
             improved[name] = _ADAM.step(value, moments[name], steps, rate)
-        improved["decay"] = improved["decay"].clamp(0, MOST_DECAY)
-        rates.phi = improved
+        strategy.take(improved)
     return Practised(losses, rejected)
 
 

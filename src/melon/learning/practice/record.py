@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +12,14 @@ import torch
 from melon.errors import LearningError
 from melon.kernels.practice.forms import ABSENT, UNPREDICTED
 from melon.learning.examples import Offers
-from melon.learning.updater import Updater
 from melon.strategies.melon.inputs import HALF_LIVES
 from melon.strategies.practised import batch_inputs
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 from melon.types import Flags, Floats, Ints, SmallInts
+
+if TYPE_CHECKING:
+    from melon.learning.updater import Updater
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedStream:
     """Batches in compact rows; `user_rows` and `item_rows` say which stored rows these are.
 
     Batch t ends at interaction `ends[t]` and begins at the moment `now[t]`. `known` users had a row when they were
@@ -52,7 +55,7 @@ class Recorded:
         return int((self.candidates[:, 0] > UNPREDICTED).sum())
 
 
-def record(updater: Updater, batches: Sequence[Batch], candidates: Candidates, draws: int) -> Recorded:
+def record(updater: Updater, batches: Sequence[Batch], candidates: Candidates, draws: int) -> RecordedStream:
     """Walk through batches behind the updater's history without learning anything: newcomers get rows, no more."""
     walk = _Walk(updater, draws)
     for batch in batches:
@@ -82,7 +85,7 @@ class _Walk:
             sizes.append(updater.recommender.rows_of(role))
         updater.make_rows(batch)
         for draw in range(self._draws):
-            items = self._offers.of(batch.in_epoch(draw)).items
+            items = self._offers.of(batch.in_epoch(draw), self._offers.pool(batch)).items
             self._items[draw].append(items)
             self._met[draw].append((history.of_users.met(batch.users), history.of_items.met(items)))
         self._users.append(batch.users)
@@ -90,7 +93,7 @@ class _Walk:
         self._ends.append((self._ends[-1] if self._ends else 0) + len(batch))
         history.append(batch.users, batch.items)
 
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedStream:
         """Everything in compact rows."""
         all_users, candidates = np.concatenate(self._users), np.concatenate(self._candidates)
         lengths = np.diff(self._ends, prepend=0)
@@ -104,7 +107,7 @@ class _Walk:
             self._draw(users, np.searchsorted(item_rows, items), met, touched[0].copy(), touched[1].copy())
             for items, met in zip(drawn, self._met, strict=True)
         )
-        return Recorded(
+        return RecordedStream(
             np.array(self._ends),
             np.array(self._now),
             users,

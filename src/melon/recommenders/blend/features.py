@@ -15,7 +15,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
-from melon.kernels.lists import Weights
+from melon.kernels.lists import HeadWeights
 from melon.recommenders.blend.inputs import (
     HALF_LIVES,
     INPUTS,
@@ -29,11 +29,11 @@ from melon.recommenders.blend.inputs import (
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.recommenders.streaming.likeness import likeness
 from melon.recommenders.streaming.neighbours import ItemNeighbours, scratch
-from melon.recommenders.streaming.profiles import MATCHES, Profiles, Sides, Takers
+from melon.recommenders.streaming.profiles import MATCHES, Profiles, ProfileSides, Takers
 from melon.recommenders.streaming.slots import Sums
 from melon.recommenders.streaming.tastes import LOOKS, Tastes
 from melon.stream.history import History
-from melon.stream.saved import Saved, part_of, require
+from melon.stream.saved import SavedArrays, part_of, require
 from melon.tables import Moment, Table
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
@@ -54,7 +54,7 @@ class StreamFeatures:
         transitions: bool = False,
         more: Sequence[str] = (),
         seed: int = 0,
-        own_rows: Callable[[], Sides] | None = None,
+        own_rows: Callable[[], ProfileSides] | None = None,
     ) -> None:
         """`own_rows` gives the blend's own rows of users and items, where something is asked for that needs them."""
         self._dtype, self._seed, self._own_rows = np.dtype(dtype), seed, own_rows
@@ -81,19 +81,19 @@ class StreamFeatures:
     @property
     def of_pairs_besides(self) -> tuple[str, ...]:
         """Those among them that belong to pairs and come first; the others are linear in the items' own features."""
-        asked = {
+        inputs = {
             "profiles": self.profiles is not None,
             "own_profiles": self.own_takers is not None,
             "likeness": self.likeness,
         }
-        return tuple(name for group, there in asked.items() if there for name in MORE[group])
+        return tuple(name for group, there in inputs.items() if there for name in MORE[group])
 
-    def spaces(self) -> list[tuple[Takers, Sides]]:
+    def spaces(self) -> list[tuple[Takers, ProfileSides]]:
         """Takers of items, and the rows by which they are compared, for each kind of rows that is asked for."""
         spaces = [] if self.profiles is None else [(self.profiles.takers, self.profiles.sides)]
         return spaces if self.own_takers is None else [*spaces, (self.own_takers, self._rows_of_blend())]
 
-    def _rows_of_blend(self) -> Sides:
+    def _rows_of_blend(self) -> ProfileSides:
         assert self._own_rows is not None
         return self._own_rows()
 
@@ -102,7 +102,10 @@ class StreamFeatures:
         return MORE["tastes" if self._gaps else "leanings"]
 
     def fit(self, users: Ints, items: Ints) -> None:
-        """Solve rows for a whole log before it is observed, where rows are asked for."""
+        """Make room for a whole log before it is observed, and solve rows for it where rows are asked for."""
+        for part in (self.neighbours, self.followers):
+            if part is not None:
+                part.reserve(int(items.max(initial=-1)) + 1)
         if self.profiles is not None:
             self.profiles.fit(users, items)
 
@@ -234,18 +237,22 @@ class StreamFeatures:
             likeness(users, items, past, rows, len(rows), first, out)
 
     def compare_all(
-        self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles
+        self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles, *, seen: bool
     ) -> None:
-        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`."""
+        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`.
+
+        Without `seen`, items that the user has had may get any numbers.
+        """
         first = 0
         for (takers, sides), prepared in zip(self.spaces(), factors, strict=True):
-            out[:, first : first + len(MATCHES)] = takers.match_all(loops, sides, user, prepared, past, len(out))
+            matches = takers.match_all(loops, sides, user, prepared, past, len(out), seen=seen)
+            out[:, first : first + len(MATCHES)] = matches
             first += len(MATCHES)
         if self.likeness:
             everything, rows = np.arange(len(out))[None, :], self._rows_of_blend()[1]
             likeness(user, everything, past, rows, min(len(rows), len(out)), first, out[None])
 
-    def folded(self, head: Weights, user: Ints, time: int) -> Weights:
+    def folded(self, head: HeadWeights, user: Ints, time: int) -> HeadWeights:
         """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
         if self.tastes is None:
             return head
@@ -260,9 +267,10 @@ class StreamFeatures:
             same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
             return rest, same
 
-        (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-        constant, shift = np.float32(float(head.constant) - float(same)), head.shift + shift
-        return Weights(head.trust, constant, linear, hidden, shift.astype(np.float32), head.output)
+        with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
+            (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
+            constant, shifted = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
+        return HeadWeights(head.trust, constant, linear, hidden, shifted, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
@@ -293,15 +301,15 @@ class StreamFeatures:
             parts["tastes"] = self.tastes.state()
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
-    def restore(self, state: Saved) -> None:
+    def restore(self, state: SavedArrays) -> None:
         """Become what `state` described."""
         counts = ItemCounts.from_state(part_of(state, "counts"))
         neighbours = ItemNeighbours.from_state(part_of(state, "neighbours"))
         followers = None if self.followers is None else ItemNeighbours.from_state(part_of(state, "followers"))
         require(np.array_equal(counts.rates, self.counts.rates), "counts have other half-lives than this blend's")
-        for saved, own in ((neighbours, self.neighbours), (followers, self.followers)):
-            if saved is not None and own is not None:
-                require(saved.form == own.form, "neighbours were counted with other settings than this blend's")
+        for saved, present in ((neighbours, self.neighbours), (followers, self.followers)):
+            if saved is not None and present is not None:
+                require(saved.form == present.form, "neighbours were counted with other settings than this blend's")
                 require(saved.events == counts.events, "neighbours and counts are of different moments")
         profiles = None if self.profiles is None else Profiles(seed=self._seed, dtype=self._dtype)
         takers = None if self.own_takers is None else Takers(self.own_takers.dim, self._dtype)

@@ -252,8 +252,8 @@ class BlendHead(Head):
         after = [np.empty_like(each) for each in held * 3]
         one, other = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2
         settled = 1 - _ADAM.beta_1**steps, 1 - _ADAM.beta_2**steps
-        kept = 1 - lr * self.settings.decay
-        rates = np.array([one, other, _ADAM.eps, lr / settled[0], kept, settled[1], 1 / len(lesson)])
+        shrink = 1 - lr * self.settings.decay
+        rates = np.array([one, other, _ADAM.eps, lr / settled[0], shrink, settled[1], 1 / len(lesson)])
         scales = array_of(self.centre), array_of(self.scale)
         loops.head_step(
             array_of(lesson.inputs), array_of(lesson.allowed), *scales, self.trust, rates, *held, *before, *after

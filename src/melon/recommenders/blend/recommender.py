@@ -239,6 +239,10 @@ class Blend(HeadedRecommender):
         return torch.nn.functional.pad(alike, (0, max(missing, 0)))
 
     @property
+    def observes_apart(self) -> bool:
+        return type(self) is Blend and self._own and not self.observes_by_rows
+
+    @property
     def observes_by_rows(self) -> bool:
         return self.stream.own_takers is not None
 

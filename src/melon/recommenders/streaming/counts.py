@@ -9,11 +9,13 @@ import torch
 
 from melon.errors import SettingsError
 from melon.kernels import policy
-from melon.stream.pairs import rows_needed
-from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.stream.pairs import distinct, rows_needed
+from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints
 
 _NEVER = -1
+#: The items of this many events are kept at hand.
+_LATELY = 1_024
 
 
 class ItemCounts:
@@ -32,6 +34,8 @@ class ItemCounts:
         self._count: Floats = np.zeros((0, len(self._rates)))
         self._first: Ints = np.zeros(0, dtype=np.int64)
         self._last: Ints = np.zeros(0, dtype=np.int64)
+        self._lately: Ints = np.zeros(_LATELY, dtype=np.int64)
+        self._most: tuple[tuple[int, ...], int, Ints] | None = None  # what `most_counted` gave, for what, and when
 
     def read(self, items: Ints) -> Floats:
         """The counts as of now, one for each half-life: shape of `items` × half-lives; items never seen have none."""
@@ -89,17 +93,30 @@ class ItemCounts:
             counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
         return np.ascontiguousarray(counts), last, first
 
-    def taken_since(self, event: int) -> Ints:
-        """The items that occurred at this event or later, in ascending order."""
-        rows = np.flatnonzero(self._last >= event)
-        taken: Ints = rows[self._first[rows] != _NEVER]
-        return taken
+    def most_counted(self, loops: policy.Loops, kinds: Ints, many: int) -> Ints:
+        """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
+        asked = (many, *kinds.tolist())
+        if self._most is not None and self._most[0] == asked and self._most[1] >= self.events - _LATELY:
+            # Counts decay alike and only those of items taken since have grown: no other item has come among the first.
+            since = self._lately[np.arange(self._most[1], self.events) % _LATELY]
+            some = distinct(np.concatenate([self._most[2], since]))
+            order = np.argsort(-self.read(some)[:, kinds], axis=0, kind="stable")[:many]
+            most: Ints = some[order].T.reshape(-1)
+        else:
+            rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
+            columns = self._count, self._first, self._last
+            held = loops.most_counted(*columns, kinds, self._rates, self.events, rows, values)
+            most = rows[:, :held].reshape(-1)
+        self._most = asked, self.events, most
+        return most
 
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
             return
         self._grow(rows_needed(items))
+        late = items[-_LATELY:]
+        self._lately[np.arange(self.events + len(items) - len(late), self.events + len(items)) % _LATELY] = late
         loops = policy.load("neighbours")
         if loops is not None:
             columns = self._count, self._first, self._last, self._rates
@@ -125,7 +142,7 @@ class ItemCounts:
         def undo() -> None:
             self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
             self._count[held], self._first[held], self._last[held] = count, first, last
-            self.events = events
+            self.events, self._most = events, None
 
         return undo
 
@@ -141,7 +158,7 @@ class ItemCounts:
         }
 
     @classmethod
-    def from_state(cls, state: Saved) -> ItemCounts:
+    def from_state(cls, state: SavedArrays) -> ItemCounts:
         """The counts that `state` described; arrays that no counts can have are a `CheckpointError`."""
         rates = saved_array(state, "rates", np.float64, (None,), least=0, most=1e6)
         counts = cls([1.0] * len(rates))

@@ -22,33 +22,35 @@ from melon.recommenders.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import RING, History, PartnerRings
 from melon.stream.pairs import distinct, pair_keys
-from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Floats, Ints
 
 #: Deviation of an item's first row. It only matters while none of its takers has a row, as in a cold start.
 _FIRST = 0.0125
 #: No entry of a row is larger: a score of 1 is the aim.
 _LARGEST = 1e6
+#: So many pairs are counted at a time.
+_AT_ONCE = 1 << 22
 
-Rows = npt.NDArray[np.floating[Any]]
+RowArray = npt.NDArray[np.floating[Any]]
 #: Rows, where the partners of each start, and the partners, one row behind the other.
 Grouped = tuple[Ints, Ints, Ints]
 
 
-class _Side:
+class _FactorSide:
     """The rows of users or of items, with room to grow, and the sum over all of them of x xᵀ."""
 
     def __init__(self, dim: int, dtype: npt.DTypeLike, draws: Draws | None = None) -> None:
         self._draws, self.count = draws, 0
-        self._storage: Rows = np.zeros((0, dim), dtype=dtype)
+        self._storage: RowArray = np.zeros((0, dim), dtype=dtype)
         self.gram: Floats = np.zeros((dim, dim))
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> RowArray:
         """All rows so far; a view."""
         return self._storage[: self.count]
 
-    def read(self, numbers: Ints) -> Rows:
+    def read(self, numbers: Ints) -> RowArray:
         """Copies of rows by number; zeros for those that do not exist."""
         known = numbers < self.count
         if known.all():
@@ -72,7 +74,7 @@ class _Side:
             self.gram += new.T @ new
         self.count = count
 
-    def solve(self, grouped: Grouped, other: _Side, missing: float, reg: float, *, exactly: bool) -> None:
+    def solve(self, grouped: Grouped, other: _FactorSide, missing: float, reg: float, *, exactly: bool) -> None:
         """Solve rows from their partners, partners[starts[n]] … partners[starts[n + 1] - 1] for row touched[n].
 
         Exactly, or by a few conjugate gradients from where they stand.
@@ -99,7 +101,7 @@ class _Side:
 
         return undo
 
-    def saved(self, state: Saved, name: str) -> tuple[Rows, Floats]:
+    def saved(self, state: SavedArrays, name: str) -> tuple[RowArray, Floats]:
         """Rows and Gram matrix of a saved state, checked."""
         dim, dtype = self._storage.shape[1], self._storage.dtype
         rows = saved_array(state, name, dtype, (None, dim), least=-_LARGEST, most=_LARGEST)
@@ -109,7 +111,7 @@ class _Side:
         require(near, f"the Gram matrix of {name} is not that of their rows")
         return rows, gram
 
-    def restore(self, rows: Rows, gram: Floats) -> None:
+    def restore(self, rows: RowArray, gram: Floats) -> None:
         """Become what `saved` gave."""
         self._storage, self.count, self.gram = rows, len(rows), gram
 
@@ -131,18 +133,19 @@ class ImplicitALS:
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.dim, self.missing, self.reg = dim, missing, reg
-        self.users = _Side(dim, dtype)
-        self.items = _Side(dim, dtype, Draws(seed, "first rows of implicit ALS"))
+        self.users = _FactorSide(dim, dtype)
+        self.items = _FactorSide(dim, dtype, Draws(seed, "first rows of implicit ALS"))
         #: Interactions that were fitted as a whole: observing them changes no row.
         self.fitted = 0
 
     def fit(self, users: Ints, items: Ints, sweeps: int = 10) -> None:
         """Rows for a whole log: each sweep solves all users, then all items, from all that they took, once each."""
         pairs = distinct(pair_keys(users, items))
-        takers, taken = pairs >> 32, pairs & 0xFFFFFFFF
         self.users.grow(int(users.max(initial=-1)) + 1)
         self.items.grow(int(items.max(initial=-1)) + 1)
-        of_users, of_items = _grouped(takers, taken), _grouped(taken, takers)
+        turned = (pairs << 32) | (pairs >> 32)
+        turned.sort()
+        of_users, of_items = _grouped(pairs), _grouped(turned)
         for number in range(sweeps + 1):
             self._solve(self.users, of_users, self.items, exactly=True)
             if number < sweeps:
@@ -176,10 +179,10 @@ class ImplicitALS:
         if user < self.users.count:
             self.users.clear(user)
 
-    def scores(self, users: Ints, items: Ints) -> Rows:
+    def scores(self, users: Ints, items: Ints) -> RowArray:
         """x_u · y_i for candidates n × c; 0 where either has no row."""
         wanted = torch.from_numpy(self.users.read(users)).unsqueeze(1)
-        scores: Rows = torch.from_numpy(self.items.read(items)).mul_(wanted).sum(-1).numpy()
+        scores: RowArray = torch.from_numpy(self.items.read(items)).mul_(wanted).sum(-1).numpy()
         return scores
 
     def state(self) -> Arrays:
@@ -192,7 +195,7 @@ class ImplicitALS:
             "fitted": np.array([self.fitted]),
         }
 
-    def restore(self, state: Saved) -> None:
+    def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no such rows can have are a `CheckpointError`."""
         fitted, users, items = (
             saved_number(state, "fitted"),
@@ -203,7 +206,7 @@ class ImplicitALS:
         self.items.restore(*items)
         self.fitted = fitted
 
-    def _solve(self, side: _Side, grouped: Grouped, other: _Side, *, exactly: bool) -> None:
+    def _solve(self, side: _FactorSide, grouped: Grouped, other: _FactorSide, *, exactly: bool) -> None:
         side.solve(grouped, other, self.missing, self.reg, exactly=exactly)
 
 
@@ -238,22 +241,31 @@ def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = 
     return touched, starts, everything
 
 
-def _grouped(rows: Ints, partners: Ints) -> Grouped:
-    """Distinct rows, where each one's partners start, and the partners, one row behind the other."""
-    order = np.argsort(rows, kind="stable")
-    touched, firsts = np.unique(rows[order], return_index=True)
-    return touched, np.r_[firsts, len(rows)], np.ascontiguousarray(partners[order])
+def _grouped(pairs: Ints) -> Grouped:
+    """Distinct rows, where each one's partners start, and the partners, one row behind the other.
+
+    Pairs are row << 32 | partner in ascending order; they become the partners, since a log may have very many.
+    """
+    counts = np.zeros(int(pairs[-1] >> 32) + 1 if len(pairs) else 0, dtype=np.int64)
+    for some in np.array_split(pairs, 1 + len(pairs) // _AT_ONCE):
+        if len(some):
+            first = int(some[0] >> 32)
+            here = np.bincount((some >> 32) - first)
+            counts[first : first + len(here)] += here
+    pairs &= 0xFFFFFFFF
+    touched = np.flatnonzero(counts)
+    return touched, np.r_[0, np.cumsum(counts[touched])], pairs
 
 
 def _solve(
     touched: Ints,
     starts: Ints,
     partners: Ints,
-    others: Rows,
+    others: RowArray,
     gram: Floats,
     missing: float,
     reg: float,
-    own: Rows,
+    own: RowArray,
     own_gram: Floats,
     *,
     exactly: bool,

@@ -22,7 +22,7 @@ from melon.recommenders.streaming import slots as numpy_loops
 from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
 from melon.stream.history import NOBODY, RING, PartnerRings
 from melon.stream.pairs import distinct, rows_needed
-from melon.stream.saved import Saved, require, saved_array, saved_number
+from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Floats, Ints
 
 #: Decayed counts are referred to a moment that moves up when it lies this many half-lives back: counts have 32 bits.
@@ -176,7 +176,7 @@ class ItemNeighbours:
         }
 
     @classmethod
-    def from_state(cls, state: Saved) -> ItemNeighbours:
+    def from_state(cls, state: SavedArrays) -> ItemNeighbours:
         """The neighbours that `state` described; arrays that no neighbours can have are a `CheckpointError`."""
         slots, reach, half_life, both_ways = saved_array(state, "form", np.float64, (4,), least=0).tolist()
         neighbours = cls(slots=int(slots), reach=int(reach), half_life=half_life, both_ways=bool(both_ways))
@@ -218,13 +218,18 @@ class ItemNeighbours:
             self._recent[: self._rows] -= np.float32(moment - self._reference)
             self._reference = moment
 
-    def _grow(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
+        """Make room for so many items at once: growing step by step holds the old room beside the new one."""
         if rows > len(self._ids):
-            more = max(rows, 2 * len(self._ids)) - len(self._ids)
+            more = rows - len(self._ids)
             self._ids = np.concatenate([self._ids, np.full((more, self.slots), EMPTY, dtype=np.int32)])
             nothing = np.zeros((more, self.slots), dtype=np.float32)
             self._counts = np.concatenate([self._counts, nothing])
             self._recent = np.concatenate([self._recent, nothing])
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._ids):
+            self.reserve(max(rows, 2 * len(self._ids)))
         self._rows = max(self._rows, rows)
 
 

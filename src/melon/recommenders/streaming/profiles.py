@@ -12,10 +12,10 @@ import torch
 from melon.kernels import policy
 from melon.kernels import profiles as python_loops
 from melon.kernels.profiles import TINY, Pairs
-from melon.recommenders.streaming.ials import ImplicitALS, Rows
+from melon.recommenders.streaming.ials import ImplicitALS, RowArray
 from melon.stream.history import RING, History
 from melon.stream.pairs import distinct
-from melon.stream.saved import Saved, part_of, require, saved_array
+from melon.stream.saved import SavedArrays, part_of, require, saved_array
 from melon.types import Arrays, Floats, Ints, SmallInts
 
 #: Interactions after which a taker counts half, and what is left of an item in a user's profile when the next is taken.
@@ -23,7 +23,7 @@ _HALF_LIFE, _FADE = 20_000.0, 0.9
 #: What `match` gives for each pair.
 MATCHES = ("takers", "profile", "profile_takers")
 #: The rows of users and of items.
-Sides = tuple[Rows, Rows]
+ProfileSides = tuple[RowArray, RowArray]
 
 
 class Takers:
@@ -35,11 +35,11 @@ class Takers:
 
     def __init__(self, dim: int, dtype: npt.DTypeLike = np.float32) -> None:
         self.dim, self._count = dim, 0
-        self._sums: Rows = np.zeros((0, dim), dtype=dtype)
+        self._sums: RowArray = np.zeros((0, dim), dtype=dtype)
         self._weight: Floats = np.zeros(0)
         self._last: Ints = np.zeros(0, dtype=np.int64)
 
-    def observe(self, users: Ints, items: Ints, past: History, user_rows: Rows) -> None:
+    def observe(self, users: Ints, items: Ints, past: History, user_rows: RowArray) -> None:
         """Add a batch to the profiles of its items, by users' rows as they are."""
         if not len(users):
             return
@@ -48,7 +48,15 @@ class Takers:
         events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
         loops.take(*events, 1 / _HALF_LIFE, user_rows, *self._held(self._count))
 
-    def match(self, sides: Sides, users: Ints, items: Ints, past: History, out: Rows, first: int = 0) -> None:
+    def match(
+        self,
+        sides: ProfileSides,
+        users: Ints,
+        items: Ints,
+        past: History,
+        out: RowArray,
+        first: int = 0,
+    ) -> None:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._sums.dtype
         directions, profiles = np.zeros((2, len(users), self.dim), dtype=dtype)
@@ -60,23 +68,39 @@ class Takers:
         pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:known], taken[:known])
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
 
-    def prepare(self, loops: policy.Loops, sides: Sides, n_items: int, past: History) -> Rows:
+    def prepare(self, loops: policy.Loops, sides: ProfileSides, n_items: int, past: History) -> RowArray:
         """Factors of the first items for `match_all`, as of now."""
         known = min(n_items, len(sides[1]), self._count)
         factors = np.empty((known, len(MATCHES)), dtype=self._sums.dtype)
-        loops.prepare(sides[1], *self._held(known), past.events, 1 / _HALF_LIFE, factors)
+        idle = torch.from_numpy((past.events - self._last[:known]).astype(np.float32))
+        left = idle.mul_(-1 / _HALF_LIFE).exp2_().numpy()  # PyTorch's exponential is vectorised
+        loops.prepare(sides[1], self._sums[:known], self._weight[:known], left, factors)
         return factors
 
     def match_all(
-        self, loops: policy.Loops, sides: Sides, user: Ints, factors: Rows, past: History, n_items: int
-    ) -> Rows:
-        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3."""
+        self,
+        loops: policy.Loops,
+        sides: ProfileSides,
+        user: Ints,
+        factors: RowArray,
+        past: History,
+        n_items: int,
+        *,
+        seen: bool = True,
+    ) -> RowArray:
+        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3.
+
+        The user's own part in what is said of an item is left out, as in `match`; without `seen` it stays in, for lists
+        that have no item that the user has had.
+        """
         out, lasts = np.empty((n_items, len(MATCHES)), dtype=self._sums.dtype), np.empty((1, RING), dtype=np.int32)
         direction, profile = np.zeros((2, 1, self.dim), dtype=out.dtype)
         user = np.ascontiguousarray(user)
         loops.recent(*past.of_users.storage, past.of_users.rows, user, _FADE, *sides, lasts, direction, profile)
         loops.match_all(direction[0], profile[0], sides[1], self._sums[: self._count], factors, out)
         out[len(factors) :] = 0
+        if not seen:
+            return out
         rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
         taken_items = np.empty(len(rings), dtype=np.int64)
         count = loops.taken_by(int(user[0]), rings, taken, taken_items)
@@ -105,8 +129,8 @@ class Takers:
         names = "takers", "weight", "last"
         return {name: array.copy() for name, array in zip(names, self._held(self._count), strict=True)}
 
-    def restore(self, state: Saved, events: int) -> None:
-        """Become what `state` described, after so many events; else a `CheckpointError`."""
+    def restore(self, state: SavedArrays, events: int) -> None:
+        """Become what `state` described, after `events` events; else a `CheckpointError`."""
         weight = saved_array(state, "weight", np.float64, (None,), least=0, most=events)
         shape = (len(weight), self.dim)
         sums = saved_array(state, "takers", self._sums.dtype, shape, least=-2.0 * events, most=2.0 * events)
@@ -123,22 +147,22 @@ class Takers:
             self._sums, self._weight, self._last = map(np.concatenate, zip(self._parts(), more, strict=True))
         self._count = max(self._count, count)
 
-    def _parts(self) -> tuple[Rows, Floats, Ints]:
+    def _parts(self) -> tuple[RowArray, Floats, Ints]:
         return self._sums, self._weight, self._last
 
-    def _held(self, count: int) -> tuple[Rows, Floats, Ints]:
+    def _held(self, count: int) -> tuple[RowArray, Floats, Ints]:
         return self._sums[:count], self._weight[:count], self._last[:count]
 
 
 class Profiles:
-    """Rows of implicit ALS, and the takers of items in their space."""
+    """RowArray of implicit ALS, and the takers of items in their space."""
 
     def __init__(self, *, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
         self.rows = ImplicitALS(seed=seed, dtype=dtype)
         self.takers = Takers(self.rows.dim, dtype)
 
     @property
-    def sides(self) -> Sides:
+    def sides(self) -> ProfileSides:
         """The rows of users and of items."""
         return self.rows.users.rows, self.rows.items.rows
 
@@ -169,8 +193,8 @@ class Profiles:
         """Arrays that `restore` turns back into the same profiles."""
         return {**{f"rows.{name}": array for name, array in self.rows.state().items()}, **self.takers.state()}
 
-    def restore(self, state: Saved, events: int) -> None:
-        """Become what `state` described, after so many events; else a `CheckpointError`."""
+    def restore(self, state: SavedArrays, events: int) -> None:
+        """Become what `state` described, after `events` events; else a `CheckpointError`."""
         takers, rows = Takers(self.rows.dim, self.takers.state()["takers"].dtype), part_of(state, "rows")
         takers.restore(state, events)
         require(len(rows.get("items", ())) == len(takers), "takers and rows are of different items")
@@ -188,14 +212,14 @@ class _numpy_loops:
         known: int,
         users: Ints,
         fade: float,
-        user_rows: Rows,
-        item_rows: Rows,
+        user_rows: RowArray,
+        item_rows: RowArray,
         lasts: SmallInts,
-        directions: Rows,
-        out: Rows,
+        directions: RowArray,
+        out: RowArray,
     ) -> None:
-        there = users < len(user_rows)
-        directions[there] = user_rows[users[there]]
+        known_users = users < len(user_rows)
+        directions[known_users] = user_rows[users[known_users]]
         directions /= np.sqrt(np.square(directions).sum(-1, keepdims=True) + TINY)
         counts = np.array([min(met[user], RING) if user < known else 0 for user in users.tolist()], dtype=np.int64)
         back = np.arange(RING)
@@ -208,7 +232,7 @@ class _numpy_loops:
         out[:] = (shares[..., None] * rows).sum(1)
 
     @staticmethod
-    def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Rows) -> None:
+    def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: RowArray) -> None:
         out[..., first : first + len(MATCHES)] = 0
         known = pairs.items < min(len(pairs.item_rows), len(pairs.takers))
         line, column = np.nonzero(known)
@@ -227,10 +251,10 @@ class _numpy_loops:
         others[own == taken] = 0
         left = 2.0 ** (-rate * (now - pairs.last[items]))
         long = np.sqrt(np.square(last_items).sum(-1) + TINY)
-        found = (
+        inputs = (
             left * (direction * others).sum(-1) / (left * (weight - part) + 1),
             (last_items * row).sum(-1) / (long * np.sqrt(size + TINY)),
             (last_items * others).sum(-1) / (long * np.sqrt(np.square(others).sum(-1) + TINY)),
         )
-        for number, each in enumerate(found, start=first):
+        for number, each in enumerate(inputs, start=first):
             out[line, column, number] = each

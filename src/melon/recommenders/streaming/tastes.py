@@ -12,7 +12,7 @@ from melon.kernels import policy
 from melon.kernels import profiles as python_loops
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.pairs import distinct
-from melon.stream.saved import MOST, Saved, saved_array
+from melon.stream.saved import MOST, SavedArrays, saved_array
 from melon.types import Arrays, Floats, Ints
 
 #: What is said of an item when it is taken, in this order: two decayed counts, idle time and age, as log(1 + x).
@@ -84,7 +84,7 @@ class Tastes:
         means, moments = self._means[: self._count].copy(), self._moments[: self._count].copy()
         return {"means": means, "moments": moments, "overall": self._overall.copy()}
 
-    def restore(self, state: Saved) -> None:
+    def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no tastes can have are a `CheckpointError`."""
         means = saved_array(state, "means", self._means.dtype, (None, len(LOOKS)), least=-_LARGEST, most=_LARGEST)
         moments = saved_array(state, "moments", np.int64, (len(means), 3), least=-MOST, most=MOST)

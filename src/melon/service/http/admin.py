@@ -18,7 +18,7 @@ from melon.service.http.recommendations import UserPath, path_id
 from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
 from melon.service.http.strict import Route, needs
 from melon.service.ids import plain_id
-from melon.service.log.base import Control, Step, Stored
+from melon.service.log.base import Control, LoggedStep, StoredEvent
 from melon.service.log.reader import LogReader
 from melon.service.quality import quality_between
 
@@ -26,7 +26,6 @@ router = APIRouter(route_class=Route)
 _MOST_OFFSET = 1 << 62
 _EXPORTED_AT_ONCE = 1_000
 _PING_S = 15.0
-Offset = Annotated[int, Query(ge=0, le=_MOST_OFFSET)]
 
 
 def _backend(request: Request) -> Backend:
@@ -65,7 +64,7 @@ async def quality(
 )
 async def stream(
     request: Request,
-    most: Annotated[int, Query(ge=0, le=_MOST_OFFSET, description="End after so many messages; 0 never ends.")] = 0,
+    most: Annotated[int, Query(ge=0, le=_MOST_OFFSET, description="Messages after which it ends; 0 never ends.")] = 0,
 ) -> StreamingResponse:
     """Server-sent events: one message for each batch that this process has applied."""
     backend = _backend(request)
@@ -147,7 +146,7 @@ async def batches(
     status: Annotated[Literal["set_aside"], Query(description="Which batches.")] = "set_aside",  # noqa: ARG001
 ) -> JSONResponse:
     """Batches that were set aside because learning them would have done harm."""
-    steps: list[Step] = await _backend(request).from_steps(lambda steps: steps.set_aside(), [])
+    steps: list[LoggedStep] = await _backend(request).from_steps(lambda steps: steps.set_aside(), [])
     names = {"number": "batch", "first": "first", "last": "last", "status": "status", "reason": "reason"}
     lines = [{out: getattr(step, name) for name, out in names.items()} | {"planned": step.planned} for step in steps]
     return JSONResponse({"batches": lines})
@@ -165,7 +164,7 @@ async def retry(request: Request, batch: Annotated[int, Path(ge=0, le=_MOST_OFFS
     """Learn a batch that was set aside after all."""
     backend = _backend(request)
     backend.require_ready()
-    step: Step | None = await backend.from_steps(lambda steps: steps.step(batch), None)
+    step: LoggedStep | None = await backend.from_steps(lambda steps: steps.step(batch), None)
     if step is None:
         raise ServiceError(404, "not_found", f"There is no batch {batch}.")
     if step.status != "set_aside":
@@ -178,7 +177,7 @@ async def retry(request: Request, batch: Annotated[int, Path(ge=0, le=_MOST_OFFS
     "/v1/resume", status_code=202, response_model=Job, responses=answers(507), tags=["service"], **needs("admin")
 )
 async def resume(request: Request) -> JSONResponse:
-    """Go on learning after so many batches in a row were set aside that learning waits."""
+    """Go on learning when learning waits because too many batches in a row were set aside."""
     backend = _backend(request)
     backend.require_ready()
     offset = await asyncio.wrap_future(backend.log.control("resume", {}))
@@ -259,7 +258,7 @@ def _exported(log: LogReader, first: int, last: int) -> str:
         if isinstance(one, Control):
             # Not whom it forgets: an export must not lead from a pseudonym back to a person.
             lines.append({"offset": one.offset, "control": one.kind})
-        elif isinstance(one, Stored):
+        elif isinstance(one, StoredEvent):
             fields = ("offset", "user", "item", "time", "type", "event_id", "recommendation")
             lines.append({name: value for name in fields if (value := getattr(one, name)) is not None})
     return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
-import logging
 import os
 import secrets
 import socket
 import sys
-import threading
-import time
-from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,18 +19,17 @@ from melon import __version__
 from melon.service.backend import Backend
 from melon.service.config import ServeSettings
 from melon.service.http import admin, errors, interactions, items, recommendations
-from melon.service.http.gate import App, Gate, JsonLines, Receive, Scope, Send
+from melon.service.http.gate import App, AsgiScope, Gate, Receive, Send
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.quick import Quick
 from melon.service.http.shapes import EventIn
 from melon.service.keys import Bucket, KeyFile
+from melon.service.lines import log_as_json
 
 #: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
 _SETTLE_S = 5.0
-#: Threads hand over the interpreter after so many seconds: the one that answers must not wait long for the others.
+#: Seconds after which a thread hands over the interpreter: the one that answers must not wait long for the others.
 _SWITCH_S = 0.0005
-#: Lines of the log wait at most so long for being written together, and at most so many of them.
-_LINES_S, _LINES_MOST = 0.1, 10_000
 _ABOUT = """Interactions in, fresh recommendations out. Events are durable when they are acknowledged and learned within
 a second. Every error has one shape: `{"error": {"code", "message", "hint", "index", "request"}}`. Keys are sent as
 `Authorization: Bearer mk_…`; without keys, the service answers on loopback only."""
@@ -46,10 +40,10 @@ class Application(FastAPI):
 
     gate: App | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await (self.general if self.gate is None else self.gate)(scope, receive, send)
 
-    async def general(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def general(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """A request on its way through FastAPI."""
         await super().__call__(scope, receive, send)
 
@@ -157,42 +151,6 @@ def make_server(settings: ServeSettings) -> uvicorn.Server:
         ssl_keyfile=settings.tls_key,
     )
     return uvicorn.Server(config)
-
-
-def log_as_json() -> None:
-    """Log lines of this process as JSON on standard error, written by a thread: a reader that stalls stops nobody."""
-    lines = Lines()
-    lines.setFormatter(JsonLines())
-    atexit.register(lines.flush)
-    threading.Thread(target=lines.run, name="log lines", daemon=True).start()
-    logging.basicConfig(handlers=[lines], level=os.environ.get("MELON_LOG_LEVEL", "INFO").upper(), force=True)
-
-
-class Lines(logging.Handler):
-    """Lines that wait to be written together; beyond a number they are dropped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: deque[logging.LogRecord] = deque()
-        self._writing = threading.Lock()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if len(self._waiting) < _LINES_MOST:
-            self._waiting.append(record)
-
-    def flush(self) -> None:
-        """Write what waits."""
-        with self._writing:
-            texts = [f"{self.format(self._waiting.popleft())}\n" for _ in range(len(self._waiting))]
-            if texts:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-                    sys.stderr.write("".join(texts))
-                    sys.stderr.flush()
-
-    def run(self) -> None:
-        while True:
-            time.sleep(_LINES_S)
-            self.flush()
 
 
 def _salt(folder: Path) -> bytes:

@@ -78,7 +78,8 @@ def as_service_error(problem: BaseException) -> ServiceError:
         if isinstance(problem.__cause__, ServiceError):
             return problem.__cause__
         code = _CODES.get(problem.status_code, "invalid")
-        return ServiceError(problem.status_code, code, f"{problem.detail}.")
+        hint = "GET /openapi.json has all routes." if problem.status_code == 404 else None
+        return ServiceError(problem.status_code, code, f"{problem.detail}.", hint=hint)
     if isinstance(problem, RequestValidationError):
         return invalid(problem.errors())
     if isinstance(problem, BusyError):

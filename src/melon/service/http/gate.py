@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import re
 import time
@@ -17,16 +16,16 @@ from starlette.requests import ClientDisconnect
 
 from melon.errors import ServiceError
 from melon.service.http.errors import as_service_error, error_response
-from melon.service.http.quick import Quick, Taken
+from melon.service.http.quick import Quick, QuickAnswer
 from melon.service.http.strict import SLASH
 from melon.service.ids import Tokens
-from melon.service.metrics import Metrics
+from melon.service.metrics import ServiceMetrics
 
-Scope = MutableMapping[str, Any]
+AsgiScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
 _LOG = logging.getLogger("melon.access")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
@@ -37,11 +36,13 @@ _DRAINED, _DRAIN_S = 4, 5.0
 class Gate:
     """The outermost application: what `quick` takes is answered by it, everything else by `app`."""
 
-    def __init__(self, app: App, quick: Quick, *, body_most: int, metrics: Metrics, salt: bytes, log_ids: bool) -> None:
+    def __init__(
+        self, app: App, quick: Quick, *, body_most: int, metrics: ServiceMetrics, salt: bytes, log_ids: bool
+    ) -> None:
         self._app, self._quick, self._body_most, self._metrics = app, quick, body_most, metrics
         self._salt, self._log_ids, self._tokens = salt, log_ids, Tokens()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,7 +88,7 @@ class Gate:
             route = getattr(scope.get("route"), "path", "other")
             self._note(scope, route, scope.get("path_params") or {}, status, time.perf_counter() - started)
 
-    async def _quickly(self, taken: Taken, scope: Scope, send: Send, started: float) -> None:
+    async def _quickly(self, taken: QuickAnswer, scope: AsgiScope, send: Send, started: float) -> None:
         status, more = taken.status, list[tuple[bytes, bytes]]()
         try:
             content = await taken.answer()
@@ -108,7 +109,7 @@ class Gate:
         await send({"type": "http.response.body", "body": content})
         self._note(scope, taken.route, taken.parameters, status, time.perf_counter() - started)
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check(self, scope: AsgiScope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._body_most:
             raise self._too_large()
@@ -135,7 +136,7 @@ class Gate:
             413, "too_large", f"The body has more than {self._body_most} bytes.", hint="Send it in parts."
         )
 
-    def _note(self, scope: Scope, route: str, parameters: dict[str, Any], status: int, seconds: float) -> None:
+    def _note(self, scope: AsgiScope, route: str, parameters: dict[str, Any], status: int, seconds: float) -> None:
         self._metrics.request_seconds.labels(route, str(status)).observe(seconds)
         if not _LOG.isEnabledFor(logging.INFO):
             return
@@ -155,18 +156,3 @@ class Gate:
 def hashed(salt: bytes, one: str) -> str:
     """An id as the log has it: the same person is the same hash within one installation, and in no other."""
     return hashlib.blake2b(one.encode("utf-8", "surrogatepass"), key=salt, digest_size=8).hexdigest()
-
-
-class JsonLines(logging.Formatter):
-    """Log records as JSON, one to a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True, default=str)

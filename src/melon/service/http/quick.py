@@ -29,7 +29,7 @@ _BOOLS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Taken:
+class QuickAnswer:
     """A request that is answered here: its route, the parameters of its path, the status and how to get the answer."""
 
     route: str
@@ -47,7 +47,7 @@ class Quick:
 
     def take(
         self, scope: MutableMapping[str, Any], headers: Headers, receive: Callable[[], Awaitable[Any]]
-    ) -> Taken | None:
+    ) -> QuickAnswer | None:
         """The request, if it is one of the two and plainly valid as far as can be seen before its body."""
         path: bytes = scope["raw_path"]
         if b"transfer-encoding" in headers:
@@ -58,14 +58,14 @@ class Quick:
             if parameters is None or not _USER.fullmatch(user):
                 return None
             text = user.decode("ascii")
-            return Taken(
+            return QuickAnswer(
                 "/v1/recommendations/{user}", {"user": text}, 200, lambda: self._list(scope, headers, text, parameters)
             )
         if scope["method"] != "POST" or path != _EVENTS or scope["query_string"]:
             return None
         if not length.isdigit() or len(length) > 9 or int(length) > self._body_most:
             return None
-        return Taken("/v1/interactions", {}, 202, lambda: self._store(scope, headers, receive))
+        return QuickAnswer("/v1/interactions", {}, 202, lambda: self._store(scope, headers, receive))
 
     async def _list(
         self, scope: MutableMapping[str, Any], headers: Headers, user: str, parameters: dict[str, int | bool]
@@ -98,7 +98,7 @@ async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
 
 def _parameters(query: bytes) -> dict[str, int | bool] | None:
     """Parameters of a list that have one plain form; None where there are others, or their values need a look."""
-    found: dict[str, int | bool] = {}
+    parameters: dict[str, int | bool] = {}
     for pair in query.decode("latin-1").split("&") if query else ():
         name, _, text = pair.partition("=")
         value: int | bool | None = None
@@ -106,8 +106,8 @@ def _parameters(query: bytes) -> dict[str, int | bool] | None:
             value = _BOOLS.get(text)
         elif name in ("k", "after", "wait_ms") and _NUMBER.fullmatch(text):
             value = int(text)
-        if value is None or name in found:
+        if value is None or name in parameters:
             return None
-        found[name] = value
-    in_range = 1 <= found.get("k", 10) <= MOST_K and found.get("wait_ms", 300) <= MOST_WAIT_MS
-    return found if in_range else None
+        parameters[name] = value
+    in_range = 1 <= parameters.get("k", 10) <= MOST_K and parameters.get("wait_ms", 300) <= MOST_WAIT_MS
+    return parameters if in_range else None

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from melon.data.ids import Id
 from melon.errors import ServiceError
 from melon.learning.model import LiveModel
-from melon.service.answers import Listed, about_model
+from melon.service.answers import AnsweredList, about_model
 from melon.service.answers import Query as Wanted
 from melon.service.backend import Backend
 from melon.service.http.errors import answers
@@ -30,11 +30,11 @@ router = APIRouter(route_class=Route, tags=["recommendations"])
 
 UserPath = Annotated[str, Path(description="A user's id.", examples=["u17"], min_length=1, max_length=256)]
 ItemPath = Annotated[str, Path(description="An item's id.", examples=["i23"], min_length=1, max_length=256)]
-Count = Annotated[K, Query(description="Items in the list.")]
+ListLengthQuery = Annotated[K, Query(description="Items in the list.")]
 FilterSeen = Annotated[bool, Query(description="Leave out what the user has had.")]
-_Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Categories = Annotated[list[_Text], Query(max_length=100, description="Only items of one of these categories.")]
-Exclude = Annotated[list[_Text], Query(max_length=100, description="Items that must not be listed.")]
+_QueryText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Categories = Annotated[list[_QueryText], Query(max_length=100, description="Only items of one of these categories.")]
+Exclude = Annotated[list[_QueryText], Query(max_length=100, description="Items that must not be listed.")]
 After = Annotated[int | None, Query(ge=0, le=1 << 62, description="An offset that the model must know.")]
 WaitMs = Annotated[int, Query(ge=0, le=MOST_WAIT_MS, description="How long to wait for that, in milliseconds.")]
 ForUser = Annotated[str | None, Query(min_length=1, max_length=256, description="Leave out what this user has had.")]
@@ -46,7 +46,7 @@ _BECAUSE = 5
 async def recommend(
     request: Request,
     user: UserPath,
-    k: Count = 10,
+    k: ListLengthQuery = 10,
     filter_seen: FilterSeen = True,
     category: Categories = [],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
@@ -98,7 +98,7 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
 async def similar(
     request: Request,
     item: ItemPath,
-    k: Count = 10,
+    k: ListLengthQuery = 10,
     user: ForUser = None,
     category: Categories = [],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
@@ -114,7 +114,7 @@ async def similar(
 @router.get("/v1/popular", response_model=ListOut, responses=answers(), **needs("read"))
 async def popular(
     request: Request,
-    k: Count = 10,
+    k: ListLengthQuery = 10,
     user: ForUser = None,
     category: Categories = [],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
@@ -178,7 +178,7 @@ def _items(backend: Backend, items: Any) -> tuple[Id, ...]:
     return tuple(backend.item(one) for one in items)
 
 
-def _plain(listed: Listed) -> dict[str, Any]:
+def _plain(listed: AnsweredList) -> dict[str, Any]:
     return {
         "source": listed.source,
         "items": [{"item": plain_id(one.item), "score": one.score, "why": one.why} for one in listed.items],
@@ -186,7 +186,7 @@ def _plain(listed: Listed) -> dict[str, Any]:
     }
 
 
-def _served(backend: Backend, listed: Listed, user: Id | None) -> dict[str, Any]:
+def _served(backend: Backend, listed: AnsweredList, user: Id | None) -> dict[str, Any]:
     """Remember the list for rotation and for what is taken from it."""
     backend.metrics.sources.labels(listed.source).inc()
     if user is None:
@@ -195,7 +195,7 @@ def _served(backend: Backend, listed: Listed, user: Id | None) -> dict[str, Any]
     return {"user": plain_id(user), "recommendation": name}
 
 
-def _one(backend: Backend, listed: Listed, user: Id | None, stale: bool, started: float) -> bytes:
+def _one(backend: Backend, listed: AnsweredList, user: Id | None, stale: bool, started: float) -> bytes:
     served = _served(backend, listed, user)
     return to_json({**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)})
 

@@ -49,8 +49,8 @@ def _route(method: str, path: str, about: dict[str, Any], schema: dict[str, Any]
         example = _example(content, schema)
         lines += ["", "```json", example, "```", ""] if example and kind.endswith("/json") else [""]
     codes = [
-        f"{code}: {_type(next(iter(told['content'].values()))['schema'])}"
-        for code, told in about["responses"].items()
+        f"{code}: {_type(next(iter(response['content'].values()))['schema'])}"
+        for code, response in about["responses"].items()
         if int(code) < 300
     ]
     others = ", ".join(code for code in about["responses"] if int(code) >= 300)
@@ -69,9 +69,9 @@ def _shape(name: str, about: dict[str, Any]) -> str:
     lines = [f"### {name}\n", *([f"{' '.join(about['description'].split())}\n"] if "description" in about else [])]
     required = about.get("required", ())
     lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for field, told in about.get("properties", {}).items():
-        default = "required" if field in required else _default(told)
-        lines.append(f"| `{field}` | {_type(told)} | {default} | {told.get('description', '')} |")
+    for field, schema in about.get("properties", {}).items():
+        default = "required" if field in required else _default(schema)
+        lines.append(f"| `{field}` | {_type(schema)} | {default} | {schema.get('description', '')} |")
     return "\n".join([*lines, ""])
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from melon.service.config import MOST_CANDIDATES, MOST_K, MOST_USERS
-from melon.service.rules.request import RawId, Rules
+from melon.service.rules.request import Rules, WireId
 
 RawTime = StrictStr | StrictInt | StrictFloat
-Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
+StrictScalar = StrictBool | StrictInt | StrictFloat | StrictStr
 Text = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 K = Annotated[int, Field(ge=1, le=MOST_K)]
 #: How long a request may wait for an offset.
@@ -35,8 +35,8 @@ class EventIn(_Request):
             ]
         }
     )
-    user: RawId
-    item: RawId
+    user: WireId
+    item: WireId
     time: RawTime | None = None
     type: Text = "view"
     event_id: Text | None = Field(None, description="The same id is stored once, however often it is posted.")
@@ -64,15 +64,15 @@ class ListsIn(_Request):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"users": ["u17"], "k": 10, "rules": {"exclude": ["i5"], "diversity": 0.2}}]}
     )
-    users: Annotated[list[RawId], Field(max_length=MOST_USERS)] = []
+    users: Annotated[list[WireId], Field(max_length=MOST_USERS)] = []
     k: Annotated[StrictInt, Field(ge=1, le=MOST_K)] = 10
     filter_seen: StrictBool = True
     after: Annotated[StrictInt, Field(ge=0)] | None = None
     wait_ms: Annotated[StrictInt, Field(ge=0, le=MOST_WAIT_MS)] = 300
-    candidates: Annotated[list[RawId], Field(min_length=1, max_length=MOST_CANDIDATES)] | None = Field(
+    candidates: Annotated[list[WireId], Field(min_length=1, max_length=MOST_CANDIDATES)] | None = Field(
         None, description="Rank these items only."
     )
-    history: Annotated[list[RawId], Field(min_length=1, max_length=100)] | None = Field(
+    history: Annotated[list[WireId], Field(min_length=1, max_length=100)] | None = Field(
         None, description="Items of a visitor without an id, oldest first."
     )
     rules: Rules = Rules()
@@ -81,7 +81,7 @@ class ListsIn(_Request):
 class ItemOut(_Answer):
     item: str | int
     score: float | None = Field(description="Scores of one list compare with each other and with nothing else.")
-    why: str = Field(description="model, popular, history, similar, boosted, pinned or shown before.")
+    why: str = Field(description="model, popular, history, similar, fallback, boosted, pinned or shown before.")
 
 
 class ModelOut(_Answer):
@@ -95,7 +95,7 @@ class ModelOut(_Answer):
 
 
 class _List(_Answer):
-    source: Literal["model", "popular", "history", "similar"]
+    source: Literal["model", "popular", "history", "similar", "fallback"]
     items: list[ItemOut]
     filtered: dict[str, int] = Field(description="How many items may not be listed, by reason.")
 
@@ -135,11 +135,11 @@ class FactsIn(_Request):
     )
     categories: Annotated[list[Text], Field(max_length=100)] = []
     available: StrictBool = True
-    owner: RawId | None = None
+    owner: WireId | None = None
     published: RawTime | None = None
     expires: RawTime | None = None
     attributes: Annotated[
-        dict[Text, Scalar | Annotated[list[Scalar], Field(max_length=100)]], Field(max_length=100)
+        dict[Text, StrictScalar | Annotated[list[StrictScalar], Field(max_length=100)]], Field(max_length=100)
     ] = {}
 
 
@@ -148,17 +148,20 @@ class FactsPatch(_Request):
 
     categories: Annotated[list[Text], Field(max_length=100)] | None = None
     available: StrictBool | None = None
-    owner: RawId | None = None
+    owner: WireId | None = None
     published: RawTime | None = None
     expires: RawTime | None = None
     attributes: (
-        Annotated[dict[Text, Scalar | Annotated[list[Scalar], Field(max_length=100)] | None], Field(max_length=100)]
+        Annotated[
+            dict[Text, StrictScalar | Annotated[list[StrictScalar], Field(max_length=100)] | None],
+            Field(max_length=100),
+        ]
         | None
     ) = None
 
 
 class ItemIn(FactsIn):
-    item: RawId
+    item: WireId
 
 
 class FactsOut(_Answer):
@@ -239,6 +242,9 @@ class StatusOut(BaseModel):
     set_aside: int
     lag: int
     alarms: list[str]
+    fallback: Literal["popular", "frozen"] | None = Field(
+        description="The rival that lists come from, because it is better than the model and `fallback` is set."
+    )
     users: int
     items: int
     batch_size: dict[str, Any] = Field(

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from melon.errors import ServiceError
 from melon.service.config import LOOPBACK, MOST_DEPTH
-from melon.service.keys import Scope
+from melon.service.keys import KeyScope
 
 #: Stands for a slash inside an id, which the path has as %2F. Ids have no control characters, so nothing is lost.
 SLASH = "\x1f"
@@ -40,7 +40,7 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
-        scope: Scope | None = (self.openapi_extra or {}).get("x-scope")
+        scope: KeyScope | None = (self.openapi_extra or {}).get("x-scope")
         known = {field.alias for field in self.dependant.query_params}
         lists = {field.alias for field in self.dependant.query_params if _takes_many(field)}
         takes_json = self.body_field is not None
@@ -64,7 +64,7 @@ def _takes_many(field: Any) -> bool:
     return get_origin(field.field_info.annotation) is list
 
 
-def needs(scope: Scope, **more: Any) -> dict[str, Any]:
+def needs(scope: KeyScope, **more: Any) -> dict[str, Any]:
     """The OpenAPI entry of a route that needs a key with a scope."""
     return {"openapi_extra": {"x-scope": scope, "security": [{"key": []}], **more}}
 
@@ -73,7 +73,7 @@ def content_type(headers: Headers) -> str:
     return headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
 
 
-def authorise(state: Any, scope: Scope, headers: Headers) -> str:
+def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
     """The id of the key, if it has the scope; without any keys "-", if this service is reached by loopback only."""
     keys = state.keys.keys()
     if not keys:

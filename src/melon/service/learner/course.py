@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from melon.data.ids import Id, IdBook, Kind
+from melon.data.ids import Id, IdBook, IdKind
 from melon.learning.deltas import Interacted, Recorder, chained
 from melon.learning.forgetting import forget, observe_only
 from melon.learning.model import LiveModel
-from melon.service.log.base import LogId, Position, Step, Stored
+from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.reader import LogReader
+from melon.service.log.steps import StepReader
 from melon.stream.batch import Batch
 from melon.types import Ints
 
@@ -25,7 +26,7 @@ _NOBODY = np.empty(0, dtype=np.int64)
 class Learnable:
     """The events of a step that can be learned, in order, as the model's books have their ids."""
 
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[StoredEvent, ...] = ()
     users: list[Id] = field(default_factory=list)
     items: list[Id] = field(default_factory=list)
     times: Ints = field(default_factory=lambda: _NOBODY)
@@ -37,7 +38,7 @@ class Learnable:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What a step did: its delta, the digest after it, and what was measured on the way."""
 
     content: bytes
@@ -55,8 +56,8 @@ class Course:
 
     def events(self, first: int, last: int) -> Learnable:
         """The events of these offsets that are there to be learned."""
-        found = self._log.events(first, last)
-        stored = [event for event in found if event.use == "learn" and event.user not in self._without]
+        events = self._log.events(first, last)
+        stored = [event for event in events if event.use == "learn" and event.user not in self._without]
         users = typed(self.model.users, [event.user for event in stored])
         items = typed(self.model.items, [event.item for event in stored])
         good = [n for n in range(len(stored)) if users[n] is not None and items[n] is not None]
@@ -66,7 +67,7 @@ class Course:
             some, [users[n] for n in good], [items[n] for n in good], times, len(stored) - len(good)  # type: ignore[misc]
         )  # fmt: skip
 
-    def perform(self, step: Step, aside: Step | None = None) -> Outcome:
+    def perform(self, step: LoggedStep, aside: LoggedStep | None = None) -> StepOutcome:
         """Take a step as it is recorded: learned, or passed by if it was set aside.
 
         `aside` is the step that a retry is about.
@@ -90,7 +91,7 @@ class Course:
         content = self._recorder.take(step.number, past, forgotten).to_bytes()
         digest = chained(self.position.digest, content)
         self.position = Position(self.position.version, step.number, max(step.last, self.position.offset), digest)
-        return Outcome(content, digest, about, arrived)
+        return StepOutcome(content, digest, about, arrived)
 
     def _learn(self, events: Learnable, *, learned: bool) -> tuple[Interacted, dict[str, Any]]:
         model = self.model
@@ -120,7 +121,7 @@ class Course:
         loss = updater.rehearse(Batch(updater.history.events, users, items, times, keys, keys))
         return {"events": len(events), "loss": loss, "moved": updater.moved}
 
-    def _named(self, step: Step) -> tuple[Id | None, Id | None]:
+    def _named(self, step: LoggedStep) -> tuple[Id | None, Id | None]:
         """Whom a control forgets, and the pseudonym, as the model's book has ids."""
         control = self._log.control_after(step.first - 1)
         if control is None or control.offset != step.first or self.model.users.kind is None:
@@ -129,9 +130,15 @@ class Course:
         return user, pseudonym
 
 
+def unlearned(log: LogReader, steps: StepReader) -> frozenset[LogId]:
+    """The pseudonyms of people whose events have been unlearned: no step takes these events any more."""
+    last = steps.unlearned()
+    return frozenset(control.body["pseudonym"] for control in log.to_unlearn() if control.offset <= last)
+
+
 def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
     """Ids as a book has them; None where one cannot be. A book without ids takes the kind of the first one."""
-    kind: Kind = book.kind or ("int" if ids and isinstance(ids[0], int) else "str")
+    kind: IdKind = book.kind or ("int" if ids and isinstance(ids[0], int) else "str")
     wanted = int if kind == "int" else str
     typed: list[Id | None] = [one if type(one) is wanted else None for one in ids]
     return [_uuid(one) for one in typed] if kind == "uuid" else typed

@@ -18,7 +18,7 @@ from melon.learning.manifest import MANIFEST
 from melon.learning.model import LiveModel
 from melon.service.learner.course import Course, typed
 from melon.service.learner.settings import LearnerSettings
-from melon.service.learner.start import cold_model, deployed
+from melon.service.learner.start import COLD, cold_model, deployed
 from melon.service.log.base import LogId, Position
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
@@ -39,6 +39,7 @@ class Fitter:
         self._process: subprocess.Popen[bytes] | None = None
         self.offset, self.version, self._asked = 0, "", 0.0
         self.without: dict[LogId, int] = {}
+        self.unlearns = 0  # the last control whose person is among them
 
     @property
     def busy(self) -> bool:
@@ -67,17 +68,25 @@ class Fitter:
         logger.info("making a model from the first %d entries of the log, beside serving", offset)
         self._process = subprocess.Popen([sys.executable, "-m", __name__, json.dumps(about)], stdin=subprocess.DEVNULL)
 
-    def consider_unlearning(self, course: Course, version: str, log: LogReader, steps: StepReader) -> None:
-        """Once a second: begin where people were forgotten whose events are to be unlearned too."""
-        if self.busy or time.monotonic() < self._asked + 1.0:
+    def consider(self, course: Course, version: str, log: LogReader, steps: StepReader) -> None:
+        """Begin where a model is due: a cold start has enough events, or (once a second) somebody is to be unlearned.
+
+        Whoever was unlearned before stays so: all of them are left out.
+        """
+        if self.busy:
             return
-        self._asked, controls = time.monotonic(), log.to_unlearn(steps.unlearned())
-        if not controls or controls[-1].offset > steps.forgotten():
+        most, offset = self._settings.fit_after, course.position.offset
+        cold = version == COLD and most > 0 and course.model.updater.history.events >= most
+        if not cold and time.monotonic() < self._asked + 1.0:
             return
-        users, offset = course.model.users, course.position.offset
-        people = [control.body["pseudonym"] for control in controls]
+        self._asked, controls = time.monotonic(), log.to_unlearn()
+        last = controls[-1].offset if controls else 0
+        if last > steps.forgotten() or not (cold or last > steps.unlearned()):
+            return
+        users, people = course.model.users, [control.body["pseudonym"] for control in controls]
         rows = [-1 if one is None else int(users.rows([one])[0]) for one in typed(users, people)]
-        version = f"{FITTED}{offset}" if version.startswith(FITTED) else version
+        version = f"{FITTED}{offset}" if cold or version.startswith(FITTED) else version
+        self.unlearns = last
         self.begin(offset, version, dict(zip(people, rows, strict=True)))
 
     def result(self) -> Path | None:

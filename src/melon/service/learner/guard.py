@@ -1,10 +1,9 @@
-"""The guard: a batch that moves rows far more than batches do is not published; and what operators should know."""
+"""The guard: a batch that moves rows far more than batches do is not published; and alarms for operators."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
@@ -14,11 +13,7 @@ import torch
 from torch import Tensor
 
 from melon.learning.updater import Updater
-from melon.service.learner.quality import between, difference
-from melon.service.learner.settings import LearnerSettings
-from melon.service.log.base import Step
-from melon.service.log.reader import LogReader
-from melon.service.log.steps import StepReader
+from melon.service.log.base import LoggedStep
 
 logger = logging.getLogger("melon.service")
 
@@ -88,49 +83,7 @@ class Alarms:
         self._write(list(self._texts.values()))
 
 
-class Watch:
-    """Looks at lag, loss and quality, and raises alarms; nothing is done about them."""
-
-    def __init__(self, settings: LearnerSettings, log: LogReader, book: StepReader, alarm: Alarms) -> None:
-        self._settings, self._log, self._book, self._alarm = settings, log, book, alarm
-        self._looked = self._judged = 0.0
-        self._rising = 0
-
-    def loss(self, *, rose: bool) -> None:
-        """Say so where learning made the loss of its own events higher three times running."""
-        self._rising = self._rising + 1 if rose else 0
-        text = "three batches running have a higher loss after they were learned than before: a step (lr) too large?"
-        self._alarm("loss", text if self._rising >= 3 else None)
-
-    def look(self, offset: int, totals: Mapping[str, Any]) -> None:
-        """Once a second: say so where the learner is too far behind; once a minute, where a rival is better."""
-        now = time.monotonic()
-        if now < self._looked + 1.0:
-            return
-        self._looked, lag = now, self._log.last()[0] - offset
-        late = f"the learner is {lag} entries of the log behind; answers lag until it has caught up"
-        self._alarm("lag", late if lag > self._settings.max_lag else None)
-        if now >= self._judged + 60.0:
-            self._judged = now
-            self.quality(totals)
-
-    def quality(self, totals: Mapping[str, Any]) -> None:
-        """Say so where a rival is better than the served model on the organic events of the last hour."""
-        before = self._book.since(time.time() - self._settings.quality_seconds)
-        counts = between(totals, before.totals if before else {})
-        for rival, what in (("popular", "recent popularity"), ("frozen", "the model as it was deployed")):
-            organic, text = counts.get(rival, {}).get("organic", {}), None
-            ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None
-            if ahead is not None and ahead[2] < 0:
-                mean, low, high = ahead
-                text = (
-                    f"the served model is worse than {what}: HR@10 {mean:+.3f} ({low:+.3f} to {high:+.3f}) on "
-                    f"{organic['ranked']} organic events; look at GET /v1/quality"
-                )
-            self._alarm(f"quality {rival}", text)
-
-
-def set_aside_in_a_row(newest: list[Step]) -> list[int]:
+def set_aside_in_a_row(newest: list[LoggedStep]) -> list[int]:
     """Where the batches end that were set aside since the last one that was learned, from the newest steps."""
     batches = [step for step in newest if step.kind == "events"]
     return [step.last for step in itertools.takewhile(lambda step: step.status == "set_aside", batches)][::-1]

@@ -13,14 +13,15 @@ from typing import Any
 
 from melon.errors import CheckpointError, LearningError
 from melon.learning.deltas import chained, state_digest
-from melon.service.learner.course import Course, Outcome
-from melon.service.learner.fitting import FITTED, Fitter, caught_up
-from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, set_aside_in_a_row
+from melon.service.learner.course import Course, StepOutcome, unlearned
+from melon.service.learner.fitting import Fitter, caught_up
+from melon.service.learner.guard import REMEMBERED, Alarms, Guard, norms, set_aside_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
-from melon.service.log.base import Position, Published, Step, StepKind
-from melon.service.log.checkpoints import Checkpoints, Saved, Saver
+from melon.service.learner.watch import Watch
+from melon.service.log.base import LoggedStep, Position, Published, StepKind
+from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.files import Closing, Held, until_there_is_room
 from melon.service.log.reader import LogReader
 from melon.service.log.steps import DeltaFeed, StepBook
@@ -44,7 +45,7 @@ class Learner(Closing):
             self.checkpoints = Checkpoints(settings.folder)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
-            self._watch = Watch(settings, self.log, self.book, self._alarm)
+            self._watch = Watch(settings, self.log, self.book, self._alarm, self._insist)
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
             self.book.state(alarms="[]")  # what a learner before this one said is over
@@ -53,12 +54,13 @@ class Learner(Closing):
             self._epoch = self.book.begin_epoch(self._around)
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
+            self._watch.fall_back(self._watch.fallback if settings.fallback else None, self.position.batch)
         except BaseException:
             self._held.close()
             raise
 
     def close(self) -> None:
-        """Let go of the log; what was not saved is learned again."""
+        """Close the log; what was not saved is learned again."""
         self._fitter.cancel()
         self._saver.close()
         for file in (self.log, self.book, self.feed):
@@ -72,10 +74,10 @@ class Learner(Closing):
 
     # Beginning, and beginning again.
 
-    def recover(self, saved: Saved) -> None:
+    def recover(self, saved: SavedModel) -> None:
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
-        self.course = Course(saved.model, saved.position, self.log)
+        self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
         warm_up(saved.model, self._alarm)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
@@ -95,7 +97,7 @@ class Learner(Closing):
             else:
                 self._again(step)
 
-    def _again(self, step: Step) -> None:
+    def _again(self, step: LoggedStep) -> None:
         """Take a recorded step again; its delta is published where it is missing."""
         if step.kind == "switch":
             where = self.checkpoints.path(step.number)
@@ -141,14 +143,14 @@ class Learner(Closing):
         step = self._planned(kind, first, last, about)
         self._finish(step, self._take(step))
 
-    def _planned(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> Step:
+    def _planned(self, kind: StepKind, first: int, last: int, about: Mapping[str, Any]) -> LoggedStep:
         """The boundary of the next step, which is written before anything is touched."""
         number = self.position.batch + 1
-        step = Step(number, kind, first, last, self._epoch, "planned", planned=time.time(), about=about)
+        step = LoggedStep(number, kind, first, last, self._epoch, "planned", planned=time.time(), about=about)
         self._insist(lambda: self.book.plan(step))
         return step
 
-    def _take(self, step: Step) -> tuple[Step, Outcome, Mapping[str, Any]]:
+    def _take(self, step: LoggedStep) -> tuple[LoggedStep, StepOutcome, Mapping[str, Any]]:
         """Do a step for the first time: rank its events, learn them, and set it aside where that goes wrong."""
         started = time.perf_counter()
         counts: Mapping[str, Any] = {}
@@ -182,7 +184,7 @@ class Learner(Closing):
         ms = {"predict_ms": 1e3 * (ranked - started), "learn_ms": 1e3 * (ended - ranked)}
         return step, replace(outcome, about={**outcome.about, **ms}), counts
 
-    def _finish(self, step: Step, taken: tuple[Step, Outcome, Mapping[str, Any]]) -> None:
+    def _finish(self, step: LoggedStep, taken: tuple[LoggedStep, StepOutcome, Mapping[str, Any]]) -> None:
         """Record the outcome of a step, and only then publish it."""
         step, outcome, counts = taken
         self._totals = added(self._totals, counts)
@@ -197,7 +199,7 @@ class Learner(Closing):
         if step.kind == "events":
             self._in_a_row = [*self._in_a_row, step.last] if status == "set_aside" else []
 
-    def _publish(self, step: Step, outcome: Outcome) -> None:
+    def _publish(self, step: LoggedStep, outcome: StepOutcome) -> None:
         offset = self.position.offset
         self.feed.publish(Published(step.number, offset, step.kind, outcome.digest, outcome.content, outcome.arrived))
 
@@ -208,14 +210,14 @@ class Learner(Closing):
         saved = self.checkpoints.newest(number)
         if saved is None:
             raise CheckpointError(f"there is no checkpoint of step {number} or before in {self.checkpoints.folder}.")
-        self.course = Course(saved.model, saved.position, self.log)
+        self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
         for step in self.book.after(saved.position.batch):
             if step.number > number:
                 break
             self._again(step)
 
     def halted(self) -> bool:
-        """Whether so many batches in a row were set aside that learning waits for a person: a control `resume`."""
+        """Whether learning waits for a control `resume`: too many batches in a row were set aside."""
         most = self.settings.stop_after
         if not most or len(self._in_a_row) < most:
             return False
@@ -230,17 +232,15 @@ class Learner(Closing):
 
     def consider_fitting(self) -> None:
         """Make a model from the log where one is due: a cold start has enough events, or somebody is unlearned."""
-        most, fitter, book = self.settings.fit_after, self._fitter, self.book
-        if not fitter.busy and self._version == COLD and most and self.course.model.updater.history.events >= most:
-            fitter.begin(self.position.offset, f"{FITTED}{self.position.offset}")
-        fitter.consider_unlearning(self.course, self._version, self.log, book)
+        fitter, book = self._fitter, self.book
+        fitter.consider(self.course, self._version, self.log, book)
         fitted = fitter.result()
         if fitted is None:
             return
         self.switch(*caught_up(fitted, fitter.offset, fitter.version, self.log, book, fitter.without))
         if fitter.without:
             number = self.position.batch  # what is older has learned from them
-            book.state(bases=json.dumps([number]), unlearned=fitter.offset)
+            book.state(bases=json.dumps([number]), unlearned=fitter.unlearns)
             self.checkpoints.prune({number}, before=number)
         fitter.cancel()
 
@@ -257,7 +257,8 @@ class Learner(Closing):
         self.course, self.extra, self._version = course, extra, course.position.version
         self.checkpoints.write(course.model, course.position, self.log.log_id, extra)
         about = {"version": self._version, "recommender": course.model.updater.recommender.name}
-        outcome = Outcome(content, digest, about)
+        outcome = StepOutcome(content, digest, about)
+        self._watch.fall_back(None, before.batch)  # it is another model
         self._finish(step, (step, outcome, {}))
         self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
         self._guard = Guard(self.settings.guard)
@@ -289,7 +290,7 @@ class Learner(Closing):
         self._insist(lambda: self.book.thin(time.time() - self.settings.quality_seconds))
         forgotten = [step for step in self._forgets() if step.last <= position.offset]
         if forgotten:
-            # Whoever is forgotten is in everything older: from here on, this is where replays begin.
+            # Everything older holds the forgotten user: replays begin here from now on.
             self.checkpoints.prune({position.batch}, before=position.batch)
             self.feed.drop(up_to=position.batch)
             self.book.state(bases=json.dumps([position.batch]), forgotten=forgotten[-1].last)
@@ -299,7 +300,7 @@ class Learner(Closing):
         else:
             self.checkpoints.prune(set(self.book.bases()))
 
-    def _forgets(self) -> list[Step]:
+    def _forgets(self) -> list[LoggedStep]:
         """Steps that forgot somebody who may still be in older checkpoints."""
         return self.book.of_kind("forget", self.book.forgotten())
 
@@ -328,7 +329,7 @@ class Learner(Closing):
                 while not (stop.is_set() or self.log.changed() or self._idle_work()):
                     time.sleep(_POLL)
             self.consider_fitting()
-            self._watch.look(self.position.offset, self._totals)
+            self._watch.look(self.position, self._totals)
             if self._saver.ready:
                 self._saved()
             elif self._due() and not self._saver.busy:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from melon.data.ids import Id, IdBook
 from melon.evaluation.ranking import CUTS, rank_among_all, rank_first
@@ -19,14 +20,14 @@ from melon.learning.updater import Updater
 from melon.service.learner.course import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
-from melon.types import Floats, Ints, Plain, Scores
+from melon.types import Floats, Ints, Plain
 
 MODELS = ("served", "frozen", "popular")
 #: Events that the service brought about itself, those that a user repeats, and all others.
 PARTS = ("organic", "recommended", "repeats")
 #: One event in this many is also ranked among all items, as long as that takes no more than this share of a core.
 SAMPLED, _SHARE = 50, 0.02
-#: The loss before and after a step is compared on this many events.
+#: The loss before and after a step is compared on this many events of a batch, and judged on as many at least.
 _PROBED = 32
 _Z = 1.96
 
@@ -38,7 +39,8 @@ class Quality:
         self._candidates = LiveCandidates(seed=seed, count=negatives) if negatives else None
         self.frozen = frozen
         self._began, self._spent = time.monotonic(), 0.0
-        self._probe: tuple[Ints, Ints, float] | None = None
+        self._probe: tuple[Ints, Ints, Floats] | None = None
+        self._rises: list[float] = []
 
     def measure(self, model: LiveModel, events: Learnable) -> Plain:
         """Counters of a batch that the model has not learned yet."""
@@ -71,7 +73,8 @@ class Quality:
                 if name != "served":
                     counts[name][kind] |= _duel(ranks["served"][some], rank[some])
         known = users < history.of_users.rows
-        self._probe = users[known][:_PROBED], offered[known][:_PROBED], _loss(scores["served"][known][:_PROBED])
+        some = users[known][:_PROBED], offered[known][:_PROBED]
+        self._probe = *some, _losses(model.updater, *some, moment)
         sampled = known & (part != 2) & (offsets[chosen] * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
         if sampled.any() and self._spent <= _SHARE * (time.monotonic() - self._began):
             counts["full"] = self._among_all(model, users[sampled], offered[sampled, 0], moment)
@@ -89,12 +92,20 @@ class Quality:
         self._spent += time.thread_time() - started
         return _counts(np.concatenate(ranks))
 
-    def loss_rose(self, model: LiveModel) -> bool:
-        """Whether the events that were measured last have a higher loss now that they are learned."""
-        if self._probe is None or not len(self._probe[0]):
-            return False
+    def loss_rose(self, model: LiveModel) -> bool | None:
+        """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
+
+        Events of small batches are put together; None until there are enough.
+        """
+        if self._probe is None:
+            return None
         users, offered, before = self._probe
-        return _loss(model.updater.score(users, offered, model.last_time)) > before
+        if len(users):
+            self._rises += (_losses(model.updater, users, offered, model.last_time) - before).tolist()
+        if len(self._rises) < _PROBED:
+            return None
+        rises, self._rises = np.array(self._rises), []
+        return bool(rises.mean() > _Z * rises.std(ddof=1) / math.sqrt(len(rises)))
 
 
 def added(totals: Mapping[str, Any], counts: Mapping[str, Any]) -> Plain:
@@ -143,9 +154,23 @@ def _duel(served: Floats, rival: Floats) -> Plain:
     }
 
 
-def _loss(scores: Scores) -> float:
-    """The mean of log(1 + exp(other - taken))."""
-    return float(np.logaddexp(0.0, scores[:, 1:].astype(np.float64) - scores[:, :1]).mean()) if len(scores) else 0.0
+def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
+    """The mean of log(1 + exp(other - taken)) of each event, as far as its rows say.
+
+    What a head adds is left out: it also goes by what was counted, and after an event that knows of the event itself.
+    """
+    recommender, at = updater.recommender, updater.moment(time)
+    if not recommender.specs:
+        return np.zeros(len(users))
+    rows = {"user": torch.from_numpy(users), "item": torch.from_numpy(offered.reshape(-1))}
+    values = {
+        spec.name: table.gather(rows.get(spec.role, torch.arange(table.rows)), at)
+        for spec, table in ((spec, recommender.tables[spec.name]) for spec in recommender.specs)
+    }
+    with torch.no_grad():
+        scores = recommender.line_scores(values, torch.arange(offered.size).reshape(offered.shape)).double().numpy()
+    losses: Floats = np.logaddexp(0.0, scores[:, 1:] - scores[:, :1]).mean(axis=1)
+    return losses
 
 
 def _counts(ranks: Floats) -> Plain:

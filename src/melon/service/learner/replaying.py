@@ -13,8 +13,8 @@ import numpy as np
 from melon.errors import LogError
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.service.learner.course import Course
-from melon.service.log.base import LogId, Position, Step
+from melon.service.learner.course import Course, unlearned
+from melon.service.log.base import LoggedStep, LogId, Position
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.files import BATCHES, DELTAS, EVENTS, open_reader
 from melon.service.log.reader import LogReader
@@ -51,17 +51,17 @@ def replay(
             last = steps.at(offset)
         number = last.number if last else 0
         checkpoints = Checkpoints(folder)
-        there = [base for base in steps.bases() if base <= number and base in checkpoints.numbers()]
-        if not there:
+        bases = [base for base in steps.bases() if base <= number and base in checkpoints.numbers()]
+        if not bases:
             first = min(steps.bases(), default=0)
             raise LogError(
                 f"{folder} can be replayed from step {first} on (somebody was forgotten there, or a checkpoint is "
                 f"missing), and step {number} was asked for; ask for a later offset or time."
             )
-        saved = checkpoints.load(there[-1])
+        saved = checkpoints.load(bases[-1])
         model = saved.model if strategy is None else with_strategy(saved.model, strategy)
         model.warm_up()
-        course = Course(model, saved.position, log, without)
+        course = Course(model, saved.position, log, {*without, *unlearned(log, steps)})
         exact = strategy is None and not without
         for step in _done(steps, saved.position.batch, number):
             outcome = course.perform(step, steps.aside_of(step))
@@ -78,9 +78,9 @@ def verify(folder: Path) -> Iterator[str]:
     """Check files, order, boundaries, checkpoints and digests: a line for each thing that holds, or an error."""
     for name in (EVENTS, BATCHES, DELTAS):
         if (folder / name).exists():
-            found = open_reader(folder / name).execute("PRAGMA integrity_check").get
-            if found != "ok":
-                raise LogError(f"{folder / name} is damaged: {found}.")
+            verdict = open_reader(folder / name).execute("PRAGMA integrity_check").get
+            if verdict != "ok":
+                raise LogError(f"{folder / name} is damaged: {verdict}.")
             yield f"{name}: whole (SQLite {apsw.sqlite_lib_version()})"
     with LogReader(folder) as log, StepReader(folder) as steps:
         offset, events = log.last()
@@ -99,8 +99,8 @@ def verify(folder: Path) -> Iterator[str]:
         checkpoints = Checkpoints(folder)
         for held in checkpoints.numbers():
             position, owner = checkpoints.position(held)
-            made = steps.step(held)
-            if owner != log.log_id or (held and (made is None or made.digest != position.digest)):
+            recorded = steps.step(held)
+            if owner != log.log_id or (held and (recorded is None or recorded.digest != position.digest)):
                 raise LogError(f"the checkpoint {checkpoints.path(held)} is of another log or of other steps.")
         yield f"checkpoints of steps {', '.join(map(str, checkpoints.numbers()))} fit the steps"
     replayed = replay(folder)
@@ -141,7 +141,7 @@ def with_strategy(model: LiveModel, name: str) -> LiveModel:
     )
 
 
-def _done(steps: StepReader, after: int, number: int) -> Iterator[Step]:
+def _done(steps: StepReader, after: int, number: int) -> Iterator[LoggedStep]:
     for step in steps.after(after):
         if step.number > number:
             return

@@ -26,6 +26,7 @@ class LearnerSettings:
         guard: a batch that moves rows more than this many times their running median is set aside.
         quality_seconds: an alarm says so where a rival was better on the organic events of this many seconds …
         quality_events: … if there were at least this many.
+        fallback: whether lists come from such a rival until the served model is better again.
         stop_after: this many batches set aside in a row stop the learning.
         max_lag: an alarm says so where the learner is more entries of the log behind.
         fit_after: a service that started cold fits a model on its own log after this many events; 0 never does.
@@ -49,6 +50,7 @@ class LearnerSettings:
     guard: float = 20.0
     quality_seconds: float = 3600.0
     quality_events: int = 1_000
+    fallback: bool = False
     stop_after: int = 10
     max_lag: int = 20_000
     fit_after: int = 20_000

@@ -19,13 +19,13 @@ from melon.learning.model import LiveModel
 from melon.service.learner.guard import Alarms
 from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Position
-from melon.service.log.checkpoints import Checkpoints, Saved
+from melon.service.log.checkpoints import Checkpoints, SavedModel
 from melon.service.log.steps import StepBook
 
 COLD = "cold"
 
 
-def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, log_id: str) -> Saved:
+def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, log_id: str) -> SavedModel:
     """The model to go on with: of the newest checkpoint that the recorded steps lead to, or the first of all.
 
     A folder that holds the log of another model, or a checkpoint of another log, is refused with both named.
@@ -50,7 +50,7 @@ def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, l
         checkpoints.write(model, position, log_id, extra)
         book.state(log_id=log_id, start=mark, start_name=name, bases="[0]")
         book.sync()
-        return Saved(model, position, log_id, extra)
+        return SavedModel(model, position, log_id, extra)
     return _newest(settings.folder, book, checkpoints, log_id)
 
 
@@ -60,13 +60,14 @@ def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
         loaded = pool.submit(model.warm_up)
         if not wait([loaded], patience).done:
             alarm(
-                "loops", "the learner compiles its loops, once per machine; events are stored, and learned afterwards."
+                "loops",
+                "the learner loads its loops, and compiles them once per machine; events are stored and learned later.",
             )
         loaded.result()
     alarm("loops", None)
 
 
-def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints, log_id: str) -> Saved:
+def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints, log_id: str) -> SavedModel:
     """The newest checkpoint that can be read and that the recorded steps lead to."""
     problem: CheckpointError | None = None
     for number in reversed(checkpoints.numbers()):

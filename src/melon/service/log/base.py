@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from melon.service.config import Use
+
 #: An id as the log holds it. UUIDs are texts here; the model's book says what they are.
 LogId = int | str
-#: What an event is for: it is learned; it hides the item from this user's lists; it is only stored.
-Use = Literal["learn", "hide", "store"]
-USES: tuple[Use, ...] = ("learn", "hide", "store")
 ControlKind = Literal["forget", "retry", "resume"]
 #: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
 StepKind = Literal["events", "forget", "retry", "resume", "switch"]
@@ -36,7 +35,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredEvent:
     """An event as the log has it."""
 
     offset: int
@@ -76,7 +75,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoggedStep:
     """One step of the learner, numbered: which offsets it took, what became of them, and the digest after it.
 
     `first` … `last` are offsets; a switch takes none and has `first = last + 1`. `about` holds what was measured

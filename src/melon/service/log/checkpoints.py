@@ -21,7 +21,7 @@ from melon.learning.manifest import MANIFEST, read_manifest
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position
 
-#: So many of the newest are kept, and those from which exact replays begin.
+#: How many of the newest are kept, beside those from which exact replays begin.
 KEPT = 3
 #: A process that writes a checkpoint for longer is ended, and another one tries.
 _LONGEST_SECONDS = 600.0
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedModel:
     """A model from a checkpoint, where it stands, the log it belongs to, and what else came with it."""
 
     model: LiveModel
@@ -57,12 +57,12 @@ class Checkpoints:
         """Where a checkpoint stands and the log it belongs to, without loading it."""
         return _position(self.path(number), read_manifest(self.path(number)).extra)
 
-    def load(self, number: int) -> Saved:
+    def load(self, number: int) -> SavedModel:
         """The model of a step."""
         model, extra = LiveModel.load(self.path(number))
-        return Saved(model, *_position(self.path(number), extra), extra)
+        return SavedModel(model, *_position(self.path(number), extra), extra)
 
-    def newest(self, most: int | None = None) -> Saved | None:
+    def newest(self, most: int | None = None) -> SavedModel | None:
         """The newest model that can be read, of a step up to `most`; None where there is none.
 
         Where all are damaged, the error of the newest one.

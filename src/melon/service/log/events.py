@@ -17,7 +17,8 @@ from typing import Any, cast
 import apsw
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.log.base import USES, Appended, ControlKind, Event, LogId
+from melon.service.config import USES
+from melon.service.log.base import Appended, ControlKind, Event, LogId
 from melon.service.log.erasing import erasable, erase, expire_ids, pseudonym_of
 from melon.service.log.files import EVENTS, Closing, Held, Reserve, is_full, open_writer, transaction, trouble
 
@@ -59,7 +60,7 @@ class LogSettings:
 
 
 @dataclass
-class _Job:
+class _QueuedWrite:
     work: Callable[[], Any]
     size: int
     future: Future[Any]
@@ -86,7 +87,7 @@ class EventLog(Closing):
         self._arrived = float(self._meta["arrived"])
         self._facts = int(self._meta["facts"])
         self._waiting, self._guard = 0, threading.Lock()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_QueuedWrite | None] = queue.SimpleQueue()
         self._closed = False
         self._next_probe = self._next_tidy = 0.0
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
@@ -152,7 +153,7 @@ class EventLog(Closing):
         return self._put(lambda: self._put_facts(rows), len(rows))
 
     def close(self) -> None:
-        """Commit what waits and let go of the log."""
+        """Commit what waits and close the log."""
         if self._closed:
             return
         with self._guard:
@@ -174,13 +175,13 @@ class EventLog(Closing):
             if self._waiting and self._waiting + size > self.settings.most_waiting:
                 raise BusyError(f"{self._waiting} events wait to be written; try again in a second.")
             self._waiting += size
-            self._jobs.put(_Job(work, size, future))
+            self._jobs.put(_QueuedWrite(work, size, future))
         return future
 
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            group: list[_Job] = []
+            group: list[_QueuedWrite] = []
             with suppress(queue.Empty):
                 job = self._jobs.get(timeout=_PROBE_SECONDS)
                 while job is not None:
@@ -193,7 +194,7 @@ class EventLog(Closing):
                 self._next_tidy = 0.0
             self._look_after()
 
-    def _commit(self, group: list[_Job]) -> None:
+    def _commit(self, group: list[_QueuedWrite]) -> None:
         """Commit jobs as one transaction; where it fails, one by one, so that only the guilty one is refused."""
         before = self._offset, self._events, self._arrived, self._facts
         try:
@@ -215,7 +216,7 @@ class EventLog(Closing):
         else:
             self._answer(group, results)
 
-    def _answer(self, group: list[_Job], results: Sequence[Any]) -> None:
+    def _answer(self, group: list[_QueuedWrite], results: Sequence[Any]) -> None:
         with self._guard:
             self._waiting -= sum(job.size for job in group)
         for job, result in zip(group, results, strict=True):

@@ -10,7 +10,8 @@ from typing import Any
 from melon.client import Client
 from melon.data.ids import HIGHEST, LOWEST, is_unicode
 from melon.errors import DataError
-from melon.service.log.base import USES, Appended, Event, LogId
+from melon.service.config import USES
+from melon.service.log.base import Appended, Event, LogId
 from melon.service.log.reader import LogReader
 
 #: What a line may say of an event, and the types it may have.

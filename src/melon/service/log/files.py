@@ -116,7 +116,7 @@ class Closing:
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         raise NotImplementedError
 
 
@@ -193,13 +193,13 @@ class Reader(Closing):
         self._seen = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def has(self, table: str) -> bool:
         """Whether a table has been made, and something is in it."""
-        made = self._rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
-        return bool(made and self._rows(f"SELECT 1 FROM {table} LIMIT 1"))
+        tables = self._rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
+        return bool(tables and self._rows(f"SELECT 1 FROM {table} LIMIT 1"))
 
     def meta(self) -> dict[str, Any]:
         """What the file says about itself."""

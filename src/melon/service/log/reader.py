@@ -8,7 +8,8 @@ from heapq import merge
 from pathlib import Path
 from typing import Any
 
-from melon.service.log.base import USES, Control, LogId, Stored
+from melon.service.config import USES
+from melon.service.log.base import Control, LogId, StoredEvent
 from melon.service.log.events import require_format
 from melon.service.log.files import EVENTS, Reader
 
@@ -37,7 +38,7 @@ class LogReader(Reader):
         )
         return events, controls, max(last, later)
 
-    def tail(self, after: int, most: int) -> list[Stored]:
+    def tail(self, after: int, most: int) -> list[StoredEvent]:
         """Up to `most` events behind an offset, none of them behind the next control."""
         query = (
             f"SELECT {_COLUMNS} FROM events WHERE offset > ?1 AND offset < "
@@ -51,13 +52,13 @@ class LogReader(Reader):
         rows = self._rows(f"{query} ORDER BY offset LIMIT 1", (after, kind))
         return _control(rows[0]) if rows else None
 
-    def to_unlearn(self, after: int) -> list[Control]:
-        """Controls behind an offset that want a person's events unlearned, once the person's ids have left the log."""
-        where = "kind = 'forget' AND erased AND offset > ? AND body ->> '$.unlearn'"
-        rows = self._rows(f"SELECT offset, kind, body, arrived FROM controls WHERE {where} ORDER BY offset", (after,))
+    def to_unlearn(self) -> list[Control]:
+        """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
+        where = "kind = 'forget' AND erased AND body ->> '$.unlearn'"
+        rows = self._rows(f"SELECT offset, kind, body, arrived FROM controls WHERE {where} ORDER BY offset")
         return [_control(row) for row in rows]
 
-    def events(self, first: int, last: int) -> Iterator[Stored]:
+    def events(self, first: int, last: int) -> Iterator[StoredEvent]:
         """The events from one offset to another, in order."""
         while first <= last:
             query = f"SELECT {_COLUMNS} FROM events WHERE offset BETWEEN ? AND ? ORDER BY offset LIMIT {_AT_ONCE}"
@@ -65,18 +66,18 @@ class LogReader(Reader):
             yield from map(_stored, rows)
             first = rows[-1][0] + 1 if rows else last + 1
 
-    def between(self, first: int, last: int) -> Iterator[Stored | Control]:
+    def between(self, first: int, last: int) -> Iterator[StoredEvent | Control]:
         """Everything from one offset to another, in order."""
         query = "SELECT offset, kind, body, arrived FROM controls WHERE offset BETWEEN ? AND ? ORDER BY offset"
         controls = map(_control, self._rows(query, (first, last)))
         return merge(self.events(first, last), controls, key=lambda entry: entry.offset)
 
-    def of_user(self, user: LogId, most: int, before: int | None = None) -> list[Stored]:
+    def of_user(self, user: LogId, most: int, before: int | None = None) -> list[StoredEvent]:
         """A user's last events, newest first."""
         query = f"SELECT {_COLUMNS} FROM events WHERE user = ? AND offset < ? ORDER BY offset DESC LIMIT ?"
         return [_stored(row) for row in self._rows(query, (user, before or 1 << 62, most))]
 
-    def hidden(self, after: int = 0) -> Iterator[Stored]:
+    def hidden(self, after: int = 0) -> Iterator[StoredEvent]:
         """The events behind an offset that hide an item from their user, in order."""
         for row in self._rows(f"SELECT {_COLUMNS} FROM events WHERE use = 1 AND offset > ? ORDER BY offset", (after,)):
             yield _stored(row)
@@ -87,9 +88,9 @@ class LogReader(Reader):
             yield item, version, None if body is None else json.loads(body)
 
 
-def _stored(row: tuple[Any, ...]) -> Stored:
+def _stored(row: tuple[Any, ...]) -> StoredEvent:
     offset, user, item, time, kind, event_id, use, recommended, shown, arrived = row
-    return Stored(offset, user, item, time, kind, event_id, USES[use], bool(recommended), shown, arrived)
+    return StoredEvent(offset, user, item, time, kind, event_id, USES[use], bool(recommended), shown, arrived)
 
 
 def _control(row: tuple[Any, ...]) -> Control:

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 
 from melon.errors import LogError
-from melon.service.log.base import Published, Status, Step, StepKind
+from melon.service.log.base import LoggedStep, Published, Status, StepKind
 from melon.service.log.files import BATCHES, DELTAS, Reader, open_writer, transaction, trouble
 
 _STEPS = """
@@ -42,33 +42,33 @@ class StepReader(Reader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / BATCHES)
 
-    def last(self) -> Step | None:
+    def last(self) -> LoggedStep | None:
         """The last step that is done: learned or set aside."""
         return self._one("done IS NOT NULL ORDER BY number DESC")
 
-    def step(self, number: int) -> Step | None:
+    def step(self, number: int) -> LoggedStep | None:
         """One step."""
         return self._one("number = ?", number)
 
-    def at(self, offset: int) -> Step | None:
+    def at(self, offset: int) -> LoggedStep | None:
         """The last step that ends at or before an offset."""
         return self._one("last <= ? ORDER BY number DESC", offset)
 
-    def done_by(self, moment: float) -> Step | None:
+    def done_by(self, moment: float) -> LoggedStep | None:
         """The last step that was done by a moment (seconds)."""
         return self._one("done <= ? ORDER BY done DESC, number DESC", moment)
 
-    def since(self, moment: float) -> Step | None:
+    def since(self, moment: float) -> LoggedStep | None:
         """The last step done by a moment whose totals are there: they begin a window."""
         return self._one("done <= ? AND totals != '{}' ORDER BY done DESC, number DESC", moment)
 
-    def after(self, number: int) -> Iterator[Step]:
+    def after(self, number: int) -> Iterator[LoggedStep]:
         """The steps behind a number, in order, planned ones too."""
         while step := self._one("number > ? ORDER BY number", number):
             yield step
             number = step.number
 
-    def aside_of(self, step: Step) -> Step | None:
+    def aside_of(self, step: LoggedStep) -> LoggedStep | None:
         """The batch that a retry is about, if it was set aside before."""
         batch = step.about.get("batch")
         if step.kind != "retry" or not isinstance(batch, int) or batch >= step.number:
@@ -76,17 +76,17 @@ class StepReader(Reader):
         aside = self.step(batch)
         return aside if aside is not None and (aside.kind, aside.status) == ("events", "set_aside") else None
 
-    def set_aside(self, most: int = 100) -> list[Step]:
+    def set_aside(self, most: int = 100) -> list[LoggedStep]:
         """The newest batches that were set aside and not learned since."""
         where = "status = 'set_aside' AND retried IS NULL ORDER BY number DESC LIMIT ?"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
 
-    def newest(self, most: int) -> list[Step]:
+    def newest(self, most: int) -> list[LoggedStep]:
         """The newest steps that are done, the newest first."""
         where = "done IS NOT NULL ORDER BY number DESC LIMIT ?"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
 
-    def of_kind(self, kind: StepKind, after: int) -> list[Step]:
+    def of_kind(self, kind: StepKind, after: int) -> list[LoggedStep]:
         """Steps of a kind behind an offset that are done, in order."""
         where = "kind = ? AND last > ? AND done IS NOT NULL ORDER BY number"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (kind, after))]
@@ -112,7 +112,11 @@ class StepReader(Reader):
         """What an operator should know now, in words."""
         return list(json.loads(self.meta().get("alarms", "[]")))
 
-    def _one(self, where: str, *values: Any) -> Step | None:
+    def fallbacks(self) -> list[tuple[int, str | None]]:
+        """From which step on lists come from which rival of the served model, or from the model again; in order."""
+        return [(number, rival) for number, rival in json.loads(self.meta().get("fallbacks", "[]"))]
+
+    def _one(self, where: str, *values: Any) -> LoggedStep | None:
         rows = self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where} LIMIT 1", values)
         return _step(rows[0]) if rows else None
 
@@ -138,7 +142,7 @@ class StepBook(StepReader):
             )
             return self._connection.last_insert_rowid()
 
-    def plan(self, step: Step) -> None:
+    def plan(self, step: LoggedStep) -> None:
         """Write a boundary before anything is done about it."""
         values = (step.number, step.kind, step.first, step.last, step.epoch, step.planned, json.dumps(step.about))
         with transaction(self._connection):
@@ -149,9 +153,9 @@ class StepBook(StepReader):
             )
 
     def finish(
-        self, step: Step, status: Status, digest: bytes, about: Mapping[str, Any], totals: Mapping[str, Any],
+        self, step: LoggedStep, status: Status, digest: bytes, about: Mapping[str, Any], totals: Mapping[str, Any],
         reason: str | None = None,
-    ) -> Step:  # fmt: skip
+    ) -> LoggedStep:  # fmt: skip
         """Write the outcome of a step."""
         about, when = {**step.about, **about}, step.done or time.time()
         done = replace(step, status=status, digest=digest, done=when, about=about, totals=totals, reason=reason)
@@ -167,27 +171,27 @@ class StepBook(StepReader):
         return done
 
     def thin(self, before: float) -> None:
-        """Let go of what was measured in batches done before a moment, but for one in each minute.
+        """Delete what was measured in batches done before a moment, except for one in each minute.
 
         Boundaries, outcomes and digests stay: replays need them.
         """
         first = int(self.meta().get("thinned", 0))
         last = self._rows("SELECT max(number) FROM steps WHERE done < ?", (before,))[0][0] or first
         some = "number > ? AND number <= ? AND kind = 'events' AND status = 'learned'"
-        kept = f"SELECT max(number) FROM steps WHERE {some} GROUP BY CAST(done / 60 AS INTEGER)"
+        newest = f"SELECT max(number) FROM steps WHERE {some} GROUP BY CAST(done / 60 AS INTEGER)"
         with transaction(self._connection):
             self._connection.execute(
-                f"UPDATE steps SET totals = '{{}}', about = '{{}}' WHERE {some} AND number NOT IN ({kept})",
+                f"UPDATE steps SET totals = '{{}}', about = '{{}}' WHERE {some} AND number NOT IN ({newest})",
                 (first, last, first, last),
             )
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('thinned', ?)", (last,))
 
-    def drop(self, step: Step) -> None:
+    def drop(self, step: LoggedStep) -> None:
         """Take back a step that was planned and never taken."""
         with transaction(self._connection):
             self._connection.execute("DELETE FROM steps WHERE number = ? AND done IS NULL", (step.number,))
 
-    def mark_aside(self, step: Step, reason: str) -> None:
+    def mark_aside(self, step: LoggedStep, reason: str) -> None:
         """Decide, durably, that a batch is passed by."""
         with transaction(self._connection):
             self._connection.execute(
@@ -239,7 +243,7 @@ class DeltaFeed(DeltaReader):
         return number in self._sizes
 
     def publish(self, delta: Published) -> None:
-        """Make a delta visible, and let go of those that are too old or too many."""
+        """Make a delta visible, and delete those that are too old or too many."""
         now = time.time()
         arrived = array("d", delta.arrived).tobytes()
         values = (delta.number, delta.offset, delta.kind, delta.digest, delta.content, arrived, now)
@@ -267,11 +271,11 @@ class DeltaFeed(DeltaReader):
             del self._sizes[number]
 
 
-def _step(row: tuple[Any, ...]) -> Step:
+def _step(row: tuple[Any, ...]) -> LoggedStep:
     *start, about, totals = row
     number, kind, first, last, epoch, status, reason, digest, planned, done = start
     kinds: tuple[StepKind, Status] = kind, status
-    return Step(
+    return LoggedStep(
         number, kinds[0], first, last, epoch, kinds[1], reason, digest, planned, done, json.loads(about),
         json.loads(totals),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from melon.settings import Settings
 from melon.types import Flags, Floats, Ints
 
 Scalar = bool | int | float | str
-Value = Scalar | list[Scalar]
+AttributeValue = Scalar | list[Scalar]
 #: Facts that filters compare like attributes; both are Unix seconds.
 TIMES = ("published", "expires")
 
@@ -28,13 +28,13 @@ class Facts(Settings):
     owner: str | None = None
     published: float | None = Field(None, ge=0)
     expires: float | None = Field(None, ge=0)
-    attributes: dict[str, Value] = Field(default_factory=dict)
+    attributes: dict[str, AttributeValue] = Field(default_factory=dict)
 
 
 NOTHING = Facts()
 
 
-class _Places:
+class _SlotSet:
     """The slots that hold one value, as a set that changes and an array made when somebody reads."""
 
     def __init__(self) -> None:
@@ -55,24 +55,26 @@ class _Places:
         return len(self._slots)
 
 
-class _Column:
+class _Attribute:
     """One attribute: numbers as numbers, texts and truth values by their slots, lists by the slots of each member."""
 
     def __init__(self, capacity: int) -> None:
         self.numbers: Floats = np.full(capacity, np.nan)
-        self.scalars: dict[tuple[type, Scalar], _Places] = {}
-        self.members: dict[tuple[type, Scalar], _Places] = {}
+        self.scalars: dict[tuple[type, Scalar], _SlotSet] = {}
+        self.members: dict[tuple[type, Scalar], _SlotSet] = {}
 
-    def put(self, slot: int, old: Value | None, new: Value | None) -> None:
+    def put(self, slot: int, old: AttributeValue | None, new: AttributeValue | None) -> None:
         for value, present in ((old, False), (new, True)):
             for index, key in self._keys(value):
-                places = index.setdefault(key, _Places())
+                places = index.setdefault(key, _SlotSet())
                 places.put(slot, present)
                 if not len(places):
                     del index[key]
         self.numbers[slot] = new if _is_number(new) else np.nan
 
-    def _keys(self, value: Value | None) -> Iterable[tuple[dict[tuple[type, Scalar], _Places], tuple[type, Scalar]]]:
+    def _keys(
+        self, value: AttributeValue | None
+    ) -> Iterable[tuple[dict[tuple[type, Scalar], _SlotSet], tuple[type, Scalar]]]:
         if isinstance(value, list):
             yield from ((self.members, scalar_key(one)) for one in value)
         elif isinstance(value, str | bool):
@@ -101,9 +103,9 @@ class ItemFacts:
         self._facts: list[Facts] = []
         self._capacity = 1024
         self._available: Flags = np.ones(self._capacity, dtype=np.bool_)
-        self._columns: dict[str, _Column] = {}
-        self._categories: dict[str, _Places] = {}
-        self._owners: dict[str, _Places] = {}
+        self._columns: dict[str, _Attribute] = {}
+        self._categories: dict[str, _SlotSet] = {}
+        self._owners: dict[str, _SlotSet] = {}
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -193,20 +195,20 @@ class ItemFacts:
         before, after = _attributes(old), _attributes(new)
         for name in {**before, **after}:
             if name not in self._columns:
-                self._columns[name] = _Column(self._capacity)
+                self._columns[name] = _Attribute(self._capacity)
             self._columns[name].put(slot, before.get(name), after.get(name))
 
 
 _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 
 
-def _attributes(facts: Facts) -> dict[str, Value]:
+def _attributes(facts: Facts) -> dict[str, AttributeValue]:
     times = {name: value for name in TIMES if (value := getattr(facts, name)) is not None}
     return {**facts.attributes, **times}
 
 
-def _mark(index: dict[str, _Places], name: str, slot: int, present: bool) -> None:
-    index.setdefault(name, _Places()).put(slot, present)
+def _mark(index: dict[str, _SlotSet], name: str, slot: int, present: bool) -> None:
+    index.setdefault(name, _SlotSet()).put(slot, present)
     if not len(index[name]):
         del index[name]
 

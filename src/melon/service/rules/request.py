@@ -18,7 +18,7 @@ from melon.settings import Settings
 from melon.types import Flags, Floats
 
 _KEPT = 256
-RawId = Annotated[StrictStr, Field(min_length=1, max_length=256)] | StrictInt
+WireId = Annotated[StrictStr, Field(min_length=1, max_length=256)] | StrictInt
 V = TypeVar("V")
 
 
@@ -45,7 +45,7 @@ class Boost(Settings):
 class Pin(Settings):
     """Put an item at a position of the list, from 1 on, whatever its score."""
 
-    item: RawId
+    item: WireId
     at: Annotated[int, Field(ge=1, le=1_000, strict=True)]
 
 
@@ -55,7 +55,7 @@ class Rules(Settings):
     filter: dict[str, Any] | None = Field(
         None, examples=[{"all": [{"category": ["news", "sport"]}, {"field": "price", "lt": 20}]}]
     )
-    exclude: Annotated[tuple[RawId, ...], Field(max_length=10_000)] = ()
+    exclude: Annotated[tuple[WireId, ...], Field(max_length=10_000)] = ()
     exclude_own: StrictBool = False
     boost: Annotated[tuple[Boost, ...], Field(max_length=50)] = ()
     pin: Annotated[tuple[Pin, ...], Field(max_length=100)] = ()
@@ -149,9 +149,9 @@ def _until(text: str, now: float) -> float:
     return np.floor(now) + 1.0 if "within_days" in text else np.inf
 
 
-def _remember(kept: OrderedDict[tuple[Any, ...], V], key: tuple[Any, ...], value: V) -> V:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > _KEPT:
-        kept.popitem(last=False)
+def _remember(cache: OrderedDict[tuple[Any, ...], V], key: tuple[Any, ...], value: V) -> V:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > _KEPT:
+        cache.popitem(last=False)
     return value

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from melon.strategies.base import Readable, Surroundings
+from melon.strategies.base import ReadableTable, Surroundings
 from melon.tables import Role, Table, TableSpec
 from melon.types import Floats, Ints
 
@@ -102,7 +102,7 @@ def floats(values: Tensor) -> Floats:
     return values.detach().to("cpu", torch.float64).numpy()
 
 
-def _cache(table: Readable, weights: Floats) -> Floats:
+def _cache(table: ReadableTable, weights: Floats) -> Floats:
     total, start = np.zeros(()), 0
     for block in table.blocks():
         total = total + second_moment(floats(block), weights[start : start + len(block)])
@@ -213,7 +213,7 @@ class Neighbourhood:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedCells:
     """The distinct observed cells of a log: a pair that occurs again is the same cell."""
 
     users: Ints
@@ -221,7 +221,7 @@ class Observed:
     weights: Floats
 
     @classmethod
-    def from_log(cls, users: Ints, items: Ints, weight: float = 1.0) -> Observed:
+    def from_log(cls, users: Ints, items: Ints, weight: float = 1.0) -> ObservedCells:
         """All cells of a log, equally weighted."""
         keys = np.unique((users << 32) | items)
         return cls(keys >> 32, keys & 0xFFFFFFFF, np.full(len(keys), weight))
@@ -239,7 +239,7 @@ class Factorisation:
 
 
 def pretrain_als(
-    observed: Observed,
+    observed: ObservedCells,
     users: Floats,
     items: Floats,
     confidence: Floats,
@@ -253,8 +253,8 @@ def pretrain_als(
     A user's row depends on items alone and the other way round, so a coordinate is updated for all rows of a side at
     once. `progress` may wrap the iterations, to show or to time them.
     """
-    takers = _Side(np.ascontiguousarray(users.T), observed.users, np.ones(len(users)))
-    taken = _Side(np.ascontiguousarray(items.T), observed.items, confidence)
+    takers = _SweepSide(np.ascontiguousarray(users.T), observed.users, np.ones(len(users)))
+    taken = _SweepSide(np.ascontiguousarray(items.T), observed.items, confidence)
     missing = confidence[observed.items]
     predicted = np.zeros(len(missing))
     for user_line, item_line in zip(takers.lines, taken.lines, strict=True):
@@ -267,7 +267,7 @@ def pretrain_als(
 
 
 @dataclass(frozen=True)
-class _Side:
+class _SweepSide:
     """Users or items during sweeps: one contiguous line per coordinate, the row of each cell, and each row's c."""
 
     lines: Floats
@@ -275,7 +275,9 @@ class _Side:
     confidence: Floats
 
 
-def _sweep(side: _Side, other: _Side, weights: Floats, missing: Floats, predicted: Floats, reg: float) -> None:
+def _sweep(
+    side: _SweepSide, other: _SweepSide, weights: Floats, missing: Floats, predicted: Floats, reg: float
+) -> None:
     """Update every coordinate of every row of one side, in place, and keep r̂ of the observed cells up to date."""
     # A cell's c is the item's: it is inside the cache for users (whose own is 1), and outside it for items.
     cache = (other.lines * other.confidence) @ other.lines.T

@@ -15,7 +15,7 @@ from melon.strategies.als.solver import (
     Cells,
     Ledger,
     Neighbourhood,
-    Observed,
+    ObservedCells,
     cache_tensors,
     floats,
     item_confidences,
@@ -23,7 +23,7 @@ from melon.strategies.als.solver import (
 )
 from melon.strategies.base import (
     Proposal,
-    Readable,
+    ReadableTable,
     Situation,
     Strategy,
     StrategySettings,
@@ -74,7 +74,7 @@ class ALS(Strategy):
             raise SettingsError(f"strategy {self.name!r} solves rows of float32 or float64, not of {dtype}.")
 
     def pretrained_rows(
-        self, specs: Mapping[str, TableSpec], tables: Mapping[str, Readable], log: Interactions
+        self, specs: Mapping[str, TableSpec], tables: Mapping[str, ReadableTable], log: Interactions
     ) -> dict[str, Tensor]:
         """Whole sweeps over the log from the rows as they are drawn."""
         user_table, item_table = _two_tables(self.name, specs)
@@ -84,7 +84,7 @@ class ALS(Strategy):
         )
         counts = np.bincount(log.items, minlength=log.n_items)
         factors = pretrain_als(
-            Observed.from_log(log.users, log.items),
+            ObservedCells.from_log(log.users, log.items),
             floats(users),
             floats(items),
             item_confidences(counts, self.settings.c0, self.settings.alpha),

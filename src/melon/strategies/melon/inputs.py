@@ -17,7 +17,7 @@ from melon.errors import SettingsError
 from melon.kernels.melon.forms import UnitTerms
 from melon.strategies.base import RowStateSpec, Situation
 from melon.strategies.melon.lines import SharedLines, TableLines
-from melon.strategies.melon.settings import Input
+from melon.strategies.melon.settings import NetworkInput
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
@@ -28,7 +28,7 @@ HALF_LIVES = (300.0, 3_000.0)
 RECENT_WIDTH = len(HALF_LIVES) + 2
 _PART = 1 << 20
 #: All inputs in the order of their columns, and how many columns each has.
-COLUMNS: dict[Input, int] = {"touches": 1, "idle": 1, "item_rate": len(HALF_LIVES), "role": 3}
+COLUMNS: dict[NetworkInput, int] = {"touches": 1, "idle": 1, "item_rate": len(HALF_LIVES), "role": 3}
 #: Logarithms are divided by these: usual counts reach e³, idle times e¹⁰.
 _COUNTS, _IDLE = 3.0, 10.0
 _WEIGHTS, _RECENT = "role.inputs", "recent"
@@ -54,7 +54,7 @@ class _Touches(Protocol):
         """0 for shared weights, 1 for a user, 2 for a taken item, 3 for a negative."""
 
 
-class _RowTouches:
+class _TableTouches:
     """Touches of a table's rows by source. A user's row is about the item of its interaction, or of its pair."""
 
     def __init__(self, situation: Situation, table: TableLines) -> None:
@@ -103,7 +103,7 @@ class LineInputs:
     """The inputs in the settings, for lines on rows and on shared weights."""
 
     def __init__(
-        self, inputs: Sequence[Input], specs: Mapping[str, TableSpec], parameters: Parameters, width: int
+        self, inputs: Sequence[NetworkInput], specs: Mapping[str, TableSpec], parameters: Parameters, width: int
     ) -> None:
         self._names = [name for name in COLUMNS if name in inputs]
         self._phi = parameters
@@ -128,7 +128,7 @@ class LineInputs:
     def with_rows(self, terms: UnitTerms, situation: Situation, table: TableLines) -> UnitTerms:
         """The terms of a table's lines, each now one of its own."""
         lines = table.lines
-        columns = self._columns(_RowTouches(situation, table), situation)
+        columns = self._columns(_TableTouches(situation, table), situation)
         if table.aggregated:  # a line stands for all touches of its row
             total = np.zeros((len(situation.values[table.table]), columns.shape[1]))
             np.add.at(total, table.positions.reshape(-1).cpu().numpy(), columns)
@@ -143,7 +143,7 @@ class LineInputs:
         return self._added(terms, columns.mean(0, keepdims=True) if wide.aggregated else columns)
 
     def _columns(self, touches: _Touches, situation: Situation) -> Floats:
-        makers: dict[Input, Callable[[], Floats]] = {
+        makers: dict[NetworkInput, Callable[[], Floats]] = {
             "touches": lambda: np.log(touches.touches)[:, None] / _COUNTS,
             "idle": lambda: np.log1p(touches.idle)[:, None] / _IDLE,
             "item_rate": lambda: np.log1p(self._recent(situation).now())[touches.item] / _COUNTS,

@@ -53,7 +53,7 @@ class InteractionKernel(Protocol):
         """What the entries of each unit share; h is normalised within the unit."""
 
 
-class Compiled(CompiledPairs):
+class CompiledKernel(CompiledPairs):
     """Compiled loops for rows and for gradients that come as factors; PyTorch for other gradients."""
 
     def shared_move(
@@ -68,13 +68,13 @@ class Compiled(CompiledPairs):
 def pair_kernel(network: RateNetwork, like: Tensor) -> PairKernel:
     """The implementation for a network on numbers like these, the same for a whole update."""
     loops = None if network.second is None else policy.load("melon", padded(len(network.second)), like=like)
-    return reference if loops is None else Compiled(loops)
+    return reference if loops is None else CompiledKernel(loops)
 
 
 def interaction_kernel(role_width: int, like: Tensor) -> InteractionKernel | None:
     """The compiled interaction side, which comes with the pair kernel of a width; None where PyTorch computes it."""
     loops = policy.load("melon", padded(role_width), like=like)
-    return None if loops is None else Compiled(loops)
+    return None if loops is None else CompiledKernel(loops)
 
 
 def at_work(network: RateNetwork, like: Tensor) -> AbstractContextManager[None]:

@@ -53,14 +53,14 @@ class MeLON(TwoForms):
     """Rates by interaction and row: two-dimensional."""
 
     name = "melon"
-    network_form = network.MeLON
+    network_form = network.NetworkMeLON
 
 
 class MeLONI(TwoForms):
     """The ablation that sees the interaction only: one rate for all that it touches."""
 
     name = "melon_i"
-    network_form = network.MeLONI
+    network_form = network.NetworkMeLONI
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
         return Roles.one(specs)
@@ -74,7 +74,7 @@ class MeLONP(TwoForms):
     """The ablation that sees the row only, whatever part it plays in an interaction: one rate for each row."""
 
     name = "melon_p"
-    network_form = network.MeLONP
+    network_form = network.NetworkMeLONP
     unseen = ("partner", "loss")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:

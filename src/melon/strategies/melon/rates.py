@@ -17,10 +17,10 @@ from melon.tables import TableSpec
 from melon.types import Floats, Ints
 
 #: What rates can see. `rates` are the item's recent counts at two half-lives, `loss` is that of the interaction.
-Input = Literal["age", "new", "idle", "touches", "rates", "partner", "loss"]
-INPUTS: tuple[Input, ...] = ("age", "new", "idle", "touches", "rates", "partner", "loss")
+LinearInput = Literal["age", "new", "idle", "touches", "rates", "partner", "loss"]
+INPUTS: tuple[LinearInput, ...] = ("age", "new", "idle", "touches", "rates", "partner", "loss")
 #: Which input each column of a row's inputs belongs to; the first column of φ is a constant.
-COLUMNS: tuple[Input, ...] = ("age", "new", "idle", "touches", "rates", "rates", "partner")
+COLUMNS: tuple[LinearInput, ...] = ("age", "new", "idle", "touches", "rates", "rates", "partner")
 #: Losses at which the loss's part of a log rate bends; it is linear in log L between them and constant outside.
 KNOTS: Floats = np.log([0.03, 0.15, 0.5, 1.2, 2.5])
 #: A row that is touched keeps 1 − D / 10 of itself, and D is at most this.
@@ -89,7 +89,9 @@ class LinearRates:
     (logarithms, by table of items) and `temperature` (the logarithm of τ).
     """
 
-    def __init__(self, specs: Mapping[str, TableSpec], roles: Roles, inputs: tuple[Input, ...], lr: float) -> None:
+    def __init__(
+        self, specs: Mapping[str, TableSpec], roles: Roles, inputs: tuple[LinearInput, ...], lr: float
+    ) -> None:
         self.roles = roles
         self.row_tables = [name for name, spec in specs.items() if spec.role != "shared"]
         self.item_tables = [name for name, spec in specs.items() if spec.role == "item"]

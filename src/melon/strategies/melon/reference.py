@@ -118,8 +118,8 @@ class _SharedMove(Function):
                 leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in free]
                 move = _move_of(theta, ctx.lines, some, ctx.most_rate, ctx.scale, ctx.share, leaves)
             wanted = [leaf for leaf in leaves if leaf is not None]
-            found = torch.autograd.grad(move, wanted, gamma, allow_unused=True)
-            for total, part in zip([total for total in totals if total is not None], found, strict=True):
+            slopes = torch.autograd.grad(move, wanted, gamma, allow_unused=True)
+            for total, part in zip([total for total in totals if total is not None], slopes, strict=True):
                 if part is not None:
                     total.add_(part)
         return None, None, None, None, None, *totals
@@ -138,10 +138,10 @@ def _move_of(
     assert logits is not None
     gradient, feature = lines.expand(some.start, some.stop)
     terms = UnitTerms(hidden, logits).at(some)
-    found = rates(theta.expand_as(feature), feature, terms, RateNetwork(most_rate, *weights))
-    move = (found.learning * gradient).sum(0) * -scale
+    both = rates(theta.expand_as(feature), feature, terms, RateNetwork(most_rate, *weights))
+    move = (both.learning * gradient).sum(0) * -scale
     if share:
-        move = move - ((1 - found.forgetting).expand_as(gradient) * theta).sum(0) * share
+        move = move - ((1 - both.forgetting).expand_as(gradient) * theta).sum(0) * share
     return move
 
 
@@ -190,16 +190,16 @@ class _PairLogits(Function):
         to_weights, to_lines = torch.zeros_like(weights), torch.zeros_like(line_hidden)
         to_second, to_bias, to_head = torch.zeros_like(second), torch.zeros_like(bias), torch.zeros_like(head)
         for lines in _tiles(features):
-            here = features[:, lines]
-            lower, upper = _hidden(here, weights, line_hidden[lines], second, bias)
+            tile = features[:, lines]
+            lower, upper = _hidden(tile, weights, line_hidden[lines], second, bias)
             slope = slopes[:, lines].reshape(len(head), -1)
             to_head.addmm_(slope, upper.T)
             delta = _through_relu(head.T @ slope, upper)
             to_second.addmm_(delta, lower.T)
             to_bias.add_(delta.sum(1))
             delta = _through_relu(second.T @ delta, lower)
-            to_weights.addmm_(delta, here.reshape(len(here), -1).T)
-            to_lines[lines] = delta.view(len(delta), -1, here.shape[2]).sum(2).T
+            to_weights.addmm_(delta, tile.reshape(len(tile), -1).T)
+            to_lines[lines] = delta.view(len(delta), -1, tile.shape[2]).sum(2).T
         return None, to_weights, to_lines, to_second, to_bias, to_head
 
 

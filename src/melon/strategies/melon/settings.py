@@ -12,7 +12,7 @@ from melon.strategies.learned import LearnedSettings
 
 #: Optional inputs of the rates: how often the batch touches the row, how long the row was idle, how often its item
 #: was taken recently, and whether the row is a user's, a taken item's or a negative's.
-Input = Literal["touches", "idle", "item_rate", "role"]
+NetworkInput = Literal["touches", "idle", "item_rate", "role"]
 
 
 class RateSettings(LearnedSettings):
@@ -24,7 +24,7 @@ class RateSettings(LearnedSettings):
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
     role_width: Width = 20
-    inputs: tuple[Input, ...] = ()  # optional inputs of the role (docs/methods.md 8.2)
+    inputs: tuple[NetworkInput, ...] = ()  # optional inputs of the role (docs/methods.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
     interaction_width: Width = 20
     norm: Literal["layer", "batch", "none"] = "layer"  # 6

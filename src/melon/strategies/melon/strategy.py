@@ -75,7 +75,7 @@ class RateStrategy(LearnedStrategy):
         return self._updated(situation, self._unit_terms(situation))
 
     @property
-    def kernels(self) -> tuple[policy.Wanted, ...]:
+    def kernels(self) -> tuple[policy.SuiteName, ...]:
         return (("melon", padded(self.settings.role_width)),)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -248,7 +248,7 @@ class RateStrategy(LearnedStrategy):
         return 1 / np.maximum(touches, 1) if reduction == "row_mean" else 1 / np.sqrt(np.maximum(touches, 1))
 
 
-class MeLON(RateStrategy):
+class NetworkMeLON(RateStrategy):
     """W is two-dimensional: a rate for every (interaction, parameter) pair, from the interaction's neighbourhood and
     the parameter's role in it.
     """
@@ -258,7 +258,7 @@ class MeLON(RateStrategy):
     sees_parameter = True
 
 
-class MeLONI(RateStrategy):
+class NetworkMeLONI(RateStrategy):
     """The ablation that sees the interaction only. W is row-constant: w_x = σ(ωᵀ h_x + b)."""
 
     name = "melon_i"
@@ -266,7 +266,7 @@ class MeLONI(RateStrategy):
     sees_parameter = False
 
 
-class MeLONP(RateStrategy):
+class NetworkMeLONP(RateStrategy):
     """The ablation that sees the parameter only: a rate from its role, whatever the interaction's neighbourhood."""
 
     name = "melon_p"

@@ -37,7 +37,7 @@ class S2MetaSettings(LearnedSettings):
     shared_forgetting: bool = False  # a gate a little below one, at every batch, eats weights (docs/adr/0005)
     forget_bias: float = 5.0
     clamp: float | None = Field(None, gt=0)  # the most that an entry of ḡ counts
-    gate_init: Literal["small", "xavier"] = "small"  # gates that start alike everywhere, or as published
+    gate_init: Literal["small", "even", "xavier"] = "small"  # gates start nearly alike, exactly alike, or as published
     meta_lr: float = Field(3e-3, ge=0)
 
 
@@ -105,7 +105,7 @@ class GateNetwork:
         if settings.gate_init == "xavier":
             parameters.weight(self._name("gate.hidden"), 2, units)
         else:
-            parameters.uniform(self._name("gate.hidden"), 2, units, _SMALL)
+            parameters.uniform(self._name("gate.hidden"), 2, units, _SMALL if settings.gate_init == "small" else 0.0)
         centre = np.array([[settings.rate_bias], [settings.forget_bias]])
         parameters.uniform(self._name("gate.bias"), 2, 1, 0.0, centre)
 
@@ -211,11 +211,11 @@ def _opened(logits: Tensor, seen: Seen) -> Gates:
     return Gates(rate, keep)
 
 
-def _by_unit(kept: Tensor, theta: Tensor) -> Tensor:
+def _by_unit(state: Tensor, theta: Tensor) -> Tensor:
     """Row state (rows × units · dim) with the scalars along the last axis: units × scalars."""
     rows, dim = theta.shape
-    units = kept.shape[1] // dim
-    return kept.view(rows, units, dim).transpose(0, 1).reshape(units, rows * dim)
+    units = state.shape[1] // dim
+    return state.view(rows, units, dim).transpose(0, 1).reshape(units, rows * dim)
 
 
 def _by_row(state: Tensor, theta: Tensor) -> Tensor:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import log
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from melon.kernels import policy
@@ -16,11 +19,15 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import parameter_rates, reduced_gradients, touched_rows
 from melon.strategies.s2meta.cell import TorchCell, at_work
 from melon.strategies.s2meta.gates import GateNetwork, Gates, S2MetaSettings, Seen
+from melon.strategies.unrolled import UnrolledSettings, UnrolledStrategy
 from melon.tables import TableSpec
+
+#: Rates of the practised form reach so many times its plain step.
+_REACH = 4.0
 
 
 @dataclass(frozen=True)
-class _Block:
+class _TouchedRows:
     """The touched rows of one table: which, what their gates see, their step before the gate, and its factor."""
 
     table: str
@@ -37,6 +44,10 @@ class S2Meta(LearnedStrategy):
     settings_type = S2MetaSettings
     settings: S2MetaSettings
 
+    def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
+        practised = (settings or {}).get("form") == "practised"
+        return super().__new__(PractisedS2Meta if practised else cls)  # type: ignore[return-value]
+
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.settings.variant == "A":
             self._networks = {name: GateNetwork(f"{name}.", self.settings, parameters) for name in specs}
@@ -47,7 +58,7 @@ class S2Meta(LearnedStrategy):
         return self._networks[spec.name].row_state(spec.dim)
 
     @property
-    def kernels(self) -> tuple[policy.Wanted, ...]:
+    def kernels(self) -> tuple[policy.SuiteName, ...]:
         return ("s2meta",)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -83,7 +94,7 @@ class S2Meta(LearnedStrategy):
             rates[block.table] = torch.zeros_like(situation.values[block.table]).index_copy(0, block.rows, rate * cut)
         return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
-    def _blocks(self, situation: Situation) -> Iterator[_Block]:
+    def _blocks(self, situation: Situation) -> Iterator[_TouchedRows]:
         """The rows of each table that the batch touches and the next loss can see."""
         settings, touched = self.settings, touched_rows(situation)
         loss = TorchCell.scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
@@ -92,10 +103,10 @@ class S2Meta(LearnedStrategy):
             gradient = total[rows]
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
             state = {key: tensor[rows] for key, tensor in situation.row_state.get(table, {}).items()}
-            seen = Seen(situation.values[table][rows], gradient, loss, state or None)
-            yield _Block(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
+            seen = Seen(situation.values[table][rows].detach(), gradient.detach(), loss, state or None)
+            yield _TouchedRows(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
-    def _updated(self, situation: Situation, old: Tensor, block: _Block, gates: Gates) -> Tensor:
+    def _updated(self, situation: Situation, old: Tensor, block: _TouchedRows, gates: Gates) -> Tensor:
         settings, before = self.settings, old[block.rows]
         shared = situation.specs[block.table].role == "shared"
         if settings.forgetting and (settings.shared_forgetting or not shared):
@@ -111,3 +122,28 @@ class S2Meta(LearnedStrategy):
     @staticmethod
     def _moving(situation: Situation) -> set[str]:
         return {gradient.table for gradient in situation.evidence.gradients}
+
+
+class PractisedS2MetaSettings(S2MetaSettings, UnrolledSettings):
+    """Gates that start at the plain step `lr` and keep nearly all; `most_rate` and `rate_bias` follow from it."""
+
+    form: Literal["practised"] = "practised"
+    state: Literal["reset"] = "reset"  # what rows bring along would have to be unrolled too
+    forget_bias: float = 6.0
+    gate_init: Literal["small", "even", "xavier"] = "even"
+    shared_scale: float = Field(1.0, gt=0)
+    passes: int = Field(60, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_the_step(cls, values: Any) -> Any:
+        lr = values.get("lr", 0.3)
+        usual = {"most_rate": _REACH * lr, "rate_bias": -log(_REACH - 1)} if isinstance(lr, int | float) else {}
+        return {**usual, **values}
+
+
+class PractisedS2Meta(UnrolledStrategy, S2Meta):
+    """The same gates, practised through a whole stream and then frozen."""
+
+    settings_type = PractisedS2MetaSettings
+    settings: PractisedS2MetaSettings

@@ -1,0 +1,69 @@
+"""Learned strategies whose meta-model practises through a whole stream, and is then frozen (docs/methods.md 4.12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.strategies.learned import LearnedSettings, LearnedStrategy, fading_name
+from melon.strategies.melon.rates import Phi
+from melon.strategies.parameters import Parameters
+from melon.tables import TableSpec
+
+#: The logarithm of τ in the loss of practice.
+TEMPERATURE = "temperature"
+
+
+class UnrolledSettings(LearnedSettings):
+    """Settings of such practice, beside those of the strategy: `lr` is the plain step from which it starts."""
+
+    lr: float = Field(0.3, gt=0, le=20)
+    passes: int = Field(60, ge=0)
+    practice_lr: float = Field(0.03, gt=0)
+    fading_speed: float = Field(3.0, ge=0)
+    practice_l2: float = Field(1e-3, ge=0)
+
+
+class UnrolledStrategy(LearnedStrategy):
+    """Mixed in before a learned strategy whose `look_ahead` can be differentiated in the rows too.
+
+    What the meta-model sees is constant to the gradient, as it is in a look-ahead over one batch.
+    """
+
+    settings: UnrolledSettings
+    looks_ahead: ClassVar[bool] = False
+
+    def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
+        super().build(specs, parameters)  # type: ignore[safe-super]  # there is always a strategy behind this one
+        parameters.zeros_exactly(TEMPERATURE, 1)
+
+    @property
+    def phi(self) -> Phi:
+        """A copy of the meta-parameters."""
+        return {name: value.detach().clone() for name, value in self.parameters().items()}
+
+    @torch.no_grad()
+    def take(self, phi: Phi) -> None:
+        """Become another φ."""
+        for name, value in self.parameters().items():
+            value.copy_(phi[name])
+
+    def trainable(self) -> Phi:
+        """1 for each number of φ that practice may move."""
+        return {name: torch.ones_like(value) for name, value in self.parameters().items()}
+
+    def pulled(self, name: str) -> bool:
+        """Whether a penalty draws a meta-parameter back to where it starts."""
+        return name != TEMPERATURE and not name.startswith(fading_name(""))
+
+    def open_half_lives(self, specs: Mapping[str, TableSpec], phi: Phi) -> dict[str, Tensor]:
+        """Half-lives of the tables whose idle rows fade, differentiable in φ."""
+        start, speed = self.settings.fading, self.settings.fading_speed
+        if start is None:
+            return {}
+        tables = [name for name, spec in specs.items() if spec.role == "item"]
+        return {name: start * torch.exp2(speed * phi[fading_name(name)].double()) for name in tables}

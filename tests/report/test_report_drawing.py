@@ -1,0 +1,27 @@
+"""Figures: what stretches an axis, and what does not."""
+
+import re
+
+import numpy as np
+import pytest
+
+from melon.report.drawing import trend
+
+pytest.importorskip("matplotlib")
+
+
+def ticks(picture: str) -> list[float]:
+    """Numbers with a decimal point among the texts of a picture: those of the upright axis."""
+    return [float(number) for number in re.findall(r">(\d\.\d+)</text>", picture)]
+
+
+def test_a_baseline_far_below_does_not_stretch_the_axis() -> None:
+    near = {"default": np.linspace(0.40, 0.42, 30), "melon": np.linspace(0.41, 0.44, 30)}
+    labels = {"default": "Default", "melon": "MeLON", "frozen": "frozen"}
+    alone = trend("near", near, labels, 5, "melon").svg
+    both = trend("near", {**near, "frozen": np.full(30, 0.02)}, labels, 5, "melon").svg
+    assert min(ticks(both)) == min(ticks(alone)) > 0.3
+    assert re.search(r"frozen: below 0\.\d+<", both)
+    assert "below" not in alone
+    within = trend("near", {**near, "frozen": np.full(30, 0.41)}, labels, 5, "melon").svg
+    assert "below" not in within
