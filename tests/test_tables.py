@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from melon import tables
 from melon.errors import LearningError, SettingsError
+from melon.fading import Fading, fade
 from melon.kernels import policy
 from melon.sparse_table import SparseTable
-from melon.tables import Clock, Fading, Moment, Table, TableSpec, fade
+from melon.tables import Clock, Moment, Table, TableSpec
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 
@@ -365,7 +366,7 @@ class TestKeptFading:
             weights, factor = table.faded(loops, 20, at)
             expected = fade(table.view(at).touched[:20], at.now, 5.0).numpy()
             np.testing.assert_allclose(weights * factor, expected, rtol=1e-6, atol=1e-30)
-            anew, same_factor = Fading().read(loops, table.view(at), 20)
+            anew, same_factor = Fading().read(loops, table.view(at).touched.numpy()[:20], at.now, 5.0)
             assert weights.tobytes() == anew.tobytes()
             assert factor == same_factor
 

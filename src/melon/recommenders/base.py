@@ -345,7 +345,6 @@ def usable_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).partition("\n")[0].rstrip(".")
         choices = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
-        raise SettingsError(
-            f"device = {str(device)!r} is not available here ({reason}); choose one of: {choices}."
-        ) from None
+        text = f"device = {str(device)!r} is not available here ({reason}); choose one of: {choices}."
+        raise SettingsError(text) from None
     return torch.device(device)
