@@ -1,4 +1,4 @@
-"""Fading: what is left of rows that nobody has touched for a while (docs/methods.md 8.3)."""
+"""Fading of idle rows: what is left of a row after its idle time, and the same for all rows from moment to moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REFERENCE, _NEVER = 32, np.iinfo(np.int64).min
 
 
 def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
-    """What is left of a row after its idle time: 0.5^(idle / half-life)."""
+    """What is left of a row after its idle time: 0.5^(idle / half-life), docs/methods.md 8.3."""
     return torch.exp2((touched - now).clamp(max=0).to(torch.float64) / half_life)
 
 
@@ -30,10 +30,14 @@ class Fading:
         self._touched: Ints = np.empty(0, dtype=np.int64)
         self._weights: Singles = np.empty(0, dtype=np.float32)
 
-    def read(self, loops: policy.Loops, touched: Ints, now: int, half_life: float) -> tuple[Singles, np.float32]:
-        """The weights of rows by their last touches, and the factor."""
-        rows, span = len(touched), max(int(_REFERENCE * half_life), 1)
-        rule = now // span * span, half_life
+    def read(
+        self, loops: policy.Loops, last_touches: Tensor, now: int, half_life: float | None, rows: int
+    ) -> tuple[Singles, np.float32]:
+        """The weights of the first rows, and the factor."""
+        if half_life is None:
+            return self._weights[:0], np.float32(1)
+        span = max(int(_REFERENCE * half_life), 1)
+        rule, touched = (now // span * span, half_life), last_touches.numpy()[:rows]
         if rule != self._rule or len(self._touched) < rows:
             self._rule, room = rule, rows + rows // 4
             self._touched, self._weights = np.full(room, _NEVER), np.empty(room, dtype=np.float32)

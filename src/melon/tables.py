@@ -23,7 +23,7 @@ Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
 Undo = Callable[[], None]
 _BLOCK = 65_536
-#: Writes after which changes of rows are brought together.
+#: Changes of rows are brought together after so many writes.
 _MOST_RECORDS = 1_000
 
 
@@ -190,9 +190,7 @@ class Table:
         The weights are empty where nothing fades. They are this table's own, and right until it is asked again.
         """
         view = self.view(at)
-        if view.half_life is None:
-            return np.empty(0, dtype=np.float32), np.float32(1)
-        return self._fading.read(loops, view.touched.numpy()[:rows], view.now, view.half_life)
+        return self._fading.read(loops, view.touched, view.now, view.half_life, rows)
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""
