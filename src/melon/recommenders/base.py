@@ -242,10 +242,8 @@ class Recommender(ABC):
         """The same for interactions to learn from, where the loss depends on them."""
         return None
 
-    @property
-    def observes_by_rows(self) -> bool:
-        """Whether what it observes depends on its rows: then copies with other rows have another streaming state."""
-        return False
+    #: Whether what is observed depends on the rows: then copies with other rows have another streaming state.
+    observes_by_rows: bool = False
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         """Fit streaming state that takes a whole recorded log, just before the log is observed from its first event."""

@@ -89,6 +89,7 @@ class Blend(HeadedRecommender):
             seed=self.seed,
             own_rows=self._vectors,
         )
+        self.observes_by_rows = "own_profiles" in chosen.inputs
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
@@ -241,10 +242,6 @@ class Blend(HeadedRecommender):
     @property
     def observes_apart(self) -> bool:
         return type(self) is Blend and self._own and not self.observes_by_rows
-
-    @property
-    def observes_by_rows(self) -> bool:
-        return self.stream.own_takers is not None
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)
