@@ -197,7 +197,7 @@ class Table:
         self.version += 1
         if self._changed is not None and undo is not None:
             undo.callback(self._forget_changes, len(self._changed))
-        if self._recorded:
+        if self._changed is not None or self._watches:
             self._record(torch.from_numpy(rows.copy()))
 
     def everything(self) -> Tensor:
@@ -229,7 +229,7 @@ class Table:
 
     def lend(self) -> Tensor:
         """The storage, for compiled pre-training: it writes rows in place, where nothing fades."""
-        if self._recorded:
+        if self._changed is not None or self._watches:
             self._record(torch.arange(self.rows, device=self.device))
         self.version += 1
         return self._values
@@ -257,7 +257,7 @@ class Table:
         else:
             self._values[new] = self.spec.centre
         self._touched[new] = self._clock.now
-        if self._recorded:
+        if self._changed is not None or self._watches:
             self._record(torch.arange(self.rows, rows, device=self.device))
         self.rows = rows
         self.version += 1
@@ -319,10 +319,6 @@ class Table:
         """Keep the first records of changes only."""
         if self._changed is not None:
             del self._changed[recorded:]
-
-    @property
-    def _recorded(self) -> bool:
-        return self._changed is not None or bool(self._watches)
 
     def _record(self, rows: Tensor) -> None:
         if self._changed is not None:

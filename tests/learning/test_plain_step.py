@@ -22,6 +22,7 @@ from melon.recommenders.ncf import NCF
 from melon.recommenders.plain import TAUGHT, PlainSteps
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
+from melon.stream import pairs
 from melon.stream.batch import Batch
 
 SMALL_BLEND = {"dim": 5, "slots": 6, "head_units": 3, "head_negatives": 4, "head_rest": 40}
@@ -215,3 +216,16 @@ def test_a_reader_walks_through_few_functions(monkeypatch: pytest.MonkeyPatch) -
         sys.setprofile(before)
     assert len(entered) <= 32, sorted(entered)
     assert len({file for file, _ in entered}) <= 12, sorted(entered)
+
+
+def test_what_a_plain_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of steps is kept, the latest pairs are sorted in, and a subclass is not taken for its parent."""
+    monkeypatch.setenv("MELON_KERNEL", "numba")
+    monkeypatch.setattr(pairs, "SORTED_FROM", 8)
+    updater = Updater(BPR({"dim": 4}), Default())
+    for batch in batches(4):
+        updater.learn(batch)
+    assert int(updater.strategy.memory()["steps"]) == 4
+    assert len(updater.history.seen.past.items)
+    for kind in (Default, EALS):
+        assert type("Own", (kind,), {})().plain_rates(1) is None
