@@ -8,8 +8,8 @@ rows do. Every batch changes 500 rows; fading costs an index nothing, since idle
 when rows are stored at one reference moment. usearch removes and adds rows, a graph of faiss cannot remove and gets
 them added as new ones, the inverted file replaces them in place and keeps the cells that it was trained with. The best
 100 of an index are scored again exactly. CPU milliseconds, one thread, d = 64. Aim: .95 of the exact ten in 5 ms a
-list, at no more for an update than the batch itself costs (1 to 10 ms). Needs `pip install usearch faiss-cpu`, which
-melon does not use (docs/adr/0018-an-inverted-file-for-very-many-items.md).
+list, at no more for an update than the batch itself costs (1 to 10 ms). Needs `pip install usearch faiss-cpu`
+(docs/adr/0018-an-inverted-file-for-very-many-items.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Tables: rows by id, absent rows, fading, moments of reading, and rows that are taken back."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from melon import tables
 from melon.errors import LearningError, SettingsError
+from melon.fading import Fading, fade
 from melon.kernels import policy
 from melon.sparse_table import SparseTable
-from melon.tables import Clock, Fading, Moment, Table, TableSpec, fade
+from melon.tables import Clock, Moment, Table, TableSpec
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 
@@ -347,6 +349,35 @@ class TestSparseTables:
             SparseTable(TableSpec("mix", "shared", "weight", 3, rows=2))
 
 
+class TestWatch:
+    """Several readers of changes, each with its own."""
+
+    def test_each_reader_gets_what_was_written_since_it_asked(self) -> None:
+        table = table_of(6)
+        one = table.watch()
+        table.record_changes()
+        table.scatter(torch.tensor([4, 1]), torch.zeros(2, SPEC.dim))
+        other = table.watch()
+        table.written(np.array([3]))
+        assert sorted(one.take().tolist()) == [1, 3, 4]
+        assert other.take().tolist() == [3]
+        assert table.changed().tolist() == [1, 3, 4]
+        assert not len(one.take())
+        table.grow(8, np.array([6, 7]))
+        assert one.take().tolist() == [6, 7]
+
+    def test_many_writes_are_brought_together_and_a_copy_has_no_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tables, "_MOST_RECORDS", 3)
+        table = table_of(6)
+        changes = table.watch()
+        for row in (1, 2, 1, 2, 1, 2, 5):
+            table.written(np.array([row]))
+        twin = copy.deepcopy(table)
+        twin.written(np.array([0]))
+        assert len(changes._rows) <= 4
+        assert sorted(set(changes.take().tolist())) == [1, 2, 5]
+
+
 class TestKeptFading:
     """What fading has left of rows, kept from moment to moment, beside what is computed anew."""
 
@@ -365,7 +396,7 @@ class TestKeptFading:
             weights, factor = table.faded(loops, 20, at)
             expected = fade(table.view(at).touched[:20], at.now, 5.0).numpy()
             np.testing.assert_allclose(weights * factor, expected, rtol=1e-6, atol=1e-30)
-            anew, same_factor = Fading().read(loops, table.view(at), 20)
+            anew, same_factor = Fading().read(loops, table.view(at).touched, at.now, 5.0, 20)
             assert weights.tobytes() == anew.tobytes()
             assert factor == same_factor
 

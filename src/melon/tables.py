@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from melon.errors import LearningError, SettingsError
+from melon.fading import Fading, fade
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import Ints, Singles
@@ -24,8 +25,6 @@ Undo = Callable[[], None]
 _BLOCK = 65_536
 #: Changes of rows are brought together after so many writes.
 _MOST_RECORDS = 1_000
-#: Half-lives after which the reference moment of fading moves; and the touch of no row.
-_REFERENCE, _NEVER = 32, np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -95,35 +94,6 @@ class TableView:
         if self.half_life is None or not self.rows:
             return self.storage[: self.rows]
         return torch.cat(list(self.blocks()))
-
-
-class Fading:
-    """What fading has left of rows, kept from moment to moment, so that only rows touched in between are computed.
-
-    0.5^(idle / half-life) is a weight as of a reference, which is moved once in many half-lives, times one factor for
-    all rows. Both depend on the moment and the last touch alone, and not on when they were read before.
-    """
-
-    def __init__(self) -> None:
-        self._rule: tuple[int, float] = (0, 0.0)
-        self._touched: Ints = np.empty(0, dtype=np.int64)
-        self._weights: Singles = np.empty(0, dtype=np.float32)
-
-    def read(self, loops: policy.Loops, view: TableView, rows: int) -> tuple[Singles, np.float32]:
-        """The weights of the first rows, and the factor."""
-        if view.half_life is None:
-            return self._weights[:0], np.float32(1)
-        span = max(int(_REFERENCE * view.half_life), 1)
-        rule, touched = (view.now // span * span, view.half_life), view.touched.numpy()[:rows]
-        if rule != self._rule or len(self._touched) < rows:
-            self._rule, room = rule, rows + rows // 4
-            self._touched, self._weights = np.full(room, _NEVER), np.empty(room, dtype=np.float32)
-        changed = np.flatnonzero(touched != self._touched[:rows])
-        loops.faded(touched, changed, self._weights, *rule)
-        self._touched[changed] = touched[changed]
-        if touched.max(initial=0) > view.now:  # rows are read as of a moment before they were touched: not faded yet
-            return fade(torch.from_numpy(touched), view.now, view.half_life).float().numpy(), np.float32(1)
-        return self._weights[:rows], np.float32(2.0 ** ((rule[0] - view.now) / view.half_life))
 
 
 class Changes:
@@ -219,7 +189,8 @@ class Table:
 
         The weights are empty where nothing fades. They are this table's own, and right until it is asked again.
         """
-        return self._fading.read(loops, self.view(at), rows)
+        view = self.view(at)
+        return self._fading.read(loops, view.touched, view.now, view.half_life, rows)
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""
@@ -365,11 +336,6 @@ class Table:
         touched = self._touched.new_zeros(capacity)
         touched[: self.rows] = self._touched[: self.rows]
         self._values, self._touched, self._arrays = values, touched, None
-
-
-def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
-    """What is left of a row after its idle time: 0.5^(idle / half-life), docs/methods.md 8.3."""
-    return torch.exp2((touched - now).clamp(max=0).to(torch.float64) / half_life)
 
 
 def require_made(rows: Tensor, stored: int, name: str) -> None:

@@ -130,3 +130,15 @@ def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs:
         held = counts.read(known)[:, kind]
         assert len(set(rows.tolist())) == len(rows) == min(many, len(known))
         assert sorted(counts.read(rows)[:, kind]) == pytest.approx(sorted(held)[len(held) - len(rows) :], rel=1e-12)
+
+
+def test_the_highest_counts_do_not_depend_on_when_they_were_asked_for_before() -> None:
+    """Where counts have decayed to nothing and tie, too."""
+    loops, kinds, draws = policy.load("lists"), np.array([0, 1]), np.random.default_rng(0)
+    assert loops is not None
+    asked = ItemCounts([0.05, 3.0])
+    for _ in range(40):
+        asked.observe(draws.integers(0, 40, 5) if draws.random() < 0.5 else np.full(9, 7))
+        fresh = ItemCounts.from_state(asked.state())
+        found, wanted = (np.split(one.most_counted(loops, kinds, 12), 2) for one in (asked, fresh))
+        assert [sorted(rows.tolist()) for rows in found] == [sorted(rows.tolist()) for rows in wanted]

@@ -58,11 +58,6 @@ def part(function: CompiledFunction) -> CompiledFunction:
     return _decorated(function, FAST)
 
 
-def inlined(function: CompiledFunction) -> CompiledFunction:
-    """A part that is put into its callers before anything is compiled."""
-    return _decorated(function, FAST, inline="always")
-
-
 def exact_entry(function: CompiledFunction) -> CompiledFunction:
     """An entry whose floating-point operations stay in order."""
     return _decorated(function, EXACT, cache=True)

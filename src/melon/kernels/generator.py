@@ -13,9 +13,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from typing import Any
 
 #: Widths are rounded up to multiples of this, so that most settings meet the same compiled kernel.
 STEP = 20
@@ -36,11 +34,6 @@ def unrolled(count: int) -> range:
 def registers() -> Any:
     """Mark of a local: with `x = registers()`, x[i, j] becomes a local variable of its own, x_i_j."""
     return {}
-
-
-def inlined(function: Function) -> Function:
-    """Mark of a function that is put into its callers before anything is compiled."""
-    return function
 
 
 def padded(width: int) -> int:
@@ -76,7 +69,7 @@ def written(
     exact: bool = False,
 ) -> str:
     """The text of some modules of kernels, those that build on others last; `entries` are called from Python."""
-    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, inlined, part"
+    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",
@@ -98,8 +91,7 @@ def _written_out(function: ast.FunctionDef, constants: Mapping[str, int], entrie
     for argument in function.args.args:
         argument.annotation = None
     function.returns = None
-    if not function.decorator_list:
-        function.decorator_list = [ast.Name("entry" if function.name in entries else "part")]
+    function.decorator_list = [ast.Name("entry" if function.name in entries else "part")]
     return ast.fix_missing_locations(function)
 
 

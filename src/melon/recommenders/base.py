@@ -178,9 +178,7 @@ class Recommender(ABC):
         return self._scores(values, users, items, None)
 
     def line_scores(self, values: Values, items: Tensor) -> Tensor:
-        """`taught_scores` of lines of candidates: line x is the x-th of the given users' rows, and `items` (n × c) are
-        positions among those of items.
-        """
+        """`taught_scores` of candidates n × c: line x is that of the x-th user's row, `items` are positions."""
         lines = torch.arange(len(items), device=items.device)[:, None].expand_as(items)
         return self.taught_scores(values, lines, items)
 
@@ -256,7 +254,7 @@ class Recommender(ABC):
     @property
     def observes_apart(self) -> bool:
         """Whether `observe` and pre-training have nothing in common, so that both may take a log at the same time."""
-        return type(self).observe is Recommender.observe and type(self).fit_past is Recommender.fit_past
+        return {type(self).observe, type(self).fit_past} == {Recommender.observe, Recommender.fit_past}
 
     def forget_user(self, user: int) -> None:
         """Take what the streaming state holds of a user out of it."""
@@ -343,7 +341,6 @@ def usable_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).partition("\n")[0].rstrip(".")
         choices = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
-        raise SettingsError(
-            f"device = {str(device)!r} is not available here ({reason}); choose one of: {choices}."
-        ) from None
+        text = f"device = {str(device)!r} is not available here ({reason}); choose one of: {choices}."
+        raise SettingsError(text) from None
     return torch.device(device)

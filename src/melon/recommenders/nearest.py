@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from melon.tables import Changes, Moment, Table
 from melon.types import Flags, Floats, Ints, Singles, SmallInts
 
 #: Fewer items than this are scanned, which takes less than following them does.
-FROM = 20_000
+FROM = 100_000
 #: One cell in so many is looked into, and at least so many.
-_SHARE, _FEWEST = 16, 8
+_SHARE, _FEWEST = 32, 8
 #: Cells are made from so many rows each, and made anew once there are twice as many items as then.
 _TRAINED_BY, _OUTGROWN = 64, 2
 #: Rows are stored as of a moment, since all idle ones fade alike; it moves up after so many half-lives.
@@ -81,9 +82,8 @@ class InvertedFile:
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def _make(self, rows: Singles) -> None:
-        import faiss
-
-        cells = int(2 ** round(np.log2(max(len(rows), 1)) / 2))
+        faiss = import_module("faiss")
+        cells = max(int(2 ** round(np.log2(max(len(rows), 1)) / 2)) // 2, 1)  # putting a row into one takes cells × dim
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(rows.shape[1]), rows.shape[1], cells, faiss.METRIC_INNER_PRODUCT)
         index.cp.min_points_per_centroid = 1
         index.train(np.ascontiguousarray(rows[:: max(len(rows) // (cells * _TRAINED_BY), 1)]))

@@ -96,13 +96,16 @@ class ItemCounts:
     def most_counted(self, loops: policy.Loops, kinds: Ints, many: int) -> Ints:
         """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
         asked = (many, *kinds.tolist())
+        most: Ints | None = None
         if self._most is not None and self._most[0] == asked and self._most[1] >= self.events - _LATELY:
             # Counts decay alike and only those of items taken since have grown: no other item has come among the first.
             since = self._lately[np.arange(self._most[1], self.events) % _LATELY]
             some = distinct(np.concatenate([self._most[2], since]))
-            order = np.argsort(-self.read(some)[:, kinds], axis=0, kind="stable")[:many]
-            most: Ints = some[order].T.reshape(-1)
-        else:
+            counts = self.read(some)[:, kinds]
+            order = np.argsort(-counts, axis=0, kind="stable")[:many]
+            if np.take_along_axis(counts, order, axis=0).min(initial=1.0) > 0:  # zeros tie with those of other items
+                most = some[order].T.reshape(-1)
+        if most is None:
             rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
             columns = self._count, self._first, self._last
             held = loops.most_counted(*columns, kinds, self._rates, self.events, rows, values)
