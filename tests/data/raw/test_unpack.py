@@ -152,7 +152,7 @@ def test_long_files_of_short_lines_are_fine(tmp_path: Path, scratch: Path, monke
     ("error", "step"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "unpack._pass_on"),
-        (OSError("No space left on device (os error 28)"), "open.Records.copy_well_formed"),  # as polars says it
+        (OSError("No space left on device (os error 28)"), "open.TextRecords.copy_well_formed"),  # as polars says it
     ],
 )
 def test_a_full_temporary_folder_is_named_and_left_clean(
