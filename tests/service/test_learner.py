@@ -1,6 +1,8 @@
 """The learner and its replicas: exact restarts, exact copies, batches set aside, people forgotten, refusals."""
 
 import dataclasses
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -495,6 +497,32 @@ class TestRefusals:
             Learner(settings(folder, model))
         with EventLog(folder, LOG), pytest.raises(CheckpointError):  # the lock was let go
             Learner(settings(folder, model))
+
+
+def test_a_parent_that_ignores_its_children_does_not_hinder_checkpoints(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with EventLog(tmp_path / "live", LOG) as log:
+            log.append(stream(60))
+            with Learner(settings(tmp_path / "live", saved_model(tmp_path / "model"))) as learner:
+                learn_all(learner)
+                learner.save(wait=True)
+                assert learner.position.batch in learner.checkpoints.numbers()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_process_that_is_killed_while_it_saves_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EventLog(tmp_path / "live", LOG) as log:
+        log.append(stream(60))
+        with Learner(settings(tmp_path / "live", saved_model(tmp_path / "model"))) as learner:
+            learn_all(learner)
+            monkeypatch.setattr(Checkpoints, "write", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            learner.save(wait=True)
+            assert learner.position.batch not in learner.checkpoints.numbers()
+            assert any("was ended" in text for text in learner.book.alarms())
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from melon.service.log.base import Position
 KEPT = 3
 #: A process that writes a checkpoint for longer is ended, and another one tries.
 _LONGEST_SECONDS = 600.0
+#: What that process says when it is done.
+_WRITTEN = b"written"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -110,7 +112,7 @@ class Saver:
         self._checkpoints = checkpoints
         self._child, self._pipe, self._began = 0, -1, 0.0
         self._position: Position | None = None
-        self._ended: int | None = None
+        self._ended = False
 
     @property
     def busy(self) -> bool:
@@ -120,20 +122,21 @@ class Saver:
     @property
     def ready(self) -> bool:
         """Whether a result can be taken without waiting."""
-        if self.busy and self._ended is None:
-            pid, status = os.waitpid(self._child, os.WNOHANG)
-            if pid:
-                self._ended = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > self._began + _LONGEST_SECONDS:
+        if self.busy and not self._ended:
+            try:
+                self._ended = os.waitpid(self._child, os.WNOHANG)[0] != 0
+            except ChildProcessError:  # the system took it: SIGCHLD is ignored here, as the parent had it
+                self._ended = True
+            if not self._ended and time.monotonic() > self._began + _LONGEST_SECONDS:
                 os.kill(self._child, signal.SIGKILL)
-        return self._ended is not None
+        return self._ended
 
     def begin(self, model: LiveModel, position: Position, log_id: str, extra: Mapping[str, Any]) -> None:
         """Have the model as it is now written."""
         self._position, self._began = position, time.monotonic()
         if sys.platform != "linux":
             self._checkpoints.write(model, position, log_id, extra)
-            self._ended = 0
+            self._ended = True
             return
         self._pipe, out = os.pipe()
         parent = os.getpid()
@@ -150,6 +153,7 @@ class Saver:
             os.nice(5)
             torch.set_num_threads(1)  # threads of the parent's pool are not here
             self._checkpoints.write(model, position, log_id, extra)
+            os.write(out, _WRITTEN)
         except BaseException as error:
             os.write(out, str(error).encode()[:4000])
             os._exit(1)
@@ -161,13 +165,15 @@ class Saver:
             time.sleep(0.005)
         if not self.ready:
             return None
-        position, code, message = self._position, self._ended, b""
+        position, message = self._position, _WRITTEN
         if self._pipe >= 0:
             message = os.read(self._pipe, 4000)
             os.close(self._pipe)
-        self._position, self._ended, self._pipe = None, None, -1
-        if code:
-            raise CheckpointError(message.decode(errors="replace") or f"the process that saved ended with code {code}.")
+        self._position, self._ended, self._pipe = None, False, -1
+        if message != _WRITTEN:
+            raise CheckpointError(
+                message.decode(errors="replace") or "the process that saved was ended before the end."
+            )
         return position
 
     def close(self) -> None:
