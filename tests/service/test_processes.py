@@ -424,7 +424,7 @@ def test_latency_counts_from_when_a_request_was_due(start: Start) -> None:
     def hold() -> None:
         with service.app.state.backend.replica.reading():
             held.set()
-            time.sleep(0.5)
+            time.sleep(1.5)  # longer than the load lasts, whatever time it takes to begin
 
     threading.Thread(target=hold).start()
     held.wait()
