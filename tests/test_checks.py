@@ -199,6 +199,9 @@ class TestReports:
         report = check_pairing(SMALL_RECOMMENDERS["bpr"], Default, exempt=others)
         assert report.passed == ("grows",)
         assert report.not_applicable == others
+        first, *lines = str(report).splitlines()
+        assert first == f"{report.subject}: {len(report.passed)} checks passed"
+        assert lines == [f"  not applied: {name} ({why})" for name, why in others.items()]
 
     def test_an_exemption_from_nothing_is_an_error(self) -> None:
         with pytest.raises(SettingsError, match=r"unknown check 'grow'. Did you mean 'grows'\?"):
