@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands import Run
+from melon import cli
 from melon.demo import write_synthetic
 from melon.paper.sections import paper_report
 from melon.report.build import report, report_folders, results_csv, results_tex, write_report
@@ -276,9 +276,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--recommenders", "bpr,ncf", "--strategies", "als,melon", "--seeds", "1", "--rates", "--out", "runs"]
     few = ["--split", "0.8,0.05,0.15", "--budget", "1", "--epochs", "1", "--negatives", "15", "--batch-size", "32"]
     small = ["--set", "recommender.dim=4"]
-    command = [sys.executable, "-m", "melon", "bench", "flip.parquet", *words, *few, *small]
-    ended = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(made)
+        patched.setattr(sys, "argv", ["melon", "bench", "flip.parquet", *words, *few, *small])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert not stop.value.code
     return made / "runs"
 
 
