@@ -56,6 +56,8 @@ class HeadSettings:
     trusts_rows: bool = True
     #: A head that has not practised rests for this many interactions, and its inputs are then scaled by them.
     rest: int = 256
+    #: Whether events on items that the user has had are lessons, too.
+    repeats: bool = True
 
 
 def head_tables(inputs: int, units: int) -> tuple[TableSpec, ...]:
@@ -73,7 +75,7 @@ class BlendHead(Head):
 
     def __init__(self, inputs: int, settings: HeadSettings, dtype: torch.dtype, device: torch.device) -> None:
         self.settings = settings
-        self.own, self.negatives = settings.own, settings.negatives
+        self.own, self.negatives, self.repeats = settings.own, settings.negatives, settings.repeats
         self.trust = float(settings.trusts_rows)
         self.centre = torch.zeros(inputs, dtype=dtype, device=device)
         # An input that is left out has scale 0: it says nothing and is taught nothing.
