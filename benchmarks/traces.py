@@ -21,7 +21,7 @@ from melon.recommenders.base import Recommender
 from melon.strategies.melon.rates import KNOTS, Phi
 from melon.strategies.practised import LinearStrategy
 from melon.stream.batch import Batch
-from melon.stream.candidates import Candidates
+from melon.stream.candidates import Candidates, CandidateSet
 from melon.types import Floats, Ints, Scores
 from trace_loops import Traces
 from trial_loops import compiled
@@ -29,12 +29,21 @@ from trial_loops import compiled
 _ADAM = Adam(0.9, 0.98, 1e-9)
 #: Drawn apart from the candidates that judge.
 _APART = 1_000
+#: What an epoch adds to the numbers of events, and the one from which the first of a recording leads back to none.
+_EPOCH, _LIVE = 1 << 40, -2
 _TABLES = ("user_factors", "item_factors", "item_bias")
 
 
 def trace_loops_compiled() -> ModuleType:
     """The loops, compiled."""
     return compiled("traces", (forms, forward, trace_loops), ("learn", "judge"))
+
+
+class LiveDraws(Candidates):
+    """Candidates of batches whose training negatives are drawn as they are online: as in no epoch of practice."""
+
+    def draw(self, start: int, stop: int) -> CandidateSet:
+        return super().draw(start % _EPOCH, start % _EPOCH + stop - start)
 
 
 class TracePractice(FactorPractice):
@@ -105,9 +114,9 @@ class GoingOnByTraces:
         self._live, self._from, self._rate = updater, judged_from, rate
         strategy = updater.strategy
         assert isinstance(strategy, LinearStrategy)
-        candidates = Candidates(log, mode="born", seed=updater.seed + _APART, count=99)
+        candidates = LiveDraws(log, mode="born", seed=updater.seed + _APART, count=99)
         aside = deepcopy(updater)  # which recording uses up
-        recorded = record(aside, coming, candidates, 1)
+        recorded = record(aside, [batch.in_epoch(_LIVE) for batch in coming], candidates, 1)
         self._practice = TracePractice(aside.recommender, strategy, recorded, trace_loops_compiled())
         self._coming, self._t = coming, 0
         self._moments = {name: Moments.zeros_like(value) for name, value in strategy.phi.items()}
