@@ -1,7 +1,7 @@
 """Learned rates of the blend's rows, practised with the head in the loss; windows only, test parts are not read.
 
     python benchmarks/head_practice.py yelp --configs configs/auto --seeds 2
-    python benchmarks/head_practice.py yelp --configs configs/blend --earlier --arms default head
+    python benchmarks/head_practice.py yelp --configs configs/blend --earlier --arms default head:practice_l2=0.01
 
 Arms: `default` takes plain steps; `melon` practises rates by what rows say alone, as the product does; `head` practises
 them by the softmax of the head's scores. That head has practised beside plain steps and stays as it is while rates
@@ -19,6 +19,7 @@ import os
 import time
 from collections import namedtuple
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -29,7 +30,7 @@ import torch
 
 import head_loops
 from accuracy import DATA, show_verdicts
-from melon.bench.config import CellConfig
+from melon.bench.config import CellConfig, parse_assignments
 from melon.bench.config_files import read_config
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
@@ -165,21 +166,19 @@ def run(log: Interactions, configs: dict[str, CellConfig], arms: list[str], loop
     selection = Selection(log.head(parts.validation_stop), parts, plan)
     start = refit(plan, selection.before_window, plan.pretrain_settings, observed={})
     window, tallies = Window(selection, start), {}
-    made = {name: lambda name=name: plan.make_strategy(configs[name].fixed, name) for name in configs}
-    head: Practice | None = None
     for arm in arms:
-        began, strategy = time.process_time(), made["default" if arm == "default" else "melon"]()
+        began, (kind, _, assigned) = time.process_time(), arm.partition(":")
+        name = "default" if kind == "default" else "melon"
+        given = parse_assignments([one for one in assigned.split(",") if one])["strategy"]
+        make = partial(plan.make_strategy, {**configs[name].fixed, **given}, name)
         practice: Practice = {}
-        if arm == "melon":
-            practice = selection._practice.of_strategy(strategy, start, parts.judged_from)
-        elif arm.startswith("head"):
-            for number in range(int(arm[4:] or 1)):
-                beside = made["default"]() if number == 0 else made["melon"]()
-                head = window.head_beside(beside, practice)
-                strategy = made["melon"]()
-                practice = window.practise(strategy, head, loops)
-                strategy = made["melon"]()
-        tallies[arm] = judged(window, strategy, practice)
+        if kind == "melon":
+            practice = selection._practice.of_strategy(make(), start, parts.judged_from)
+        elif kind.startswith("head"):
+            for number in range(int(kind[4:] or 1)):
+                beside = make() if number else plan.make_strategy(configs["default"].fixed, "default")
+                practice = window.practise(make(), window.head_beside(beside, practice), loops)
+        tallies[arm] = judged(window, make(), practice)
         level = metrics(tallies[arm].rank)
         took = time.process_time() - began
         print(f"{arm}: HR@5 {level['HR@5']:.4f}, NDCG@10 {level['NDCG@10']:.4f}, {took:.0f} CPU s", flush=True)
