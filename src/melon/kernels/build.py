@@ -32,6 +32,7 @@ from numba.core import sigutils
 from numba.core.registry import cpu_target
 
 from melon.atomic import write_text
+from melon.kernels import vectors
 from melon.kernels.suites import SUITES, Suite
 from melon.kernels.types import Fields
 
@@ -153,6 +154,7 @@ def _type(written: str | Fields) -> Any:
 def _written(home: Path, name: str, suite: Suite, text: str) -> Path:
     """The file that holds the text, written once."""
     source, machine = inspect.getsource(sys.modules[__name__]), cpu_target.target_context.codegen().magic_tuple()
+    source += inspect.getsource(vectors)
     matters = (text, suite.signatures, suite.also, source, numba.__version__, sys.implementation.cache_tag, machine)
     file = home / f"melon_{name}_{hashlib.sha256(repr(matters).encode()).hexdigest()[:16]}.py"
     if not file.exists() or file.read_text(encoding="utf-8") != text:

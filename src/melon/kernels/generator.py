@@ -79,7 +79,9 @@ def written(
     ]
     for module in modules:
         for statement in ast.parse(inspect.getsource(module)).body:
-            if isinstance(statement, ast.FunctionDef):
+            if isinstance(statement, ast.ImportFrom) and statement.module == "melon.kernels.lanes":
+                parts.append(ast.unparse(ast.ImportFrom("melon.kernels.vectors", statement.names, 0)))
+            elif isinstance(statement, ast.FunctionDef):
                 parts.append(ast.unparse(_written_out(statement, constants, entries)))
             elif isinstance(statement, ast.Assign):
                 parts.append(ast.unparse(statement))

@@ -17,6 +17,7 @@ from melon.kernels import (
     likeness,
     lists,
     neighbours,
+    network,
     pretrain,
     profiles,
     stream,
@@ -65,6 +66,7 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
+    "network": Suite("the loops of NCF's pre-training", (pretrain, network), network.SIGNATURES),
     "lists": Suite(
         "the loops of lists",
         (best, lists, besides),
