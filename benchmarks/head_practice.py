@@ -28,7 +28,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 
-import head_loops
 from accuracy import DATA, show_verdicts
 from melon.bench.config import CellConfig, parse_assignments
 from melon.bench.config_files import read_config
@@ -53,7 +52,8 @@ from melon.stream.batch import Batch, batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.split import Parts, batches, split
 from melon.types import Singles
-from trial_loops import compiled
+from trials import head_loops
+from trials.loops import compiled
 
 #: Inputs that are made of rows.
 OF_ROWS = [INPUTS.index(name) for name in ("dot", "active_dot", "bias")]

@@ -41,7 +41,7 @@ from melon.stream.batch import Batch, batch_of
 from melon.stream.split import DEFAULT_SPLIT, Parts, batches, split
 from melon.types import Ints, Scores
 from practice import CONFIGS, state_of
-from traces import GoingOnByTraces
+from trials.traces import GoingOnByTraces
 
 #: Views: as many batches as a step is judged by.
 ALL = "all"

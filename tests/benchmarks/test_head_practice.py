@@ -20,14 +20,14 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with its loops in the place of practice's, run by Python in any precision."""
     monkeypatch.syspath_prepend(str(TESTS.parent / "benchmarks"))
     monkeypatch.syspath_prepend(str(TESTS / "learning"))
-    import head_loops
     import head_practice
+    from trials import head_loops
 
     monkeypatch.setattr(forward, "score", head_loops.score)
     monkeypatch.setattr(backward, "score", head_loops.score)
     monkeypatch.setattr(backward, "_prediction_back", head_loops._prediction_back)
     yield head_practice
-    for name in ("head_loops", "head_practice"):
+    for name in ("head_practice", "trials.head_loops"):
         sys.modules.pop(name)
 
 

@@ -1,4 +1,4 @@
-"""`benchmarks/traces.py`: gradients that are carried forward are those that come back from the end."""
+"""`benchmarks/trials/traces.py`: gradients that are carried forward are those that come back from the end."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +12,14 @@ from melon.recommenders.bpr import BPR
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("fading", [None, 40.0])
-@pytest.mark.parametrize("negatives", [1, 2])
+@pytest.mark.parametrize(("negatives", "fading"), [(1, None), (2, 40.0)])
 def test_gradient_is_that_of_adjoints(monkeypatch: pytest.MonkeyPatch, negatives: int, fading: float | None) -> None:
     monkeypatch.syspath_prepend(str(TESTS.parent / "benchmarks"))
     monkeypatch.syspath_prepend(str(TESTS / "learning"))
     from practice_scenes import SLOW_LOOPS, scene
 
-    import trace_loops
-    from traces import TracePractice
+    from trials import trace_loops
+    from trials.traces import TracePractice
 
     model = BPR({"dim": 3, "negatives": negatives}, seed=3, dtype=torch.float64)
     recorded, strategy = scene(model, fading=fading)

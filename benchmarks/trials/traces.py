@@ -9,7 +9,6 @@ from types import ModuleType
 import numpy as np
 import torch
 
-import trace_loops
 from melon.adam import Adam, Moments
 from melon.data.interactions import Interactions
 from melon.kernels.practice import forms, forward
@@ -23,8 +22,9 @@ from melon.strategies.practised import LinearStrategy
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates, CandidateSet
 from melon.types import Floats, Ints, Scores
-from trace_loops import Traces
-from trial_loops import compiled
+from trials import trace_loops
+from trials.loops import compiled
+from trials.trace_loops import Traces
 
 _ADAM = Adam(0.9, 0.98, 1e-9)
 #: Drawn apart from the candidates that judge.
