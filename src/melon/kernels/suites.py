@@ -19,6 +19,8 @@ from melon.kernels import (
     neighbours,
     pretrain,
     profiles,
+    rough,
+    shortlist,
     stream,
 )
 from melon.kernels.melon import attention, layout, rows, shared, tiles
@@ -67,8 +69,14 @@ SUITES = {
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
     "lists": Suite(
         "the loops of lists",
-        (best, lists, besides),
-        {**best.SIGNATURES, **lists.SIGNATURES, **besides.SIGNATURES},
+        (best, rough, lists, besides, shortlist),
+        {
+            **best.SIGNATURES,
+            **rough.SIGNATURES,
+            **lists.SIGNATURES,
+            **besides.SIGNATURES,
+            **shortlist.SIGNATURES,
+        },
         best.DOUBLES_TOO,
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),
