@@ -28,10 +28,11 @@ import torch
 from melon import Melon
 from melon.data.files import load_stream
 from melon.learning.model import LiveModel
-from melon.learning.ranker import Limits, Ranker
+from melon.learning.ranker import Ranker
 from melon.learning.updater import Updater
 from melon.recommenders import nearest
 from melon.recommenders.bpr import BPR
+from melon.recommenders.catalogue import Limits
 from melon.strategies.registry import STRATEGIES
 from melon.types import Ints
 

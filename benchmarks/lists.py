@@ -23,11 +23,11 @@ import numpy as np
 from melon import Melon
 from melon.data.files import load_stream
 from melon.fitting.auto import SETTINGS
-from melon.learning import ranker
 from melon.learning.model import LiveModel
-from melon.learning.ranker import Limits, Ranker
+from melon.learning.ranker import Ranker
 from melon.learning.updater import Updater
 from melon.recommenders.blend import catalogue
+from melon.recommenders.catalogue import Limits
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
@@ -118,10 +118,16 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join(STREAMS))
     parser.add_argument("--events", type=int, default=10_000, help="at most so many interactions are learned")
     parser.add_argument("--inputs", choices=["blend", "auto"], default="blend", help="of the head, for recall")
-    parser.add_argument("--offered", type=int, default=catalogue.OFFERED, help="items from each source of candidates")
+    sources = ("near", "offered", "met")
+    for source in sources:
+        parser.add_argument(
+            f"--{source}", type=int, default=getattr(catalogue, source.upper()), help="two stages: items"
+        )
+    parser.add_argument("--from", dest="least", type=int, default=0, help="two stages from so many items on")
     options = parser.parse_args()
-    catalogue.OFFERED = ranker.CANDIDATES = options.offered
-    catalogue.MET = options.offered + options.offered // 2
+    for source in sources:
+        setattr(catalogue, source.upper(), getattr(options, source))
+    catalogue.FROM = options.least
     if options.what == "speed":
         speed([int(size) for size in options.items.split(",")])
         return

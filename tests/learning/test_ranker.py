@@ -11,7 +11,6 @@ import torch
 
 from melon.errors import DataError
 from melon.fitting.auto import SETTINGS
-from melon.learning import ranker
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -73,7 +72,10 @@ def test_lists_are_those_of_a_slow_twin(kind: str, fading: float | None) -> None
 
 @pytest.mark.parametrize("lists", ["exact", "two_stage"])
 @pytest.mark.parametrize("kind", ["bpr", "ncf", "blend"])
-def test_a_list_does_not_depend_on_who_else_is_asked_for(kind: str, lists: str) -> None:
+def test_a_list_does_not_depend_on_who_else_is_asked_for(
+    kind: str, lists: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "FROM", 0)
     model = model_of(kind, **({"lists": lists} if kind == "blend" else {}))
     if lists == "two_stage":
         learn(model, 20, seed=1)
@@ -136,7 +138,8 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
     model, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     exact = copy.deepcopy(model)
     exact.updater.recommender.settings = exact.updater.recommender.settings.model_copy(update={"lists": "exact"})
-    monkeypatch.setattr(ranker, "CANDIDATES", 40)
+    for name, number in (("FROM", 0), ("NEAR", 40), ("OFFERED", 100)):
+        monkeypatch.setattr(catalogue, name, number)
     limits = {"allowed": np.arange(ITEMS + 60) % 3 > 0, "exclude": np.arange(9)}
     for round_ in range(3):
         for each in (model, exact):  # items that nobody knew, too
@@ -152,9 +155,8 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_list_in_two_stages_does_not_depend_on_when_lists_were_asked_for_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranker, "CANDIDATES", 15)
-    monkeypatch.setattr(catalogue, "OFFERED", 15)
-    monkeypatch.setattr(catalogue, "MET", 15)
+    for name, number in (("FROM", 0), ("NEAR", 15), ("OFFERED", 15), ("MET", 15)):
+        monkeypatch.setattr(catalogue, name, number)
     asked, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     silent = copy.deepcopy(asked)
     for round_ in range(5):

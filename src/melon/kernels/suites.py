@@ -20,6 +20,8 @@ from melon.kernels import (
     network,
     pretrain,
     profiles,
+    rough,
+    shortlist,
     stream,
 )
 from melon.kernels.melon import attention, layout, rows, shared, tiles
@@ -69,8 +71,14 @@ SUITES = {
     "network": Suite("the loops of NCF's pre-training", (pretrain, network), network.SIGNATURES),
     "lists": Suite(
         "the loops of lists",
-        (best, lists, besides),
-        {**best.SIGNATURES, **lists.SIGNATURES, **besides.SIGNATURES},
+        (best, rough, lists, besides, shortlist),
+        {
+            **best.SIGNATURES,
+            **rough.SIGNATURES,
+            **lists.SIGNATURES,
+            **besides.SIGNATURES,
+            **shortlist.SIGNATURES,
+        },
         best.DOUBLES_TOO,
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),

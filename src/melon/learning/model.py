@@ -17,10 +17,11 @@ from melon.errors import CheckpointError, DataError, MelonError
 from melon.kernels import policy
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.lists import Best, Recommendation, Recommended, best
-from melon.learning.ranker import Limits, Ranker, in_pieces
+from melon.learning.lists import Recommendation, Recommended
+from melon.learning.ranker import Ranker
 from melon.learning.updater import Updater
 from melon.progress import uninterrupted
+from melon.recommenders.catalogue import Best, Limits, best
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
@@ -29,6 +30,8 @@ from melon.types import Flags, Ints, Scores
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
+#: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
+SCORES_AT_ONCE = 1 << 23
 _LATEST = np.iinfo(np.int64).max
 
 IdSequence = npt.NDArray[Any] | Sequence[Id]
@@ -208,7 +211,7 @@ class LiveModel:
     ) -> Iterator[Best]:
         """The k best items for rows of users, within limits (`Limits`); a list does not depend on the other users."""
         limits = Limits(filter_seen, allowed, exclude, boost)
-        for some in in_pieces(users, self.rows_of("item")):
+        for some in self._in_pieces(users):
             with self._lock:
                 lists = self._ranker.best(some, k, self.rows_of("item"), self.last_time, limits)
             yield from lists
@@ -217,16 +220,22 @@ class LiveModel:
         """The k items with the highest decayed count."""
         with self._lock:
             counts = self.popular.read(np.arange(self.rows_of("item")))[None, :, 0]
-        return best(counts, k, allowed=Limits(False, allowed, exclude).mask(counts.shape[1]))[0]
+        within = Limits(False, allowed, exclude).within(counts.shape[1], self.updater.history.seen)
+        return best(counts, k, within)[0]
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
         """The k items most similar to rows of items, itself left out."""
-        for some in in_pieces(items, self.rows_of("item")):
+        for some in self._in_pieces(items):
             with self._lock:
                 lists = best(self.updater.similarities(some, self.last_time).numpy(), k + 1)
             for itself, (rows, scores) in zip(some, lists, strict=True):
                 others = np.flatnonzero(rows != itself)[:k]
                 yield rows[others], scores[others]
+
+    def _in_pieces(self, rows: Ints) -> Iterator[Ints]:
+        """Rows of users or items, as many at a time as may be scored at once."""
+        at_once = max(SCORES_AT_ONCE // max(self.rows_of("item"), 1), 1)
+        return (rows[start : start + at_once] for start in range(0, len(rows), at_once))
 
     def _named(self, items: Best) -> tuple[Recommendation, ...]:
         rows, scores = items

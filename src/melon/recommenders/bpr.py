@@ -12,7 +12,8 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.recommenders import nearest
-from melon.recommenders.base import Catalogue, Context, Recommender, RecommenderSettings, SummedSteps
+from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.recommenders.catalogue import Catalogue
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import (
     FactorCatalogue,
@@ -110,14 +111,12 @@ class BPR(Recommender):
         if loops is None:
             return super().catalogue(n_items, context)
         at = None if context is None else context.moment
+        if self.settings.lists == "exact" or n_items < nearest.FROM or not self._inverted_file.follow(self.tables, at):
+            return FactorCatalogue(loops, self.tables, n_items, at)
         exact = partial(FactorCatalogue, loops, self.tables, n_items, at)
-        if self.two_stage and self._inverted_file.follow(self.tables, at):
-            return NearestCatalogue(self._inverted_file, self.tables, n_items, at, exact)
-        return exact()
-
-    @property
-    def two_stage(self) -> bool:
-        return self.settings.lists == "index" and self.rows_of("item") >= nearest.FROM
+        return NearestCatalogue(
+            self._inverted_file, self.tables, n_items, at, exact, partial(self.score, context=context)
+        )
 
     @cached_property
     def _inverted_file(self) -> InvertedFile:

@@ -97,18 +97,17 @@ class ItemCounts:
         """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
         asked = (many, *kinds.tolist())
         most: Ints | None = None
+        rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
         if self._most is not None and self._most[0] == asked and self._most[1] >= self.events - _LATELY:
             # Counts decay alike and only those of items taken since have grown: no other item has come among the first.
             since = self._lately[np.arange(self._most[1], self.events) % _LATELY]
-            some = distinct(np.concatenate([self._most[2], since]))
-            counts = self.read(some)[:, kinds]
-            order = np.argsort(-counts, axis=0, kind="stable")[:many]
-            if np.take_along_axis(counts, order, axis=0).min(initial=1.0) > 0:  # zeros tie with those of other items
-                most = some[order].T.reshape(-1)
+            held = loops.most_counted(
+                *self.storage, kinds, distinct(np.concatenate([self._most[2], since])), rows, values
+            )
+            if held == many and values.min() > 0:  # zeros tie with those of other items
+                most = rows.reshape(-1)
         if most is None:
-            rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
-            columns = self._count, self._first, self._last
-            held = loops.most_counted(*columns, kinds, self._rates, self.events, rows, values)
+            held = loops.most_counted(*self.storage, kinds, np.arange(len(self._first)), rows, values)
             most = rows[:, :held].reshape(-1)
         self._most = asked, self.events, most
         return most
