@@ -24,10 +24,8 @@ from melon import Melon
 from melon.data.files import load_stream
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
-from melon.learning.ranker import Ranker
 from melon.learning.updater import Updater
 from melon.recommenders.blend import catalogue
-from melon.recommenders.catalogue import Limits
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
@@ -97,15 +95,15 @@ def kept_shares(name: str, most: int, more: Mapping[str, object]) -> Iterator[fl
     melon.fit(log.head(start))
     live = melon.live
     blend = live.updater.recommender
-    rankers = {kind: Ranker(live.updater) for kind in ("exact", "two_stage")}
     for first in range(start, len(log), BATCH):
         some = slice(first, first + BATCH)
         live.learn_events(log.user_ids[log.users[some]], log.item_ids[log.items[some]], log.times[some])
         users = live.users.rows(log.user_ids[log.users[some][:2]])
         lists = []
-        for kind, each in rankers.items():
+        for kind in ("exact", "two_stage"):
             blend.settings = blend.settings.model_copy(update={"lists": kind})
-            lists.append(each.best(users, K, live.rows_of("item"), live.last_time, Limits(filter_seen=True)))
+            live.updater._kept = None
+            lists.append(list(live.best(users, K, filter_seen=True)))
         for (exact, _), (quick, _) in zip(*lists, strict=True):
             yield len(np.intersect1d(exact, quick)) / max(len(exact), 1)
 

@@ -58,7 +58,7 @@ def main() -> None:
     updater = model._model.updater  # type: ignore[union-attr]
     name = "learn_undoable" if hasattr(updater, "learn_undoable") else "learn"
     learn = getattr(updater, name)
-    setattr(updater, name, lambda batch, *rest: (learned.append(batch), learn(batch, *rest))[1])
+    setattr(updater, name, lambda batch, *rest, **named: (learned.append(batch), learn(batch, *rest, **named))[1])
     for n in range(1, 4):
         model.partial_fit(events(n * EVENTS))
     delattr(updater, name)

@@ -149,10 +149,6 @@ class Table:
             return TableView(self._values, self._touched, self.rows, self._clock.now, self.half_life)
         return TableView(self._values, self._touched, self.rows, at.now, at.half_lives.get(self.spec.name))
 
-    def now(self, at: Moment | None = None) -> int:
-        """The time of the fading clock at a moment."""
-        return self._clock.now if at is None else at.now
-
     def gather(self, rows: Tensor, at: Moment | None = None) -> Tensor:
         """A copy of rows at a moment; shape of `rows` × dim."""
         return self.view(at).gather(rows)
@@ -178,7 +174,7 @@ class Table:
             return np.empty(0, dtype=np.float32), np.float32(1)
         if self._fading is None:
             self._fading = Fading(self.watch())
-        return self._fading.read(loops, touched, rows, self.now(at), half_life)
+        return self._fading.read(loops, touched, rows, self._clock.now if at is None else at.now, half_life)
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""

@@ -74,7 +74,7 @@ class Offers:
 
     def pool(self, batch: Batch) -> int:
         """How many items there are with this batch; negatives are drawn from them."""
-        return max(self._history.items_born, batch.rows[1])
+        return max(self._history.of_items.rows, batch.rows[1])
 
     def of(self, batch: Batch, pool: int) -> Offered:
         """The batch and the interactions that are replayed beside it."""

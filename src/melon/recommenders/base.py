@@ -95,6 +95,8 @@ class Recommender(ABC):
         self.settings = self.settings_type.parse(settings or {}, f"recommender {self.name!r}")
         self.loss = loss or make_loss(self.settings.loss)
         self.seed, self.dtype, self.device = seed, dtype, usable_device(device)
+        #: Numbers as the tables hold them, by which compiled loops are asked for.
+        self.like = torch.empty(0, dtype=dtype, device=device)
         self.clock = Clock()
         self.specs: tuple[TableSpec, ...] = self.declare()
         self.tables: dict[str, Table] = {

@@ -107,16 +107,15 @@ class BPR(Recommender):
         return out.add_(own)
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
-        loops = policy.load("lists", like=self.tables["item_bias"].view().storage)
+        loops = policy.load("lists", like=self.like)
         if loops is None:
             return super().catalogue(n_items, context)
         at = None if context is None else context.moment
+        exact = partial(FactorCatalogue, loops, self.tables, n_items, at, self.clock.now if at is None else at.now)
         if self.settings.lists == "exact" or n_items < nearest.FROM or not self._inverted_file.follow(self.tables, at):
-            return FactorCatalogue(loops, self.tables, n_items, at)
-        exact = partial(FactorCatalogue, loops, self.tables, n_items, at)
-        return NearestCatalogue(
-            self._inverted_file, self.tables, n_items, at, exact, partial(self.score, context=context)
-        )
+            return exact()
+        score = partial(self.score, context=context)
+        return NearestCatalogue(self._inverted_file, self.tables, n_items, at, exact, score)
 
     @cached_property
     def _inverted_file(self) -> InvertedFile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,58 +16,52 @@ from melon.data.taken import Taken
 from melon.errors import DataError, LearningError
 from melon.kernels import policy
 from melon.stream.pairs import SeenPairs, Storage, pair_keys
-from melon.types import Flags, Ints, Scores, Singles, SmallInts
+from melon.types import Flags, Ints, Scores, Singles
 
 #: Item rows and their scores, best first.
 Best = tuple[Ints, Scores]
 
 #: An empty set of pairs, as compiled loops take it, and what leaves out and adds nothing.
-_NO_PAIRS: Storage = (np.empty(0, dtype=np.int64), 0, *Taken.none())
+NO_PAIRS: Storage = (np.empty(0, dtype=np.int64), 0, *Taken.none())
 _ALL: Flags = np.empty(0, dtype=np.bool_)
-NO_BOOST: Singles = np.empty(0, dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What may be listed: nothing that the user has had, only `allowed` rows of items, none of those to `exclude`.
-
-    `boost` is added to scores, item by item. Items beyond the end of `allowed` are not allowed; those beyond the end of
-    `boost` have none.
-    """
-
-    filter_seen: bool
-    allowed: Flags | None = None
-    exclude: Ints | None = None
-    boost: npt.NDArray[np.floating] | None = None
-
-    def within(self, n_items: int, seen: SeenPairs) -> Within:
-        """The same for items 0 … n_items-1 and the pairs seen so far."""
-        allowed, boost = self.allowed, self.boost
-        if allowed is not None and (allowed.dtype != np.bool_ or allowed.ndim != 1):
-            raise DataError(f"allowed must be one row of truth values, got {allowed.dtype} of {allowed.shape}.")
-        if boost is not None and (boost.ndim != 1 or not bool(np.isfinite(boost).all())):
-            raise DataError(f"boost must be one row of finite numbers, got shape {boost.shape}.")
-        mask = _ALL
-        if allowed is not None or self.exclude is not None:
-            mask = np.full(n_items, allowed is None)
-        if allowed is not None:
-            mask[: len(allowed)] = allowed[:n_items]
-        if self.exclude is not None:
-            mask[self.exclude[(self.exclude >= 0) & (self.exclude < n_items)]] = False
-        added = NO_BOOST if boost is None else np.ascontiguousarray(boost[:n_items], np.float32)
-        return Within(seen if self.filter_seen else None, mask, added)
+_NO_BOOST: Singles = np.empty(0, dtype=np.float32)
 
 
 class Within(NamedTuple):
-    """Limits as lists are made within them: pairs that are left out, items that are not (none: all), and a boost."""
+    """What may be listed: nothing of pairs that were `seen`, only `allowed` items (none: all); and what is added to
+    their scores, item by item, where there is a `boost`.
+    """
 
     seen: SeenPairs | None = None
     allowed: Flags = _ALL
-    boost: Singles = NO_BOOST
+    boost: Singles = _NO_BOOST
 
-    def for_loops(self) -> tuple[Flags, Ints, int, Ints, SmallInts]:
-        """Allowed items and pairs as compiled loops take them."""
-        return self.allowed, *(_NO_PAIRS if self.seen is None else self.seen.storage)
+
+def limited(
+    n_items: int,
+    seen: SeenPairs | None,
+    allowed: Flags | None = None,
+    exclude: Ints | None = None,
+    boost: npt.NDArray[np.floating] | None = None,
+) -> Within:
+    """Limits of lists from items 0 … n_items-1: only `allowed` rows of items, none of those to `exclude`.
+
+    Items beyond the end of `allowed` are not allowed; those beyond the end of `boost` have none.
+    """
+    mask, added = _ALL, _NO_BOOST
+    if allowed is not None and (allowed.dtype != np.bool_ or allowed.ndim != 1):
+        raise DataError(f"allowed must be one row of truth values, got {allowed.dtype} of {allowed.shape}.")
+    if allowed is not None or exclude is not None:
+        mask = np.full(n_items, allowed is None)
+    if allowed is not None:
+        mask[: len(allowed)] = allowed[:n_items]
+    if exclude is not None:
+        mask[exclude[(exclude >= 0) & (exclude < n_items)]] = False
+    if boost is not None:
+        if boost.ndim != 1 or not bool(np.isfinite(boost).all()):
+            raise DataError(f"boost must be one row of finite numbers, got shape {boost.shape}.")
+        added = np.ascontiguousarray(boost[:n_items], np.float32)
+    return Within(seen, mask, added)
 
 
 class Catalogue(ABC):
@@ -110,7 +103,8 @@ def filled(
     """Lists that a compiled loop writes (`melon.kernels.best`)."""
     shape = len(users), min(k, width)
     rows, values, counts = np.empty(shape, np.int64), np.empty(shape, dtype), np.zeros(len(users), np.int64)
-    if width and fill(np.ascontiguousarray(users), *within.for_loops(), rows, values, counts) >= 0:
+    pairs = NO_PAIRS if within.seen is None else within.seen.storage
+    if width and fill(np.ascontiguousarray(users), within.allowed, *pairs, rows, values, counts) >= 0:
         raise not_finite()
     return [(rows[n, :count], values[n, :count]) for n, count in enumerate(counts.tolist())]
 

@@ -142,14 +142,17 @@ class FactorCatalogue(Catalogue):
     Vectors are read as they are stored; biases, and what fading has left of vectors, are computed once.
     """
 
-    def __init__(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> None:
-        self._loops, self._tables, self._at = loops, tables, at
+    def __init__(
+        self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None, now: int
+    ) -> None:
+        """`now` is the time of the fading clock: that of the moment, where one is given."""
+        self._loops, self._tables, self._at, self._now = loops, tables, at, now
         vectors, biases = tables["item_factors"], tables["item_bias"]
         self._known, known = min(vectors.rows, n_items), min(biases.rows, n_items)
         self._decay, self._factor = vectors.faded(loops, self._known, at)
         weights, factor = biases.faded(loops, known, at)
         self.bias: Singles = np.zeros(n_items, dtype=np.float32)
-        self.bias[:known] = biases.view().storage.numpy()[:known, 0]
+        self.bias[:known] = biases.arrays(at)[0][:known, 0]
         if len(weights):
             self.bias[:known] *= weights
             self.bias[:known] *= factor
@@ -168,7 +171,7 @@ class FactorCatalogue(Catalogue):
         tables, at = self._tables, self._at
         vectors, biases = tables["user_factors"], tables.get("user_bias")
         own = (*_NO_BIAS, 0) if biases is None else (*biases.arrays(at), biases.rows)
-        of_users = *vectors.arrays(at), vectors.rows, *own, vectors.now(at), self._factor
+        of_users = *vectors.arrays(at), vectors.rows, *own, self._now, self._factor
         of_items = tables["item_factors"].arrays(at)[0], self._known, self._decay, self.bias
         scan = partial(self._loops.scan, *of_users, *of_items, within.boost)
         return filled(scan, len(self.bias), np.float32, users, k, within)

@@ -35,14 +35,16 @@ class RoughRows:
     def __deepcopy__(self, _: dict[int, Any]) -> RoughRows:
         return RoughRows()
 
-    def follow(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> Near:
+    def follow(
+        self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None, now: int
+    ) -> Near:
         """Bring the rows up to date, and return what finds about the best of items 0 … n_items-1, in no order.
 
         It is right until the rows are written again.
         """
         sides = [tables["item_factors"], tables["item_bias"]]
         arrays, count = [table.arrays(at) for table in sides], min(table.rows for table in sides)
-        moments = [reference(table.now(at), half_life) for table, (*_, half_life) in zip(sides, arrays, strict=True)]
+        moments = [reference(now, half_life) for *_, half_life in arrays]
         rule = *((moment, half_life) for (moment, _), (*_, half_life) in zip(moments, arrays, strict=True)), *sides
         if rule != self._rule or count > len(self._scales):
             self._rule, self._watched = rule, [(table, table.watch()) for table in sides]
@@ -58,7 +60,7 @@ class RoughRows:
         size = min(count, n_items)
         of_items = self._codes, self._scales[:size], self._bias[:size], *(factor for _, factor in moments)
         users = tables["user_factors"]
-        scan = partial(loops.rough_scan, *users.arrays(at), users.rows, users.now(at), *of_items)
+        scan = partial(loops.rough_scan, *users.arrays(at), users.rows, now, *of_items)
 
         def near(users: Ints, many: int, within: Within) -> list[Ints]:
             return [rows for rows, _ in filled(scan, size, np.float32, users, many, within)]

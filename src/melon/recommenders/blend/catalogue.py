@@ -17,7 +17,7 @@ from melon.kernels.shortlist import Counted, FadedRows
 from melon.recommenders.blend.features import LOOKED_AT, StreamFeatures
 from melon.recommenders.blend.head import BlendHead
 from melon.recommenders.blend.inputs import HALF_LIVES, ITEM_FEATURES, activity
-from melon.recommenders.catalogue import Best, Catalogue, Within, not_finite
+from melon.recommenders.catalogue import NO_PAIRS, Best, Catalogue, Within, not_finite
 from melon.recommenders.evidence import Values
 from melon.recommenders.factorisation import FactorCatalogue
 from melon.recommenders.plain import TAUGHT
@@ -51,9 +51,15 @@ class BlendCatalogue(Catalogue):
     """Products of rows, then the head over features of items, and of pairs where there are any."""
 
     def __init__(
-        self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None, parts: BlendParts
+        self,
+        loops: policy.Loops,
+        tables: Mapping[str, Table],
+        n_items: int,
+        at: Moment | None,
+        now: int,
+        parts: BlendParts,
     ) -> None:
-        self._loops, self._tables, self._n_items, self._at = loops, tables, n_items, at
+        self._loops, self._tables, self._n_items, self._at, self._now = loops, tables, n_items, at, now
         self._stream, self._past, self._time, head, values = parts
         linear, hidden, shift, output = (part.contiguous() for part in head.folded(values))
         weights = (part.numpy() for part in (linear, hidden, shift, output))
@@ -62,7 +68,7 @@ class BlendCatalogue(Catalogue):
 
     @cached_property
     def _rows(self) -> FactorCatalogue:
-        return FactorCatalogue(self._loops, self._tables, self._n_items, self._at)
+        return FactorCatalogue(self._loops, self._tables, self._n_items, self._at, self._now)
 
     @cached_property
     def _items(self) -> tuple[Singles, Singles]:
@@ -117,12 +123,13 @@ class TwoStageCatalogue(BlendCatalogue):
         tables: Mapping[str, Table],
         n_items: int,
         at: Moment | None,
+        now: int,
         parts: BlendParts,
     ) -> None:
-        super().__init__(loops, tables, n_items, at, parts)
-        self._near = rough.follow(loops, tables, n_items, at)
+        super().__init__(loops, tables, n_items, at, now, parts)
+        self._near = rough.follow(loops, tables, n_items, at, now)
         taught = (tables[name] for name in TAUGHT)
-        self._stored = [FadedRows(*table.arrays(at), table.rows, table.now(at)) for table in taught]
+        self._stored = [FadedRows(*table.arrays(at), table.rows, now) for table in taught]
         self._counted = Counted(*self._stream.counts.storage)
 
     @cached_property
@@ -144,10 +151,11 @@ class TwoStageCatalogue(BlendCatalogue):
         room = len(near) + len(self._at_large) + 3 * MET
         rows, columns = np.empty(room, dtype=np.int64), np.empty((stream.width, room), dtype=np.float32)
         known, times = past.of_users.rows, past.of_users.storage[1]
-        count = self._loops.shortlist(
-            *(user, *past.of_users.storage, known, self._counted, neighbours, followers, *self._stored),
-            *(near, self._at_large, MET, *within.for_loops(), scratch(self._n_items)[: self._n_items], rows, columns),
-        )
+        pairs = NO_PAIRS if within.seen is None else within.seen.storage
+        state = *past.of_users.storage, known, self._counted, neighbours, followers, *self._stored
+        sources = near, self._at_large, MET, within.allowed, *pairs
+        slots = scratch(self._n_items)[: self._n_items]
+        count = self._loops.shortlist(user, *state, *sources, slots, rows, columns)
         rows, one = rows[:count], np.array([user])
         besides = np.empty((1, count, len(stream.of_pairs_besides)), dtype=np.float32)
         stream.compare(one, rows[None, :], past, 0, besides, seen=within.seen is None or past.max_pairs is not None)

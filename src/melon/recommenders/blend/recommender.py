@@ -227,7 +227,8 @@ class Blend(HeadedRecommender):
         loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
         if loops is None:
             return super().catalogue(n_items, context)
-        common = loops, self.tables, n_items, None if context is None else context.moment
+        at = None if context is None else context.moment
+        common = loops, self.tables, n_items, at, self.clock.now if at is None else at.now
         if silent(head):
             return FactorCatalogue(*common)
         past, time = (context.history, context.time) if context else (History(), 0)

@@ -116,7 +116,9 @@ class ItemCounts:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
             return
-        self._grow(rows_needed(items))
+        needed = rows_needed(items)
+        if needed > len(self._first):
+            self._grow(needed)
         late = items[-_LATELY:]
         self._lately[np.arange(self.events + len(items) - len(late), self.events + len(items)) % _LATELY] = late
         loops = policy.load("neighbours")
@@ -201,8 +203,7 @@ class ItemCounts:
         return np.where(counted, items, 0), counted
 
     def _grow(self, size: int) -> None:
-        if size > len(self._first):
-            more = max(size, 2 * len(self._first)) - len(self._first)
-            self._count = np.concatenate([self._count, np.zeros((more, len(self._rates)))])
-            self._first = np.concatenate([self._first, np.full(more, _NEVER, dtype=np.int64)])
-            self._last = np.concatenate([self._last, np.zeros(more, dtype=np.int64)])
+        more = max(size, 2 * len(self._first)) - len(self._first)
+        self._count = np.concatenate([self._count, np.zeros((more, len(self._rates)))])
+        self._first = np.concatenate([self._first, np.full(more, _NEVER, dtype=np.int64)])
+        self._last = np.concatenate([self._last, np.zeros(more, dtype=np.int64)])

@@ -90,9 +90,9 @@ def test_a_list_does_not_depend_on_who_else_is_asked_for(
 def test_the_kept_scorer_follows_what_is_learned(kind: str) -> None:
     model, users = model_of(kind), np.arange(6)
     before = [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=True)]
-    kept = model._ranker._kept
+    kept = model.updater._kept
     assert [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=True)] == before
-    assert model._ranker._kept is kept
+    assert model.updater._kept is kept
     learn(model, 60, seed=5)
     fresh = copy.deepcopy(model)
     for (rows, scores), (again, same) in zip(
