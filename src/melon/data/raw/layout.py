@@ -85,6 +85,11 @@ def layout_of(form: Format, sample: Sample, options: ReadOptions, place: str) ->
         )
     if variant.kind == "delimited":
         return _delimited(form, variant, sample, options, place)
+    if not sample.json_keys and variant.names is None:
+        raise DataError(
+            f"{place}: none of its first lines is a whole JSON object with names and values. The first is "
+            f"{sample.lines[0][:120]!r}; write one object on each line."
+        )
     # A JSON object may leave a field out, so a fixed name need not be among the first lines.
     fixed = [name for role in ROLES for name in (variant.names or {}).get(role, ())]
     available = list(dict.fromkeys((sample.json_keys or []) + fixed))
