@@ -197,7 +197,7 @@ def test_two_stages_score_as_the_model_does(kind: str, monkeypatch: pytest.Monke
 
 
 def test_a_reader_walks_through_few_functions() -> None:
-    """docs/design.md, "Two walks": from a user's id to a list, right after an event; this test holds what was reached."""
+    """docs/design.md, "Two walks": from a user's id to a list, right after an event; holds what was reached."""
     model, home, entered = model_of("bpr", fading=None), str(Path(melon.__file__).parent), set[tuple[str, str]]()
     model.recommend([3], 5)
     model.learn_events([3], [4])
