@@ -88,7 +88,7 @@ def _decayed(counted: Counted, item: int, kind: int) -> float:
 def _left(table: FadedRows, row: int) -> float:
     """What fading has left of a row."""
     if table.half_life > 0 and table.touched[row] < table.now:
-        return np.exp2((table.touched[row] - table.now) / table.half_life)
+        return float(np.exp2((table.touched[row] - table.now) / table.half_life))
     return 1.0
 
 
@@ -97,9 +97,9 @@ def _last_items(
 ) -> int:
     """The user's last items, newest first, and what a meeting with each of them weighs; returns how many there are."""
     times = met[user] if user < known else np.int64(0)
-    count = min(times, lasts.size, ring.shape[1])
+    count = int(min(times, lasts.size, ring.shape[1]))
     for back in range(count):
-        item = np.int64(ring[user, (times - 1 - back) % ring.shape[1]])
+        item = int(ring[user, (times - 1 - back) % ring.shape[1]])
         lasts[back], weights[back] = item, _GAIN / math.sqrt(_decayed(counted, item, _ALWAYS) + _SHRINK)
     return count
 

@@ -20,7 +20,7 @@ from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFact
 from melon.learning.lists import Recommendation, Recommended
 from melon.learning.updater import Updater
 from melon.progress import uninterrupted
-from melon.recommenders.catalogue import Best, best, limited
+from melon.recommenders.catalogue import Best, Within, best, limited
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
@@ -105,7 +105,13 @@ class LiveModel:
         Users and items may be new. Events of equal time keep the order in which they are given; events without times
         happen at `last_time`. A batch that fails leaves nothing of itself; those before it stay learned.
         """
-        moments = np.full(len(user_ids), self.last_time) if times is None else _checked_times(times)
+        moments = np.full(len(user_ids), self.last_time) if times is None else np.asarray(times)
+        if moments.ndim != 1 or (len(moments) and moments.dtype.kind not in "iu"):
+            raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
+        if moments.min(initial=0) < 0 or moments.max(initial=0) > _LATEST:
+            wrong = int(np.argmax((moments < 0) | (moments > _LATEST)))
+            raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
+        moments = moments.astype(np.int64)
         if not len(user_ids) == len(item_ids) == len(moments):
             raise DataError(
                 f"users, items and times must be equally long, got {len(user_ids)}, {len(item_ids)} and {len(moments)}."
@@ -205,11 +211,12 @@ class LiveModel:
     ) -> Iterator[Best]:
         """The k best items for rows of users, within limits (`limited`); a list does not depend on the other users."""
         history, start = self.updater.history, 0
+        is_limited = not (allowed is None and exclude is None and boost is None)
         while start < len(users):
             with self._lock:
                 n_items, seen = history.of_items.rows, history.seen if filter_seen else None
                 some = users[start : start + max(SCORES_AT_ONCE // max(n_items, 1), 1)]
-                within = limited(n_items, seen, allowed, exclude, boost)
+                within = limited(n_items, seen, allowed, exclude, boost) if is_limited else Within(seen)
                 lists = self.updater.catalogue(n_items, self.last_time).best(some, k, within)
             yield from lists
             start += len(some)
@@ -297,19 +304,6 @@ def _saved_book(state: Mapping[str, npt.NDArray[Any]], role: str, seen: int) -> 
     require(len(book) == size, f"{size} ids of {role}s, {len(book)} of them distinct")
     require(seen <= size, f"{size} ids of {role}s, and {seen} {role}s were seen")
     return book
-
-
-def _checked_times(times: Ints | Sequence[int]) -> Ints:
-    moments = np.asarray(times)
-    if not len(moments):
-        return np.empty(0, dtype=np.int64)
-    if moments.dtype.kind not in "iu" or moments.ndim != 1:
-        raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
-    least = moments[0] if len(moments) == 1 else moments.min()
-    if least < 0 or (moments.dtype != np.int64 and moments.max() > _LATEST):
-        wrong = int(np.argmax((moments < 0) | (moments > _LATEST)))
-        raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
-    return moments.astype(np.int64)
 
 
 def _ordered(ids: IdSequence, order: Ints) -> IdSequence:

@@ -61,6 +61,7 @@ class Updater:
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._state = [table for tables in self.row_state.values() for table in tables.values()]
+        self._observes = type(recommender).observe is not Recommender.observe
         self._last: ComputedStep | None = None
         self._followed: Mapping[str, float] | None = None
         self._kept: tuple[tuple[object, ...], Catalogue] | None = None
@@ -146,11 +147,11 @@ class Updater:
             step.rows.write(written)
         if head is not None:
             self._head_rows(head.values).write(written)
-        if record:
-            undo_observing = self.recommender.undo_point(users, items, history)
+        if self._observes:
+            undo_observing = self.recommender.undo_point(users, items, history) if record else None
             if undo_observing is not None:
                 undo.callback(undo_observing)
-        self.recommender.observe(users, items, batch.times, history)
+            self.recommender.observe(users, items, batch.times, history)
         if record:
             undo.callback(history.undo_point(users, items))
         history.append(users, items)
