@@ -15,7 +15,6 @@ from melon.kernels.generator import registers, unrolled
 from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
-    DOUBLES,
     INT,
     INT_TABLE,
     INTS,
@@ -59,7 +58,6 @@ SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
     "head": (_WEIGHTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, *_LASTS, _REMEMBERED, _REMEMBERED, *_INTO),
     "counted": (DOUBLE_TABLE, INTS, INTS, INT, SINGLE_TABLE, SINGLE_TABLE),
-    "meet": (_REMEMBERED, INTS, DOUBLES, SMALL_INTS, INTS, DOUBLE_TABLE, INT, INT),
 }
 
 _FREE, _NOTHING = np.int32(-1), np.float32(0)
