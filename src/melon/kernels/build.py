@@ -59,6 +59,11 @@ def part(function: CompiledFunction) -> CompiledFunction:
     return _decorated(function, FAST)
 
 
+def inlined_part(function: CompiledFunction) -> CompiledFunction:
+    """A part that is written into its callers, whatever its size: for short work, where a call costs as much."""
+    return _decorated(function, FAST, forceinline=True)
+
+
 def exact_entry(function: CompiledFunction) -> CompiledFunction:
     """An entry whose floating-point operations stay in order."""
     return _decorated(function, EXACT, cache=True)

@@ -70,6 +70,8 @@ def written(
 ) -> str:
     """The text of some modules of kernels, those that build on others last; `entries` are called from Python."""
     decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
+    if any(hasattr(module, "LANES") for module in modules):
+        decorators = "entry, inlined_part as part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",

@@ -19,6 +19,7 @@ from melon.kernels import (
     neighbours,
     network,
     pretrain,
+    products,
     profiles,
     stream,
 )
@@ -66,7 +67,7 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
-    "network": Suite("the loops of NCF's pre-training", (pretrain, network), network.SIGNATURES),
+    "network": Suite("the loops of NCF's pre-training", (pretrain, products, network), network.SIGNATURES),
     "lists": Suite(
         "the loops of lists",
         (best, lists, besides),
