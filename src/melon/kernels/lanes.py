@@ -1,4 +1,4 @@
-"""Lines of 64 numbers that compiled loops keep in vector registers, and numbers that threads share; here as plain numpy.
+"""Lines of 64 numbers that compiled loops keep in vector registers, and numbers that threads share, as plain numpy.
 
 `melon.kernels.vectors` has the same functions for numba, and the generator puts them in. A table has rows without
 gaps whose length is a multiple of 64; a `tile` is which 64 numbers of a row are meant. Nothing checks a bound.
@@ -49,7 +49,7 @@ def times(line: Singles, other: Singles) -> Singles:
 
 def total_of(line: Singles) -> np.float32:
     """The sum of a line's numbers."""
-    return line.sum(dtype=np.float32)
+    return np.float32(line.sum(dtype=np.float32))
 
 
 def added(line: Singles, other: Singles) -> Singles:
@@ -59,12 +59,12 @@ def added(line: Singles, other: Singles) -> Singles:
 
 def plus(line: Singles, factors: Singles, i: int, j: int, table: Singles, row: int, tile: int) -> Singles:
     """line + factors[i, j] · the numbers of a table."""
-    return line + factors[i, j] * table[row, LANES * tile : LANES * (tile + 1)]
+    return added(line, scaled(loaded(table, row, tile), factors[i, j]))
 
 
 def open_lanes(line: Singles) -> np.uint64:
     """A mask of the numbers that a ReLU lets through: above zero, and NaN."""
-    return np.packbits(~(line <= 0), bitorder="little").view(np.uint64)[0]
+    return np.uint64(np.packbits(~(line <= 0), bitorder="little").view(np.uint64)[0])
 
 
 def masked(line: Singles, mask: np.uint64) -> Singles:
@@ -88,7 +88,7 @@ def put(numbers: Ints, at: int, number: int) -> None:
 
 
 def replaced(numbers: Ints, at: int, old: int, new: int) -> bool:
-    """Write a new number if the old one is still there, which only one thread achieves; says whether it was this one."""
+    """Write a new number if the old one is still there. Of several threads one succeeds; says whether this one did."""
     if numbers[at] != old:
         return False
     numbers[at] = new
@@ -98,3 +98,7 @@ def replaced(numbers: Ints, at: int, old: int, new: int) -> bool:
 def counted(numbers: Ints, at: int) -> None:
     """Add 1 to a number that other threads count in too."""
     numbers[at] += 1
+
+
+def made_way() -> None:
+    """Let another thread or process have this core for a while."""

@@ -13,7 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.lanes import LANES, added, counted, loaded, masked, open_lanes, put, replaced, scaled, seen, stored
+from melon.kernels.lanes import (
+    LANES,
+    added,
+    counted,
+    loaded,
+    made_way,
+    masked,
+    open_lanes,
+    put,
+    replaced,
+    scaled,
+    seen,
+    stored,
+)
 from melon.kernels.pretrain import _slopes
 from melon.kernels.products import dense, dot, downward, gathered, gradient, moved_row, multiplied, upward
 from melon.kernels.types import (
@@ -40,6 +53,8 @@ SHARES = 4
 #: Where `turns` says which share is next, up to which one they may be taken, and how many are done: all counted from
 #: the first batch of a call, and each in a line of the cache of its own.
 NEXT, LIMIT, DONE, TURNS = 0, 8, 16, 24
+#: How often a thread looks for work before it makes way for others.
+PATIENCE = 1_000
 _F0, _F1 = np.float32(0), np.float32(1)
 
 
@@ -232,6 +247,13 @@ def _next_share(turns: Ints) -> int:
     return turn if turn < seen(turns, LIMIT) and replaced(turns, NEXT, turn, turn + 1) else -1
 
 
+def _wait(waited: int) -> int:
+    """For some microseconds by looking again, and then by making way."""
+    if waited >= PATIENCE:
+        made_way()
+    return waited + 1
+
+
 def _share(
     users: Ints, items: Ints, batch: int, turn: int, net: Network, given: Gradients, room: Room, turns: Ints
 ) -> None:
@@ -261,10 +283,13 @@ def network_batches(
     for first in range(0, users.size, batch):
         shares, size = (first // batch + 1) * SHARES, min(batch, users.size - first)
         put(turns, LIMIT, shares)
+        waited = 0
         while seen(turns, DONE) < shares:
             turn = _next_share(turns)
             if turn >= 0:
                 _share(users, items, batch, turn, net, given, room, turns)
+            else:
+                waited = _wait(waited)
         for share in range(SHARES):
             total += given.losses[share]
         _moved_rows(users[first : first + size], items[first : first + size], lr, l2, net, given, room.own)
@@ -278,11 +303,13 @@ def network_batches(
     return total
 
 
-def network_help(
-    users: Ints, items: Ints, batch: int, net: Network, given: Gradients, room: Room, turns: Ints
-) -> None:
+def network_help(users: Ints, items: Ints, batch: int, net: Network, given: Gradients, room: Room, turns: Ints) -> None:
     """Take shares of batches until there are no more."""
+    waited = 0
     while seen(turns, LIMIT) >= 0:
         turn = _next_share(turns)
         if turn >= 0:
             _share(users, items, batch, turn, net, given, room, turns)
+            waited = 0
+        else:
+            waited = _wait(waited)

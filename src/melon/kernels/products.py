@@ -1,7 +1,7 @@
 """Products of rows with a layer's weights, for NCF's pre-training, in lines of 64 numbers (`melon.kernels.lanes`).
 
-A ReLU leaves half of a layer's values at exactly 0. So products take the others, by the bits of a mask: for each row the
-units that are on, and for the gradient of a unit's weights the rows for which it is on.
+A ReLU leaves half of a layer's values at exactly 0. So products take the others, by the bits of a mask: for each row
+the units that are on, and for the gradient of a unit's weights the rows for which it is on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from melon.kernels.lanes import (
 )
 from melon.types import Ints, Singles, Words
 
+#: A call would cost as much as what these do.
+INLINED: tuple[str, ...] = ("gathered", "dot", "multiplied", "moved_row")
 _NO_BIT, _BIT = np.uint64(0), np.uint64(1)
 
 
@@ -79,17 +81,28 @@ def downward(
             stored(masked(total, below[n, tile]), out, first + n, tile)
 
 
+def _bits_turned(words: Words) -> None:
+    """64 words of 64 bits: bit i of word j becomes bit j of word i. Halves change places, then halves of these."""
+    apart, kept = LANES // 2, np.uint64(0xFFFFFFFF)
+    while apart:
+        shift = np.uint64(apart)
+        for first in range(0, LANES, 2 * apart):
+            for n in range(first, first + apart):
+                crossed = ((words[n] >> shift) ^ words[n + apart]) & kept
+                words[n] ^= crossed << shift
+                words[n + apart] ^= crossed
+        apart //= 2
+        kept ^= kept << np.uint64(apart)
+
+
 def gradient(
     count: int, masks: Words, columns: Words, delta: Singles, units: int, values: Singles, tiles: int, out: Singles
 ) -> None:
     """Add the gradient of a layer's weights: for each unit, what comes back to it times the values below."""
     for word in range(units):
-        for bit in range(LANES):
-            columns[bit] = _NO_BIT
-        for n in range(count):
-            mask = masks[n, word]
-            for bit in range(LANES):
-                columns[bit] |= ((mask >> np.uint64(bit)) & _BIT) << np.uint64(n)
+        for n in range(LANES):
+            columns[n] = masks[n, word] if n < count else _NO_BIT
+        _bits_turned(columns)
         for bit in range(LANES):
             unit = LANES * word + bit
             for tile in range(tiles):

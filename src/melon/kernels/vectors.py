@@ -6,11 +6,13 @@ around it. With a type of its own a line stays there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from melon.kernels.lanes import LANES
@@ -22,11 +24,13 @@ _FIRST = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 _FUSED = ("contract",)
 #: Threads see each other's writes in one order.
 _ORDER = "seq_cst"
+#: A function of the system.
+_MAKE_WAY = "SwitchToThread" if os.name == "nt" else "sched_yield"
 
 _Emit = Callable[[Any, Any, Any, Any], Any]
 
 
-class _Line(types.Type):  # type: ignore[misc]  # numba is typed in parts
+class _Line(types.Type):
     """64 numbers."""
 
     def __init__(self) -> None:
@@ -37,9 +41,9 @@ _LINE = _Line()
 
 
 @register_model(_Line)
-class _LineModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LineModel(models.PrimitiveModel):
     def __init__(self, manager: Any, of: Any) -> None:
-        super().__init__(manager, of, _VECTOR)
+        super().__init__(manager, of, _VECTOR)  # type: ignore[no-untyped-call]  # numba is typed in parts
 
 
 def _place(context: Any, builder: Any, of: Any, table: Any, row: Any, column: Any) -> Any:
@@ -201,3 +205,14 @@ def counted(typing: Any, numbers: Any, at: Any) -> tuple[Any, _Emit]:
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64), emit
+
+
+@intrinsic
+def made_way(typing: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        function = cgutils.get_or_insert_function(builder.module, kind, _MAKE_WAY)  # type: ignore[no-untyped-call]
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), emit

@@ -169,31 +169,38 @@ class _Lean:
     def __init__(self, ncf: NCF, batch: int, width: int) -> None:
         tables = {name: table.lend()[: table.rows].numpy() for name, table in ncf.tables.items()}
         dim, units = ncf.settings.dim, ncf.settings.layers
-        first, *upper = (tables[layer] for layer in ncf._layers())
-        self._weights = [first[:, :dim], first[:, dim:], *upper, tables["output"]]
         tiles = [-(-wide // LANES) for wide in (dim, *units)]
         most = LANES * max(tiles)
-        panels, forward, output = (room(*shape) for shape in (*[(len(units) + 1, most, most)] * 2, (1, most)))
-        self._copies = [*panels, output]
-        for copy, weight in zip(self._copies, self._weights, strict=True):
-            copy[: weight.shape[0], : weight.shape[1]] = weight
-        names = ("user_gmf", "item_gmf", "user_mlp", "item_mlp", "item_bias", "product")
+        panels, forward, output = room(len(tiles), most, most), room(len(tiles), most, most), room(1, most)
+        first, *upper = (tables[layer] for layer in ncf._layers())
+        weights = [first[:, :dim], first[:, dim:], *upper, tables["output"]]
+        self._copies = [
+            (weight, copy[: weight.shape[0], : weight.shape[1]])
+            for weight, copy in zip(weights, [*panels, output], strict=True)
+        ]
+        for weight, copy in self._copies:
+            copy[:] = weight
         forward[:] = panels.transpose(0, 2, 1)
+        names = ("user_gmf", "item_gmf", "user_mlp", "item_mlp", "item_bias", "product")
         visits = (np.zeros(len(tables[name]), np.int32) for name in ("user_gmf", "item_gmf"))
-        self.network = Network(*(tables[name] for name in names), output, panels, forward, np.array(tiles), *visits)
-        rows = ((batch, width), (batch, dim), (batch, most), (batch * width, most))
-        shared = ((SHARES, dim), (SHARES, most), (SHARES * len(tiles), most, most))
-        self.gradients = Gradients(*(room(*each) for each in rows), np.zeros(SHARES), *(room(*each) for each in shared))
+        rows, shared = [tables[name] for name in names], [output, panels, forward]
+        self.network = Network._make([*rows, *shared, np.array(tiles), *visits])
+        steps = [room(*shape) for shape in ((batch, width), (batch, dim), (batch, most), (batch * width, most))]
+        sums = [room(*shape) for shape in ((SHARES, dim), (SHARES, most), (SHARES * len(tiles), most, most))]
+        self.gradients = Gradients._make([*steps, np.zeros(SHARES), *sums])
         self._shapes = (LINES, most), (1, dim), (len(units), LINES, most)
 
     def room(self) -> Room:
         """What each thread has for itself."""
         lines, one, values = self._shapes
-        singles = (room(*shape) for shape in (*[lines] * 5, one, one, values))
-        words = [np.zeros((*shape[:-1], shape[-1] // LANES), np.uint64) for shape in (values, lines, lines)]
-        words[-1][:] = np.iinfo(np.uint64).max
-        return Room(*singles, *words, np.zeros(LANES, np.uint64))
+        singles = [room(*shape) for shape in (*[lines] * 5, one, one, values)]
+        masks, user_masks, all_on = (
+            np.zeros((*shape[:-1], shape[-1] // LANES), np.uint64) for shape in (values, lines, lines)
+        )
+        all_on[:] = np.iinfo(np.uint64).max
+        return Room._make([*singles, masks, user_masks, all_on, np.zeros(LANES, np.uint64)])
 
     def give_back(self) -> None:
-        for copy, weight in zip(self._copies, self._weights, strict=True):
-            weight[:] = copy[: weight.shape[0], : weight.shape[1]]
+        """Write the weights into the tables."""
+        for weight, copy in self._copies:
+            weight[:] = copy
