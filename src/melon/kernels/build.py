@@ -1,8 +1,8 @@
 """Compiles suites of kernels with numba and keeps the machine code on disk for the next process.
 
-The only module that imports numba. A suite is written out as one file in the user's cache folder, under a name that is
-a hash of everything that matters; numba keeps what it compiled beside it. So one compilation serves every process,
-every installation and every clone of the same version on a machine.
+The only module that imports numba, beside `vectors`. A suite is written out as one file in the user's cache folder,
+under a name that is a hash of everything that matters; numba keeps what it compiled beside it. So one compilation
+serves every process, every installation and every clone of the same version on a machine.
 
 A child process compiles, and this one reads the result from disk. Code that numba compiles and code that it reads back
 share parts in different ways, which shows in the last digits; like this, the first run has the bits of all others. Nor
@@ -57,6 +57,11 @@ def entry(function: CompiledFunction) -> CompiledFunction:
 def part(function: CompiledFunction) -> CompiledFunction:
     """A kernel that only other kernels call; it is compiled into them."""
     return _decorated(function, FAST)
+
+
+def inlined_part(function: CompiledFunction) -> CompiledFunction:
+    """A part that is written into its callers, whatever its size: for short work, where a call costs as much."""
+    return _decorated(function, FAST, forceinline=True)
 
 
 def exact_entry(function: CompiledFunction) -> CompiledFunction:

@@ -19,6 +19,7 @@ from melon.kernels import (
     neighbours,
     network,
     pretrain,
+    products,
     profiles,
     rough,
     shortlist,
@@ -68,7 +69,12 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
-    "network": Suite("the loops of NCF's pre-training", (pretrain, network), network.SIGNATURES),
+    "network": Suite(
+        "the loops of NCF's pre-training",
+        (pretrain, products, network),
+        network.SIGNATURES,
+        takes="about a third of a minute",
+    ),
     "lists": Suite(
         "the loops of lists",
         (best, rough, lists, besides, shortlist),

@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.kernels.lanes import LANES
-from melon.kernels.network import LINES, Gradients, Network, Room
+from melon.kernels.lanes import LANES, room
+from melon.kernels.network import LINES, SHARES, TURNS, Gradients, Network, Room
+from melon.kernels.threads import beside
 from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss
@@ -133,8 +134,15 @@ class NCF(Recommender):
         loops = policy.load("network", like=self.tables["output"].everything()) if fits else None
         if loops is None:
             return None
-        lean, (batch, *rates) = _Lean(self, steps.batch_size, items.shape[1]), steps
-        total: float = loops.network_batches(users, items, batch, *rates, lean.network, lean.gradients, lean.room)
+        batch, *rates = steps
+        lean, turns = _Lean(self, batch, items.shape[1]), np.zeros(TURNS, np.int64)
+
+        def help_out() -> None:
+            loops.network_help(users, items, batch, lean.network, lean.gradients, lean.room(), turns)
+
+        with beside(help_out, SHARES - 1):
+            given = lean.network, lean.gradients, lean.room()
+            total: float = loops.network_batches(users, items, batch, *rates, *given, turns)
         lean.give_back()
         return total
 
@@ -161,36 +169,38 @@ class _Lean:
     def __init__(self, ncf: NCF, batch: int, width: int) -> None:
         tables = {name: table.lend()[: table.rows].numpy() for name, table in ncf.tables.items()}
         dim, units = ncf.settings.dim, ncf.settings.layers
-        first, *upper = (tables[layer] for layer in ncf._layers())
-        self._weights = [first[:, :dim], first[:, dim:], *upper, tables["output"]]
         tiles = [-(-wide // LANES) for wide in (dim, *units)]
         most = LANES * max(tiles)
-        panels, output = np.zeros((len(units) + 1, most, most), np.float32), np.zeros((1, most), np.float32)
-        self._copies = [*panels, output]
-        for copy, weight in zip(self._copies, self._weights, strict=True):
-            copy[: weight.shape[0], : weight.shape[1]] = weight
+        panels, forward, output = room(len(tiles), most, most), room(len(tiles), most, most), room(1, most)
+        first, *upper = (tables[layer] for layer in ncf._layers())
+        weights = [first[:, :dim], first[:, dim:], *upper, tables["output"]]
+        self._copies = [
+            (weight, copy[: weight.shape[0], : weight.shape[1]])
+            for weight, copy in zip(weights, [*panels, output], strict=True)
+        ]
+        for weight, copy in self._copies:
+            copy[:] = weight
+        forward[:] = panels.transpose(0, 2, 1)
         names = ("user_gmf", "item_gmf", "user_mlp", "item_mlp", "item_bias", "product")
-        forward = np.ascontiguousarray(panels.transpose(0, 2, 1))
         visits = (np.zeros(len(tables[name]), np.int32) for name in ("user_gmf", "item_gmf"))
-        self.network = Network(*(tables[name] for name in names), output, panels, forward, np.array(tiles), *visits)
-        self.gradients = Gradients(
-            *(np.zeros(shape, np.float32) for shape in ((batch, width), (batch, dim), (batch, most))),
-            np.zeros((batch * width, most), np.float32),
-            np.zeros(dim, np.float32),
-            np.zeros_like(output),
-            np.zeros_like(panels),
+        rows, shared = [tables[name] for name in names], [output, panels, forward]
+        self.network = Network._make([*rows, *shared, np.array(tiles), *visits])
+        steps = [room(*shape) for shape in ((batch, width), (batch, dim), (batch, most), (batch * width, most))]
+        sums = [room(*shape) for shape in ((SHARES, dim), (SHARES, most), (SHARES * len(tiles), most, most))]
+        self.gradients = Gradients._make([*steps, np.zeros(SHARES), *sums])
+        self._shapes = (LINES, most), (1, dim), (len(units), LINES, most)
+
+    def room(self) -> Room:
+        """What each thread has for itself."""
+        lines, one, values = self._shapes
+        singles = [room(*shape) for shape in (*[lines] * 5, one, one, values)]
+        masks, user_masks, all_on = (
+            np.zeros((*shape[:-1], shape[-1] // LANES), np.uint64) for shape in (values, lines, lines)
         )
-        lines, masks = (LINES, most), (LINES, most // LANES)
-        self.room = Room(
-            *(np.zeros(lines, np.float32) for _ in range(3)),
-            np.zeros((len(units), *lines), np.float32),
-            *(np.zeros(lines, np.float32) for _ in range(2)),
-            np.zeros((len(units), *masks), np.uint64),
-            np.zeros(masks, np.uint64),
-            np.full(masks, np.iinfo(np.uint64).max, np.uint64),
-            np.zeros(LANES, np.uint64),
-        )
+        all_on[:] = np.iinfo(np.uint64).max
+        return Room._make([*singles, masks, user_masks, all_on, np.zeros(LANES, np.uint64)])
 
     def give_back(self) -> None:
-        for copy, weight in zip(self._copies, self._weights, strict=True):
-            weight[:] = copy[: weight.shape[0], : weight.shape[1]]
+        """Write the weights into the tables."""
+        for weight, copy in self._copies:
+            weight[:] = copy
