@@ -156,11 +156,11 @@ class StreamFeatures:
 
     def of_all(self, loops: policy.Loops, n_items: int, columns: Singles) -> Singles:
         """The same for items 0 … n_items-1, features × items, to float32's rounding; returns divisors × items."""
-        counts, first, last, rates, events = self.counts.storage
-        by_kind = torch.empty((len(rates), n_items), dtype=torch.float32, device="cpu")
-        out = torch.from_numpy(columns)
-        loops.counted(counts, first, last, events, by_kind.numpy(), columns[ALWAYS:])
-        decays = torch.from_numpy((-rates[:ALWAYS, None]).astype(np.float32))
+        by_kind = torch.from_numpy(self.counts.by_kind(loops, n_items, columns[ALWAYS:]))[:, :n_items]
+        out, decays = (
+            torch.from_numpy(columns),
+            torch.from_numpy((-self.counts.rates[:ALWAYS, None]).astype(np.float32)),
+        )
         torch.mul(out[ALWAYS], decays, out=out[:ALWAYS]).exp2_().mul_(by_kind[:ALWAYS])
         divided = torch.stack([by_kind[ALWAYS] + SHRINK, out[RECENT] + SHRINK_RECENT]).sqrt_()
         out.log1p_()

@@ -11,7 +11,7 @@ from melon.errors import SettingsError
 from melon.kernels import policy
 from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
-from melon.types import Arrays, Flags, Floats, Ints
+from melon.types import Arrays, Flags, Floats, Ints, Singles
 
 _NEVER = -1
 #: The items of this many events are kept at hand.
@@ -35,6 +35,7 @@ class ItemCounts:
         self._first: Ints = np.zeros(0, dtype=np.int64)
         self._last: Ints = np.zeros(0, dtype=np.int64)
         self._lately: Ints = np.zeros(_LATELY, dtype=np.int64)
+        self._by_kind: tuple[int, Singles] | None = None  # what `by_kind` gave, and when
         self._most: tuple[tuple[int, ...], int, Ints] | None = None  # what `most_counted` gave, for what, and when
 
     def read(self, items: Ints) -> Floats:
@@ -112,6 +113,21 @@ class ItemCounts:
         self._most = asked, self.events, most
         return most
 
+    def by_kind(self, loops: policy.Loops, n_items: int, since: Singles) -> Singles:
+        """Counts as of each item's last interaction, kind × items, for at least so many items; do not keep them.
+
+        `since` gets how long ago each of the first `n_items` was last and first seen. Only counts of items that were
+        taken since the last call are copied.
+        """
+        held, width = self._by_kind, max(n_items, len(self._first))
+        if held is not None and held[1].shape[1] >= width and held[0] >= self.events - _LATELY:
+            table, changed = held[1], self._lately[np.arange(held[0], self.events) % _LATELY]
+        else:
+            table, changed = np.zeros((len(self._rates), width), dtype=np.float32), np.arange(len(self._first))
+        loops.counted(self._count, self._first, self._last, self.events, changed, table, since)
+        self._by_kind = self.events, table
+        return table
+
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
@@ -146,7 +162,7 @@ class ItemCounts:
         def undo() -> None:
             self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
             self._count[held], self._first[held], self._last[held] = count, first, last
-            self.events, self._most = events, None
+            self.events, self._most, self._by_kind = events, None, None
 
         return undo
 
