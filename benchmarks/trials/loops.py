@@ -17,7 +17,8 @@ def compiled(title: str, modules: tuple[ModuleType, ...], entries: tuple[str, ..
     text = written(title, modules, entries)
     folder = Path(tempfile.gettempdir()) / "melon-trials"
     folder.mkdir(exist_ok=True)
-    file = folder / f"trial_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    names = [module.__name__ for module in modules]  # what is read back looks its types up by them
+    file = folder / f"trial_{hashlib.sha256(repr((text, names)).encode()).hexdigest()[:16]}.py"
     if not file.exists():
         file.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
