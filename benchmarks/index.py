@@ -28,7 +28,6 @@ import torch
 from melon import Melon
 from melon.data.files import load_stream
 from melon.learning.model import LiveModel
-from melon.learning.ranker import Limits, Ranker
 from melon.learning.updater import Updater
 from melon.recommenders import nearest
 from melon.recommenders.bpr import BPR
@@ -47,23 +46,24 @@ def cpu_ms(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 class Asked:
-    """Lists of one model, exact and by an inverted file."""
+    """Lists of one model, exact and by an inverted file; each kind keeps its scorer."""
 
     def __init__(self, model: LiveModel) -> None:
-        self._model, self._rankers = model, {kind: Ranker(model.updater) for kind in ("exact", "index")}
+        self._model, self._kept = model, dict[str, Any]()
 
     def best(self, kind: str, users: Ints) -> list[Ints]:
         """Items of each user."""
-        recommender = self._model.updater.recommender
-        recommender.settings = recommender.settings.model_copy(update={"lists": kind})
-        limits, n_items = Limits(filter_seen=True), self._model.rows_of("item")
-        lists = self._rankers[kind].best(users, K, n_items, self._model.last_time, limits)
-        return [rows for rows, _ in lists]
+        updater = self._model.updater
+        updater.recommender.settings = updater.recommender.settings.model_copy(update={"lists": kind})
+        updater._kept = self._kept.get(kind)
+        lists = [rows for rows, _ in self._model.best(users, K, filter_seen=True)]
+        self._kept[kind] = updater._kept
+        return lists
 
     def anew(self) -> None:
         """Have cells made from the rows as they are."""
         self._model.updater.recommender.__dict__.pop("_inverted_file", None)
-        self._rankers["index"] = Ranker(self._model.updater)
+        self._kept.pop("index", None)
 
 
 def line(batch: int, model: LiveModel, asked: Asked, users: Ints, after: list[float]) -> None:

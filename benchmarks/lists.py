@@ -23,9 +23,7 @@ import numpy as np
 from melon import Melon
 from melon.data.files import load_stream
 from melon.fitting.auto import SETTINGS
-from melon.learning import ranker
 from melon.learning.model import LiveModel
-from melon.learning.ranker import Limits, Ranker
 from melon.learning.updater import Updater
 from melon.recommenders.blend import catalogue
 from melon.recommenders.registry import RECOMMENDERS
@@ -97,15 +95,15 @@ def kept_shares(name: str, most: int, more: Mapping[str, object]) -> Iterator[fl
     melon.fit(log.head(start))
     live = melon.live
     blend = live.updater.recommender
-    rankers = {kind: Ranker(live.updater) for kind in ("exact", "two_stage")}
     for first in range(start, len(log), BATCH):
         some = slice(first, first + BATCH)
         live.learn_events(log.user_ids[log.users[some]], log.item_ids[log.items[some]], log.times[some])
         users = live.users.rows(log.user_ids[log.users[some][:2]])
         lists = []
-        for kind, each in rankers.items():
+        for kind in ("exact", "two_stage"):
             blend.settings = blend.settings.model_copy(update={"lists": kind})
-            lists.append(each.best(users, K, live.rows_of("item"), live.last_time, Limits(filter_seen=True)))
+            live.updater._kept = None
+            lists.append(list(live.best(users, K, filter_seen=True)))
         for (exact, _), (quick, _) in zip(*lists, strict=True):
             yield len(np.intersect1d(exact, quick)) / max(len(exact), 1)
 
@@ -118,10 +116,16 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join(STREAMS))
     parser.add_argument("--events", type=int, default=10_000, help="at most so many interactions are learned")
     parser.add_argument("--inputs", choices=["blend", "auto"], default="blend", help="of the head, for recall")
-    parser.add_argument("--offered", type=int, default=catalogue.OFFERED, help="items from each source of candidates")
+    sources = ("near", "offered", "met")
+    for source in sources:
+        parser.add_argument(
+            f"--{source}", type=int, default=getattr(catalogue, source.upper()), help="two stages: items"
+        )
+    parser.add_argument("--from", dest="least", type=int, default=0, help="two stages from so many items on")
     options = parser.parse_args()
-    catalogue.OFFERED = ranker.CANDIDATES = options.offered
-    catalogue.MET = options.offered + options.offered // 2
+    for source in sources:
+        setattr(catalogue, source.upper(), getattr(options, source))
+    catalogue.FROM = options.least
     if options.what == "speed":
         speed([int(size) for size in options.items.split(",")])
         return

@@ -1,4 +1,4 @@
-"""How many functions of melon one call enters: a plain step, a `partial_fit`, a list, a CSV file that is prepared.
+"""How many functions of melon one call enters: a plain step, a `partial_fit`, a list, both, a CSV file.
 
 Counts by `sys.setprofile`, after a first call that loads and compiles; a comprehension counts with its function.
 Runs on old versions too, so that walks can be compared (docs/design.md, "Two walks"): run it with their interpreter.
@@ -58,7 +58,7 @@ def main() -> None:
     updater = model._model.updater  # type: ignore[union-attr]
     name = "learn_undoable" if hasattr(updater, "learn_undoable") else "learn"
     learn = getattr(updater, name)
-    setattr(updater, name, lambda batch, *rest: (learned.append(batch), learn(batch, *rest))[1])
+    setattr(updater, name, lambda batch, *rest, **named: (learned.append(batch), learn(batch, *rest, **named))[1])
     for n in range(1, 4):
         model.partial_fit(events(n * EVENTS))
     delattr(updater, name)
@@ -70,6 +70,7 @@ def main() -> None:
     model.recommend([log[0][0]])
     model.partial_fit([(*log[0][:2], 1_600_000_000)])
     count("recommend, right after an event", lambda: model.recommend([log[0][0]]))
+    count("256 events, then the next list", lambda: model.partial_fit(events(10**9)).recommend([log[0][0]]))
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "log.csv"
         raw.write_text("user,item,time\n" + "".join(f"{user},{item},{time}\n" for user, item, time in log))

@@ -340,7 +340,7 @@ class TestRecommending:
         model = quick(dtype="float64").fit(events())
         users = [f"u{n}" for n in range(25)]
         at_once, similar = model.recommend(users), model.similar_items([f"i{n}" for n in range(10)])
-        monkeypatch.setattr("melon.learning.ranker.SCORES_AT_ONCE", 100)
+        monkeypatch.setattr("melon.learning.model.SCORES_AT_ONCE", 100)
         for one, other in zip(at_once, model.recommend(users), strict=True):
             assert [each.item for each in one] == [each.item for each in other]
         for one, other in zip(similar, model.similar_items([f"i{n}" for n in range(10)]), strict=True):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from melon import tables
+from melon import fading, tables
 from melon.errors import LearningError, SettingsError
 from melon.fading import Fading, fade
 from melon.kernels import policy
@@ -367,7 +367,7 @@ class TestWatch:
         assert one.take().tolist() == [6, 7]
 
     def test_many_writes_are_brought_together_and_a_copy_has_no_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables, "_MOST_RECORDS", 3)
+        monkeypatch.setattr(fading, "_MOST_RECORDS", 3)
         table = table_of(6)
         changes = table.watch()
         for row in (1, 2, 1, 2, 1, 2, 5):
@@ -396,7 +396,7 @@ class TestKeptFading:
             weights, factor = table.faded(loops, 20, at)
             expected = fade(table.view(at).touched[:20], at.now, 5.0).numpy()
             np.testing.assert_allclose(weights * factor, expected, rtol=1e-6, atol=1e-30)
-            anew, same_factor = Fading().read(loops, table.view(at).touched, at.now, 5.0, 20)
+            anew, same_factor = Fading(table.watch()).read(loops, table.arrays(at)[1], 20, at.now, 5.0)
             assert weights.tobytes() == anew.tobytes()
             assert factor == same_factor
 

@@ -194,7 +194,8 @@ class Melon(Arguments):
         """
         events, model = plain_events(interactions), self._model or cold_start(self)[0]
         batch_size = values.whole_number("batch_size", self.batch_size, 1)
-        model.updater.history.bound(self.max_pairs)
+        if model.updater.history.max_pairs != self.max_pairs:
+            model.updater.history.bound(self.max_pairs)
         with threads(values.whole_number("threads", self.threads, 1)):
             try:
                 if events is not None:

@@ -9,8 +9,10 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.types import Ints, Singles
 
-#: Half-lives after which the reference moment of fading moves; and the touch of no row.
-_REFERENCE, _NEVER = 32, np.iinfo(np.int64).min
+#: Half-lives after which the reference moment of fading moves.
+_REFERENCE = 32
+#: Changes of rows are brought together after so many writes.
+_MOST_RECORDS = 1_000
 
 
 def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
@@ -18,32 +20,60 @@ def fade(touched: Tensor, now: int, half_life: float) -> Tensor:
     return torch.exp2((touched - now).clamp(max=0).to(torch.float64) / half_life)
 
 
-class Fading:
-    """What fading has left of rows, kept from moment to moment, so that only rows touched in between are computed.
+def reference(now: int, half_life: float) -> tuple[int, np.float32]:
+    """A moment that moves once in many half-lives, and what fading leaves from then to now, of all rows alike.
 
-    0.5^(idle / half-life) is a weight as of a reference, which is moved once in many half-lives, times one factor for
-    all rows. Both depend on the moment and the last touch alone, and not on when they were read before.
+    0.5^(idle / half-life) is a weight as of the reference, which stays while a row is idle, times this factor.
     """
+    if not half_life:
+        return 0, np.float32(1)
+    span = max(int(_REFERENCE * half_life), 1)
+    moment = now // span * span
+    return moment, np.float32(2.0 ** ((moment - now) / half_life))
+
+
+class Changes:
+    """Rows that were written, whether or not the step was taken back after."""
 
     def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def put(self, rows: Tensor) -> None:
+        """Rows that are being written."""
+        self._rows.append(rows)
+        if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
+            self._rows = [torch.unique(torch.cat(self._rows))]
+
+    def take(self) -> Ints:
+        """Numbers of the rows written since the last call; some may stand there several times."""
+        rows, self._rows = self._rows, []
+        return torch.cat(rows).cpu().numpy() if rows else np.empty(0, dtype=np.int64)
+
+
+class Fading:
+    """What fading has left of rows, kept from moment to moment, so that only rows that changed are computed.
+
+    Weights depend on the reference and the last touch alone, and not on when they were read before.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
         self._rule: tuple[int, float] = (0, 0.0)
-        self._touched: Ints = np.empty(0, dtype=np.int64)
+        self._latest = 0  # no row was touched later
         self._weights: Singles = np.empty(0, dtype=np.float32)
 
     def read(
-        self, loops: policy.Loops, last_touches: Tensor, now: int, half_life: float | None, rows: int
+        self, loops: policy.Loops, touched: Ints, rows: int, now: int, half_life: float
     ) -> tuple[Singles, np.float32]:
         """The weights of the first rows, and the factor."""
-        if half_life is None:
-            return self._weights[:0], np.float32(1)
-        span = max(int(_REFERENCE * half_life), 1)
-        rule, touched = (now // span * span, half_life), last_touches.numpy()[:rows]
-        if rule != self._rule or len(self._touched) < rows:
-            self._rule, room = rule, rows + rows // 4
-            self._touched, self._weights = np.full(room, _NEVER), np.empty(room, dtype=np.float32)
-        changed = np.flatnonzero(touched != self._touched[:rows])
-        loops.faded(touched, changed, self._weights, *rule)
-        self._touched[changed] = touched[changed]
-        if touched.max(initial=0) > now:  # rows are read as of a moment before they were touched: not faded yet
-            return fade(torch.from_numpy(touched), now, half_life).float().numpy(), np.float32(1)
-        return self._weights[:rows], np.float32(2.0 ** ((rule[0] - now) / half_life))
+        moment, factor = reference(now, half_life)
+        changed = self._changes.take()
+        if (moment, half_life) != self._rule or len(self._weights) != len(touched):
+            self._rule, self._latest = (moment, half_life), 0
+            self._weights, changed = np.empty(len(touched), dtype=np.float32), np.arange(len(touched))
+        loops.faded(touched, changed, self._weights, moment, half_life)
+        self._latest = max(self._latest, int(touched[changed].max(initial=0)))
+        if self._latest > now and touched[:rows].max(initial=0) > now:
+            # Rows are read as of a moment before they were touched: not faded yet.
+            return fade(torch.from_numpy(touched[:rows]), now, half_life).float().numpy(), np.float32(1)
+        return self._weights[:rows], factor

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from melon.errors import LearningError, SettingsError
-from melon.fading import Fading, fade
+from melon.fading import Changes, Fading, fade
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import Ints, Singles
@@ -23,8 +23,6 @@ Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
 Undo = Callable[[], None]
 _BLOCK = 65_536
-#: Changes of rows are brought together after so many writes.
-_MOST_RECORDS = 1_000
 
 
 @dataclass(frozen=True)
@@ -96,24 +94,6 @@ class TableView:
         return torch.cat(list(self.blocks()))
 
 
-class Changes:
-    """Rows that were written, whether or not the step was taken back after."""
-
-    def __init__(self) -> None:
-        self._rows: list[Tensor] = []
-
-    def put(self, rows: Tensor) -> None:
-        """Rows that are being written."""
-        self._rows.append(rows)
-        if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
-            self._rows = [torch.unique(torch.cat(self._rows))]
-
-    def take(self) -> Ints:
-        """Numbers of the rows written since the last call; some may stand there several times."""
-        rows, self._rows = self._rows, []
-        return torch.cat(rows).cpu().numpy() if rows else np.empty(0, dtype=np.int64)
-
-
 class Clock:
     """The time of learning, in interactions or in seconds; the updater alone moves it."""
 
@@ -145,13 +125,13 @@ class Table:
         self._arrays: tuple[Singles, Ints] | None = None  # the same memory, for compiled loops
         self._changed: list[Tensor] | None = None
         self._watches = WeakSet[Changes]()
-        self._fading = Fading()
+        self._fading: Fading | None = None
         if spec.role == "shared":
             self.grow(spec.rows, np.arange(spec.rows))
 
     def __getstate__(self) -> dict[str, object]:
         """For copies: their arrays share memory with the tensors of the copy."""
-        return {**self.__dict__, "_arrays": None, "_fading": Fading(), "_watches": WeakSet()}
+        return {**self.__dict__, "_arrays": None, "_fading": None, "_watches": WeakSet()}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -189,8 +169,12 @@ class Table:
 
         The weights are empty where nothing fades. They are this table's own, and right until it is asked again.
         """
-        view = self.view(at)
-        return self._fading.read(loops, view.touched, view.now, view.half_life, rows)
+        _, touched, half_life = self.arrays(at)
+        if not half_life:
+            return np.empty(0, dtype=np.float32), np.float32(1)
+        if self._fading is None:
+            self._fading = Fading(self.watch())
+        return self._fading.read(loops, touched, rows, self._clock.now if at is None else at.now, half_life)
 
     def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
         """Record rows that a compiled loop has written; closing `undo` takes the record back."""

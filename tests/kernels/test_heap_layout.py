@@ -19,12 +19,13 @@ from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.suites import SUITES
-from melon.learning.lists import best, best_of_all
 from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
+from melon.recommenders.blend import catalogue as blend_catalogue
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
+from melon.recommenders.catalogue import Within, best
 from melon.strategies.default import Default
 from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
@@ -107,7 +108,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
+def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blend_catalogue, "FROM", 0)
     log = toy_log()
     Candidates(log, seed=0, count=5).draw(100, 160)
     for make, strategy in (
@@ -127,11 +129,11 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int]) -> None:
             with ExitStack() as undo:
                 updater.learn_undoable(batch, undo)
             updater.learn(batch)
-        catalogue = updater.recommender.catalogue(20, updater._context(10**6))
-        best(catalogue.scores(torch.arange(3)).numpy(), 4)
-        within = {"boost": None, "seen": updater.history.seen, "allowed": None}
-        best_of_all(catalogue.first_stage(), np.arange(3), 4, 20, **within)
-        catalogue.worthwhile(np.arange(1))
+        for lists in ("exact", "two_stage") if isinstance(updater.recommender, Blend) else ("exact",):
+            updater.recommender.settings.__dict__["lists"] = lists
+            catalogue = updater.recommender.catalogue(20, updater._context(10**6))
+            best(catalogue.scores(torch.arange(3)).numpy(), 4)
+            catalogue.best(np.arange(3), 4, Within(updater.history.seen))
         if isinstance(updater.recommender, Blend):
             updater.recommender.features(torch.arange(2), torch.arange(6).reshape(2, 3), updater._context(10**6))
             updater.recommender.fit_past(log.users, log.items)

@@ -49,7 +49,6 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("choice", "is_compiled"), [("torch", False), ("numba", True), ("auto", True), ("", True)])
 def test_the_variable_decides(choice: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MELON_KERNEL", choice)
-    assert policy.compiled() is is_compiled
     assert (policy.load("factor") is not None) is is_compiled
     assert (policy.load("stream") is not None) is is_compiled
     assert isinstance(pairs.pair_kernel(NETWORK, LIKE), pairs.CompiledKernel) is is_compiled
@@ -58,7 +57,6 @@ def test_the_variable_decides(choice: str, is_compiled: bool, monkeypatch: pytes
 
 def test_other_numbers_are_for_pytorch() -> None:
     other = LIKE.double()
-    assert not policy.compiled(other)
     assert policy.load("factor", like=other) is None
     assert pairs.pair_kernel(NETWORK, other) is reference
     assert isinstance(cell_kernel(other), TorchCell)

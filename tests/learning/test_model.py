@@ -229,7 +229,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         "history.append": (updater.history, "append", {}),
         "keep": (updater.strategy, "keep", {"works": False}),
     }
-    if plain and policy.compiled():  # the same moments of a step that compiled loops make
+    if plain and policy.load("factor") is not None:  # the same moments of a step that compiled loops make
         places["evidence"] = (PlainSteps, "of", {})
         places["propose"] = (updater.strategy, "plain_rates", {})
         places["first write"] = (FactorStep, "write", {})

@@ -214,7 +214,7 @@ def test_a_reader_walks_through_few_functions(monkeypatch: pytest.MonkeyPatch) -
         updater.learn(many[-1])
     finally:
         sys.setprofile(before)
-    assert len(entered) <= 32, sorted(entered)
+    assert len(entered) <= 26, sorted(entered)
     assert len({file for file, _ in entered}) <= 12, sorted(entered)
 
 

@@ -32,6 +32,7 @@ from melon.strategies.default import Default
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.batch import batch_of
 from melon.stream.history import History
+from melon.stream.pairs import pair_keys
 from melon.tables import Table
 
 SMALL = {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 64}
@@ -390,6 +391,17 @@ class TestLearning:
         assert not lesson.allowed.all()
         assert Updater(Blend(SMALL), Default()).lesson(batch) is None
         assert Updater(BPR({"dim": 4}), Default()).lesson(batch) is None
+
+    def test_without_repeats_only_first_times_are_lessons(self) -> None:
+        updater, batch = self.updater(), toy_batches()[6]
+        had = updater.history.seen.contains(pair_keys(batch.users, batch.items))
+        known = updater.history.of_items.met(batch.items) > 0
+        assert 0 < (known & had).sum() < known.sum()
+        every, first = updater.lesson(batch), self.updater(head_repeats=False).lesson(batch)
+        assert every is not None
+        assert first is not None
+        assert len(every) == known.sum()
+        assert len(first) == (known & ~had).sum()
 
     def test_a_lesson_is_what_was_scored(self) -> None:
         """Newcomers have no row yet when they are predicted, and none when the head is taught."""

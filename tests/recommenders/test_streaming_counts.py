@@ -142,3 +142,28 @@ def test_the_highest_counts_do_not_depend_on_when_they_were_asked_for_before() -
         fresh = ItemCounts.from_state(asked.state())
         found, wanted = (np.split(one.most_counted(loops, kinds, 12), 2) for one in (asked, fresh))
         assert [sorted(rows.tolist()) for rows in found] == [sorted(rows.tolist()) for rows in wanted]
+
+
+def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("melon.recommenders.streaming.counts._LATELY", 40)
+    policy.warm_up("lists")
+    loops, rng = policy.load("lists"), np.random.default_rng(0)
+    assert loops is not None
+    counts = ItemCounts([5.0, 100.0, float("inf")])
+    counts._lately = np.zeros(40, dtype=np.int64)
+    for round_ in range(30):
+        items = rng.integers(0, 20 + 3 * round_, int(rng.integers(1, 60)))
+        if round_ % 7 == 3:
+            undo = counts.undo_point(items)
+            counts.observe(items)
+            counts.by_kind(loops, 50, np.empty((2, 50), dtype=np.float32))
+            undo()
+        counts.observe(items)
+        n_items = int(rng.integers(10, 130))
+        since = np.empty((2, n_items), dtype=np.float32)
+        table = counts.by_kind(loops, n_items, since)
+        known = min(n_items, len(counts.storage[0]))
+        assert np.array_equal(table[:, :known], counts.storage[0][:known].T.astype(np.float32))
+        assert not table[:, known:n_items].any()
+        everything = np.arange(n_items)
+        assert np.array_equal(since, np.stack([counts.idle(everything), counts.age(everything)]).astype(np.float32))

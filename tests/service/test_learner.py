@@ -77,9 +77,8 @@ def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
-    monkeypatch.setattr("melon.learning.ranker.CANDIDATES", 5)
-    for name in ("OFFERED", "MET"):
-        monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", 5)
+    for name, number in (("FROM", 0), ("NEAR", 5), ("OFFERED", 5), ("MET", 5)):
+        monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", number)
     model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
     events = stream(600)
     with (

@@ -35,12 +35,12 @@ SIGNATURES: dict[str, Signature] = {
         *(*_TOP, SINGLE_TABLE, INTS),
     ),
     "faded": (INTS, INTS, SINGLES, INT, DOUBLE),
-    "most_counted": (DOUBLE_TABLE, INTS, INTS, INTS, DOUBLES, INT, INT_TABLE, DOUBLE_TABLE),
+    "most_counted": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, INTS, INTS, INT_TABLE, DOUBLE_TABLE),
 }
 DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
 
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
-_EMPTY, _ZERO = np.int64(-1), np.float32(0)
+_EMPTY, _ZERO, _ONE = np.int64(-1), np.float32(0), np.float32(1)
 #: Items that are worked on at a time, so that they stay in the core's own cache; scores that are looked at together.
 _AT_ONCE, _TOGETHER = 256, 64
 
@@ -119,10 +119,10 @@ def _ordered(values: Scores, items: Ints, size: int) -> None:
 
 def _better(line: Scores, start: int, stop: int, least: float) -> bool:
     """Whether any of these scores could be listed; a vector's work."""
-    hits = 0
+    hits = _ZERO
     for column in range(start, stop):
-        hits += not (line[column] <= least)  # a NaN is a hit, too
-    return hits > 0
+        hits += _ZERO if line[column] <= least else _ONE  # a NaN is a hit, too
+    return bool(hits > 0)
 
 
 def _offer(
@@ -188,16 +188,27 @@ def top(
 
 
 def most_counted(
-    counts: Floats, first: Ints, last: Ints, kinds: Ints, rates: Floats, events: int, rows: Ints, values: Floats
+    counts: Floats,
+    first: Ints,
+    last: Ints,
+    rates: Floats,
+    events: int,
+    kinds: Ints,
+    items: Ints,
+    rows: Ints,
+    values: Floats,
 ) -> int:
-    """The items whose decayed counts of some kinds are highest, kind by kind, in no order; returns how many of each.
+    """Those of some items whose decayed counts of some kinds are highest, kind by kind, in no order; returns how many.
+
+    Items are in ascending order: of those with equal counts the first ones are taken.
 
     Most items are passed by without decaying their counts: a count only falls by itself, and none can be above that of
     an item that is taken at every interaction, so one that has been idle for long cannot be among the highest.
     """
     places, held = rows.shape[1], np.zeros(kinds.size, np.int64)
     earliest = np.full(kinds.size, -1, np.int64)
-    for item in range(first.size):
+    for place in range(items.size):
+        item = items[place]
         if first[item] < 0:
             continue
         for n in range(kinds.size):

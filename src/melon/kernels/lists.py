@@ -15,7 +15,6 @@ from melon.kernels.generator import registers, unrolled
 from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
-    DOUBLES,
     INT,
     INT_TABLE,
     INTS,
@@ -58,8 +57,7 @@ _INTO: Signature = (SMALL_INTS, SINGLE_TABLE)
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
     "head": (_WEIGHTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, *_LASTS, _REMEMBERED, _REMEMBERED, *_INTO),
-    "counted": (DOUBLE_TABLE, INTS, INTS, INT, SINGLE_TABLE, SINGLE_TABLE),
-    "meet": (_REMEMBERED, INTS, DOUBLES, SMALL_INTS, INTS, DOUBLE_TABLE, INT, INT),
+    "counted": (DOUBLE_TABLE, INTS, INTS, INT, INTS, SINGLE_TABLE, SINGLE_TABLE),
 }
 
 _FREE, _NOTHING = np.int32(-1), np.float32(0)
@@ -100,16 +98,21 @@ def products(
                 out[one, item], out[other, item] = own[one], own[other]
 
 
-def counted(counts: Floats, first: Ints, last: Ints, events: int, by_kind: Singles, since: Singles) -> None:
-    """Counts of all items as of their last interactions, kind × items, and since when each was last and first seen."""
-    for item in range(since.shape[1]):
-        seen = item < first.size and first[item] >= 0
+def counted(
+    counts: Floats, first: Ints, last: Ints, events: int, changed: Ints, by_kind: Singles, since: Singles
+) -> None:
+    """Copy counts of items as of their last interactions, kind × items; and since when each was last and first seen.
+
+    Counts are those of items that have `changed`, times those of all. One that was never seen has always been there.
+    """
+    for n in range(changed.size):
         for kind in range(by_kind.shape[0]):
-            by_kind[kind, item] = counts[item, kind] if seen else 0.0
-        since[0, item], since[1, item] = (
-            events - last[item] if seen else events,
-            events - first[item] if seen else events,
-        )
+            by_kind[kind, changed[n]] = counts[changed[n], kind]
+    known = min(first.size, since.shape[1])
+    for item in range(known):
+        since[0, item], since[1, item] = events - last[item], events - max(first[item], 0)
+    for item in range(known, since.shape[1]):
+        since[0, item], since[1, item] = events, events
 
 
 def meet(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VARIABLE, CHOICES = "MELON_KERNEL", ("auto", "torch", "numba")
+_CHOSEN = {"": "auto", **{choice: choice for choice in CHOICES}}
 #: Requests after which a process counts as streaming, so that loading numba (half a second) pays; a batch has a dozen.
 PATIENCE = 100
 
@@ -42,16 +43,13 @@ _coming: set[tuple[str, int]] = set()
 _requests = 0
 
 
-def compiled(like: Tensor | None = None) -> bool:
-    """Whether compiled loops are wanted, and serve such numbers: float32 on the CPU."""
-    if _choice() == "torch":
-        return False
-    return like is None or (like.device.type == "cpu" and str(like.dtype) == "torch.float32")
-
-
 def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | None:
-    """The loops of a suite, compiled now unless they are ready; None where numpy or PyTorch compute instead."""
-    if not compiled(like):
+    """The loops of a suite, compiled now unless they are ready; None where numpy or PyTorch compute instead.
+
+    They serve numbers `like` float32 on the CPU.
+    """
+    choice = _CHOSEN.get(os.environ.get(VARIABLE, "")) or _choice()
+    if choice == "torch" or not (like is None or (like.device.type == "cpu" and str(like.dtype) == "torch.float32")):
         return None
     key = name, width
     loops = _ready.get(key)
@@ -65,7 +63,7 @@ def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | No
 def warm_up(*suites: SuiteName, in_background: bool = False) -> threading.Thread | None:
     """Have suites ready before they are needed: now, or by a background thread, which is returned."""
     keys = [each if isinstance(each, tuple) else (each, 0) for each in suites]
-    if not compiled():
+    if _choice() == "torch":
         return None
     if not in_background:
         _prepare(keys)

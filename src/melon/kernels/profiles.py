@@ -63,7 +63,7 @@ SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
     "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
     "match": (_PAIRS, INT, DOUBLE, DOUBLE, INT, SINGLE_CUBE),
-    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, SINGLES, SINGLE_TABLE),
+    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, SINGLES, INTS, SINGLE_TABLE),
     "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
     "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
     "lean": (INTS, INT, INT, *_TASTES, DOUBLE_TABLE),
@@ -179,11 +179,16 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
             said[first + 2] = both / (long * math.sqrt(wide + TINY))
 
 
-def prepare(item_rows: Singles, takers: Singles, weight: Floats, left: Singles, out: Singles) -> None:
-    """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not faded."""
-    for item in range(out.shape[0]):
-        row, profile = item_rows[item], takers[item]
+def prepare(item_rows: Singles, takers: Singles, weight: Floats, left: Singles, changed: Ints, out: Singles) -> None:
+    """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not faded.
+
+    The first one falls with time; the others are those of items that have changed.
+    """
+    for item in range(left.size):
         out[item, 0] = left[item] / (left[item] * np.float32(weight[item]) + np.float32(1))
+    for n in range(changed.size):
+        item = changed[n]
+        row, profile = item_rows[item], takers[item]
         out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
         out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
 

@@ -17,8 +17,12 @@ from melon.kernels import (
     likeness,
     lists,
     neighbours,
+    network,
     pretrain,
+    products,
     profiles,
+    rough,
+    shortlist,
     stream,
 )
 from melon.kernels.melon import attention, layout, rows, shared, tiles
@@ -65,10 +69,22 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
+    "network": Suite(
+        "the loops of NCF's pre-training",
+        (pretrain, products, network),
+        network.SIGNATURES,
+        takes="about a third of a minute",
+    ),
     "lists": Suite(
         "the loops of lists",
-        (best, lists, besides),
-        {**best.SIGNATURES, **lists.SIGNATURES, **besides.SIGNATURES},
+        (best, rough, lists, besides, shortlist),
+        {
+            **best.SIGNATURES,
+            **rough.SIGNATURES,
+            **lists.SIGNATURES,
+            **besides.SIGNATURES,
+            **shortlist.SIGNATURES,
+        },
         best.DOUBLES_TOO,
     ),
     "ials": Suite("the loops of implicit ALS", (ials,), ials.SIGNATURES),

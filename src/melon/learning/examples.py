@@ -31,6 +31,7 @@ class Offered:
     users: Ints
     items: Ints
     fresh: Flags | None = None  # False for interactions that are replayed
+    pool: int = 0  # how many items the negatives are drawn from
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,21 @@ class Offers:
         self._replay = Draws(seed, "replay")
         self._popularity = history.of_items if strategy.negatives == "popular" else None
 
-    def pool(self, batch: Batch) -> int:
-        """How many items there are with this batch; negatives are drawn from them."""
-        return max(self._history.items_born, batch.rows[1])
+    def of(self, batch: Batch) -> Offered | None:
+        """The batch and the interactions that are replayed beside it; None while there is but one item.
 
-    def of(self, batch: Batch, pool: int) -> Offered:
-        """The batch and the interactions that are replayed beside it."""
+        Negatives are drawn from all items that there are with this batch.
+        """
+        pool = max(self._history.of_items.rows, batch.rows[1])
+        if pool < 2:
+            return None
         users, items, events, fresh = batch.users, batch.items, batch.events, None
         if self._strategy.replay:
             users, items, fresh = self._with_replay(batch)
             # Replayed interactions are numbered apart from the stream's own events.
             events = np.concatenate([events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
         negatives = Negatives(pool, self._history.seen, self._negatives, self._popularity)
-        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh)
+        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh, pool)
 
     def last(self, batch: Batch) -> Offered | None:
         """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
@@ -94,7 +97,8 @@ class Offers:
         last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)
         if not len(last):
             return None
-        negatives = Negatives(self.pool(batch), self._history.seen, self._last_negatives, self._popularity)
+        pool = max(self._history.of_items.rows, batch.rows[1])
+        negatives = Negatives(pool, self._history.seen, self._last_negatives, self._popularity)
         count = self._recommender.settings.negatives
         return Offered(last.users, negatives.lines(last.users, last.items, last.events, count))
 

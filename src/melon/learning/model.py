@@ -17,18 +17,19 @@ from melon.errors import CheckpointError, DataError, MelonError
 from melon.kernels import policy
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.lists import Best, Recommendation, Recommended, best
-from melon.learning.ranker import Limits, Ranker, in_pieces
+from melon.learning.lists import Recommendation, Recommended
 from melon.learning.updater import Updater
 from melon.progress import uninterrupted
+from melon.recommenders.catalogue import Best, Within, best, limited
 from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
-from melon.stream.split import batches
 from melon.types import Flags, Ints, Scores
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
+#: Lists are made from at most this many scores at a time: 32 MB, which allocators still hand out again and again.
+SCORES_AT_ONCE = 1 << 23
 _LATEST = np.iinfo(np.int64).max
 
 IdSequence = npt.NDArray[Any] | Sequence[Id]
@@ -58,24 +59,19 @@ class LiveModel:
         self.users = IdBook("user") if users is None else users
         self.items = IdBook("item") if items is None else items
         self.last_time, self.late = last_time, late
-        self._own()
-
-    def _own(self) -> None:
-        """Make what a copy of this model has of its own."""
-        self._lock, self._ranker = threading.RLock(), Ranker(self.updater)
+        self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_ranker")}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        self._own()
+        self._lock = threading.RLock()
 
     def rows_of(self, role: Literal["user", "item"]) -> int:
-        """How many users or items the recommender has rows for; one without tables goes by the history."""
+        """How many users or items have been learned from."""
         history = self.updater.history
-        seen, book = (history.of_users.rows, self.users) if role == "user" else (history.items_born, self.items)
-        return min(self.updater.recommender.rows_of(role) or seen, len(book))
+        return (history.of_users if role == "user" else history.of_items).rows
 
     def warm_up(self) -> None:
         """Load the compiled loops of learning and of lists before the first call needs them."""
@@ -109,7 +105,13 @@ class LiveModel:
         Users and items may be new. Events of equal time keep the order in which they are given; events without times
         happen at `last_time`. A batch that fails leaves nothing of itself; those before it stay learned.
         """
-        moments = np.full(len(user_ids), self.last_time) if times is None else _checked_times(times)
+        moments = np.full(len(user_ids), self.last_time) if times is None else np.asarray(times)
+        if moments.ndim != 1 or (len(moments) and moments.dtype.kind not in "iu"):
+            raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
+        if moments.min(initial=0) < 0 or moments.max(initial=0) > _LATEST:
+            wrong = int(np.argmax((moments < 0) | (moments > _LATEST)))
+            raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
+        moments = moments.astype(np.int64)
         if not len(user_ids) == len(item_ids) == len(moments):
             raise DataError(
                 f"users, items and times must be equally long, got {len(user_ids)}, {len(item_ids)} and {len(moments)}."
@@ -123,33 +125,29 @@ class LiveModel:
         if len(times) > batch_size:  # ids that cannot be learned are refused before the first batch is
             self.users.rows(user_ids)
             self.items.rows(item_ids)
-        for start, stop in batches(0, len(times), batch_size):
-            with self._lock, uninterrupted():
-                loss = self._learn_batch(user_ids[start:stop], item_ids[start:stop], times[start:stop])
+        for start in range(0, len(times), batch_size):
+            some = slice(start, start + batch_size)
+            with self._lock, uninterrupted(), contextlib.ExitStack() as undo:
+                updater, last_time, moments = self.updater, self.last_time, times[some]
+                late = bool(moments[0] < last_time)  # times are in order
+                for book in (self.users, self.items):
+                    undo.callback(book.truncate, len(book))
+                users, items = self.users.rows(user_ids[some], add=True), self.items.rows(item_ids[some], add=True)
+                batch = Batch(
+                    updater.history.events,
+                    users,
+                    items,
+                    np.maximum(moments, last_time) if late else moments,
+                    _keys_of_new(self.users, users, updater.recommender.rows_of("user")),
+                    _keys_of_new(self.items, items, updater.recommender.rows_of("item")),
+                )
+                undo.callback(self.popular.undo_point(items))
+                self.popular.observe(items)
+                loss = updater.learn_undoable(batch, undo)
+                undo.pop_all()
+                self.late += int(np.count_nonzero(moments < last_time)) if late else 0
+                self.last_time = int(batch.times[-1])
             yield loss
-
-    def _learn_batch(self, user_ids: IdSequence, item_ids: IdSequence, times: Ints) -> float:
-        updater, last_time = self.updater, self.last_time
-        late = bool(times[0] < last_time)  # times are in order
-        with contextlib.ExitStack() as undo:
-            for book in (self.users, self.items):
-                undo.callback(book.truncate, len(book))
-            users, items = self.users.rows(user_ids, add=True), self.items.rows(item_ids, add=True)
-            batch = Batch(
-                updater.history.events,
-                users,
-                items,
-                np.maximum(times, last_time) if late else times,
-                _keys_of_new(self.users, users, updater.recommender.rows_of("user")),
-                _keys_of_new(self.items, items, updater.recommender.rows_of("item")),
-            )
-            undo.callback(self.popular.undo_point(items))
-            self.popular.observe(items)
-            loss = updater.learn_undoable(batch, undo)
-            undo.pop_all()
-        self.late += int(np.count_nonzero(times < last_time)) if late else 0
-        self.last_time = int(batch.times[-1])
-        return loss
 
     def foresee(self, log: Interactions, start: int, stop: int) -> Batch:
         """Events of a log as the next batch would be; no id is added, newcomers get the rows behind the others."""
@@ -168,15 +166,17 @@ class LiveModel:
     def recommend(self, user_ids: Sequence[Id], k: int, *, filter_seen: bool = True) -> list[Recommended]:
         """The k best items for each user; for users that the model does not know, the k most popular ones."""
         with self._lock:
-            rows, n_users = self.users.rows(user_ids), self.rows_of("user")
+            rows, n_users = self.users.rows(user_ids), self.updater.history.of_users.rows
             served = [0 <= row < n_users for row in rows.tolist()]
         everybody = all(served)
         lists = self.best(rows if everybody else rows[served], k, filter_seen=filter_seen)
-        popular = () if everybody else self._named(self.most_popular(k))
-        return [
-            Recommended(user, "model", self._named(next(lists))) if is_known else Recommended(user, "popular", popular)
-            for user, is_known in zip(user_ids, served, strict=True)
-        ]
+        popular = None if everybody else self.most_popular(k)
+        answers = list[Recommended]()
+        for user, is_known in zip(user_ids, served, strict=True):
+            rows, scores = next(lists) if popular is None or is_known else popular
+            items = tuple(map(Recommendation, self.items.named(rows.tolist()), scores.tolist()))
+            answers.append(Recommended(user, "model" if is_known else "popular", items))
+        return answers
 
     def similar_items(self, item_ids: Sequence[Id], k: int) -> list[list[Recommendation]]:
         """The k items most similar to each of the given ones, itself left out."""
@@ -185,7 +185,10 @@ class LiveModel:
             absent = np.flatnonzero((rows < 0) | (rows >= self.rows_of("item")))
         if len(absent):
             raise DataError(f"item {item_ids[int(absent[0])]!r} has not been seen, so nothing is known to be like it.")
-        return [list(self._named(one)) for one in self.similar(rows, k)]
+        return [
+            list(map(Recommendation, self.items.named(alike.tolist()), scores.tolist()))
+            for alike, scores in self.similar(rows, k)
+        ]
 
     def score(self, user_ids: Sequence[Id], item_ids: Sequence[Id]) -> Scores:
         """The score of each (user, item), one id of either kind beside many of the other; unknown ids are zeros."""
@@ -206,31 +209,34 @@ class LiveModel:
         exclude: Ints | None = None,
         boost: npt.NDArray[np.floating] | None = None,
     ) -> Iterator[Best]:
-        """The k best items for rows of users, within limits (`Limits`); a list does not depend on the other users."""
-        limits = Limits(filter_seen, allowed, exclude, boost)
-        for some in in_pieces(users, self.rows_of("item")):
+        """The k best items for rows of users, within limits (`limited`); a list does not depend on the other users."""
+        history, start = self.updater.history, 0
+        is_limited = not (allowed is None and exclude is None and boost is None)
+        while start < len(users):
             with self._lock:
-                lists = self._ranker.best(some, k, self.rows_of("item"), self.last_time, limits)
+                n_items, seen = history.of_items.rows, history.seen if filter_seen else None
+                some = users[start : start + max(SCORES_AT_ONCE // max(n_items, 1), 1)]
+                within = limited(n_items, seen, allowed, exclude, boost) if is_limited else Within(seen)
+                lists = self.updater.catalogue(n_items, self.last_time).best(some, k, within)
             yield from lists
+            start += len(some)
 
     def most_popular(self, k: int, *, allowed: Flags | None = None, exclude: Ints | None = None) -> Best:
         """The k items with the highest decayed count."""
         with self._lock:
             counts = self.popular.read(np.arange(self.rows_of("item")))[None, :, 0]
-        return best(counts, k, allowed=Limits(False, allowed, exclude).mask(counts.shape[1]))[0]
+        return best(counts, k, limited(counts.shape[1], None, allowed, exclude))[0]
 
     def similar(self, items: Ints, k: int) -> Iterator[Best]:
         """The k items most similar to rows of items, itself left out."""
-        for some in in_pieces(items, self.rows_of("item")):
+        at_once = max(SCORES_AT_ONCE // max(self.rows_of("item"), 1), 1)
+        for start in range(0, len(items), at_once):
+            some = items[start : start + at_once]
             with self._lock:
                 lists = best(self.updater.similarities(some, self.last_time).numpy(), k + 1)
             for itself, (rows, scores) in zip(some, lists, strict=True):
                 others = np.flatnonzero(rows != itself)[:k]
                 yield rows[others], scores[others]
-
-    def _named(self, items: Best) -> tuple[Recommendation, ...]:
-        rows, scores = items
-        return tuple(map(Recommendation, self.items.named(rows.tolist()), scores.tolist()))
 
     # Saving.
 
@@ -298,19 +304,6 @@ def _saved_book(state: Mapping[str, npt.NDArray[Any]], role: str, seen: int) -> 
     require(len(book) == size, f"{size} ids of {role}s, {len(book)} of them distinct")
     require(seen <= size, f"{size} ids of {role}s, and {seen} {role}s were seen")
     return book
-
-
-def _checked_times(times: Ints | Sequence[int]) -> Ints:
-    moments = np.asarray(times)
-    if not len(moments):
-        return np.empty(0, dtype=np.int64)
-    if moments.dtype.kind not in "iu" or moments.ndim != 1:
-        raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
-    least = moments[0] if len(moments) == 1 else moments.min()
-    if least < 0 or (moments.dtype != np.int64 and moments.max() > _LATEST):
-        wrong = int(np.argmax((moments < 0) | (moments > _LATEST)))
-        raise DataError(f"the time of event {wrong} is {moments[wrong]}; times are from 0 to 2⁶³ − 1.")
-    return moments.astype(np.int64)
 
 
 def _ordered(ids: IdSequence, order: Ints) -> IdSequence:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.errors import LearningError
+from melon.errors import LearningError, StreamError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
 from melon.learning.practice.online import OnlinePractice
 from melon.recommenders.base import Recommender
@@ -109,16 +109,17 @@ class StepMaker:
         `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
         but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
         """
-        pool = self._offers.pool(batch)
-        if not self._recommender.specs or pool < 2:
+        if not self._recommender.specs:
             return None
         if self._online is not None:
             self._online.improve(batch, undo)
-        offered = self._offers.of(batch, pool)
+        offered = self._offers.of(batch)
+        if offered is None:
+            return None
         if self._online is not None:
             situation = self._gatherer.situation(self._compact(offered), offered)
             self._online.remember(situation, offered.users, offered.items)
-        plain = self._plain(offered, batch) if pool <= self._recommender.rows_of("item") else None
+        plain = self._plain(offered, batch) if offered.pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
         with self._strategy.at_work():
@@ -230,7 +231,9 @@ class StepMaker:
 
     def situation(self, batch: Batch) -> Situation:
         """A batch as the strategy meets it, on rows that exist."""
-        offered = self._offers.of(batch, self._offers.pool(batch))
+        offered = self._offers.of(batch)
+        if offered is None:
+            raise StreamError("there is but one item, so there is no negative; a stream teaches once it has two.")
         return self._gatherer.situation(self._compact(offered), offered)
 
     def broken(self, what: str, batch: Batch) -> LearningError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
 from melon.learning.step import ComputedStep, ProposedRows, StepMaker
-from melon.recommenders.base import Catalogue, Context, Recommender
+from melon.recommenders.base import Context, Recommender
+from melon.recommenders.catalogue import Catalogue
 from melon.recommenders.heads import HeadStep, Lesson
 from melon.sparse_table import SparseTable
 from melon.strategies.base import LearningRates, Situation, Strategy
@@ -60,8 +61,14 @@ class Updater:
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._state = [table for tables in self.row_state.values() for table in tables.values()]
+        self._observes = type(recommender).observe is not Recommender.observe
         self._last: ComputedStep | None = None
         self._followed: Mapping[str, float] | None = None
+        self._kept: tuple[tuple[object, ...], Catalogue] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: they make their own scorer of all items."""
+        return {**self.__dict__, "_kept": None}
 
     # Reading: nothing is written.
 
@@ -93,14 +100,13 @@ class Updater:
         return self._tie_absent(scores.cpu().numpy(), np.arange(n_items)[None, :])
 
     def catalogue(self, n_items: int, time: int) -> Catalogue:
-        """The scorer of items 0 … n_items-1 for lists, as the model is now."""
-        with torch.no_grad():
-            return self.recommender.catalogue(n_items, self._context(time))
-
-    def version(self, time: int) -> tuple[object, ...]:
-        """What tells two versions of the model apart: whatever is learned or read at another moment changes it."""
+        """The scorer of items 0 … n_items-1 for lists, which is kept while the model stays the same."""
         moment, tables = self.moment(time), self.recommender.tables.values()
-        return self.history.events, moment.now, *moment.half_lives.items(), sum(table.version for table in tables)
+        version = n_items, moment, self.history.events, sum(table.version for table in tables)
+        if self._kept is None or self._kept[0] != version:
+            with torch.no_grad():
+                self._kept = version, self.recommender.catalogue(n_items, Context(time, self.history, moment))
+        return self._kept[1]
 
     def similarities(self, items: Ints, time: int) -> Tensor:
         """How similar each item of the catalogue is to each of the given ones."""
@@ -120,13 +126,41 @@ class Updater:
         `teach_head` says whether the head of a recommender that has one makes its step too.
         """
         with ExitStack() as undo:
-            loss = self._learn(batch, undo, teach_head=teach_head, record=False)
+            loss = self.learn_undoable(batch, undo, teach_head=teach_head, record=False)
             undo.pop_all()
         return loss
 
-    def learn_undoable(self, batch: Batch, undo: ExitStack) -> float:
-        """The same, with a copy of everything that is overwritten: closing `undo` takes the whole batch back."""
-        return self._learn(batch, undo, teach_head=True, record=True)
+    def learn_undoable(self, batch: Batch, undo: ExitStack, *, teach_head: bool = True, record: bool = True) -> float:
+        """The same; with `record`, everything that is overwritten is copied: closing `undo` takes the whole batch back.
+
+        Without it, closing `undo` is for a step that could not be computed.
+        """
+        users, items, history, written = batch.users, batch.items, self.history, undo if record else None
+        if not len(users):
+            return 0.0
+        self._tick(int(batch.times[0]), written)
+        # The head learns from the model as it was when the batch was predicted, so its step is computed first.
+        head = self._head_step(batch) if teach_head and self._teacher.steps else None
+        self.make_rows(batch, undo)
+        step = self._steps.of(batch, undo)
+        if step is not None:
+            step.rows.write(written)
+        if head is not None:
+            self._head_rows(head.values).write(written)
+        if self._observes:
+            undo_observing = self.recommender.undo_point(users, items, history) if record else None
+            if undo_observing is not None:
+                undo.callback(undo_observing)
+            self.recommender.observe(users, items, batch.times, history)
+        if record:
+            undo.callback(history.undo_point(users, items))
+        history.append(users, items)
+        if step is not None:
+            self.strategy.keep(step.memory)
+            self._last = step
+        if head is not None:
+            self._teacher.keep(head)
+        return step.loss if step else 0.0
 
     def rehearse(self, batch: Batch) -> float:
         """Learn a batch of the past once more: the history, which holds it already, stays as it is."""
@@ -221,34 +255,6 @@ class Updater:
             table.restore({part: tensor for part, tensor in state.items() if tensor is not None})
 
     # The parts of a step.
-
-    def _learn(self, batch: Batch, undo: ExitStack, *, teach_head: bool, record: bool) -> float:
-        users, items, history, written = batch.users, batch.items, self.history, undo if record else None
-        if not len(users):
-            return 0.0
-        self._tick(int(batch.times[0]), written)
-        # The head learns from the model as it was when the batch was predicted, so its step is computed first.
-        head = self._head_step(batch) if teach_head and self._teacher.steps else None
-        self.make_rows(batch, undo)
-        step = self._steps.of(batch, undo)
-        if step is not None:
-            step.rows.write(written)
-        if head is not None:
-            self._head_rows(head.values).write(written)
-        if record:
-            undo_observing = self.recommender.undo_point(users, items, history)
-            if undo_observing is not None:
-                undo.callback(undo_observing)
-        self.recommender.observe(users, items, batch.times, history)
-        if record:
-            undo.callback(history.undo_point(users, items))
-        history.append(users, items)
-        if step is not None:
-            self.strategy.keep(step.memory)
-            self._last = step
-        if head is not None:
-            self._teacher.keep(head)
-        return step.loss if step else 0.0
 
     def _tick(self, time: int, undo: ExitStack | None = None) -> None:
         """Move the clock of learning to a time of the stream, and half-lives to where the strategy has them by now."""

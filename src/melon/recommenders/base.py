@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -15,13 +15,14 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.errors import SettingsError
+from melon.recommenders.catalogue import Catalogue
 from melon.recommenders.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.recommenders.losses import Loss, make_loss
 from melon.recommenders.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
-from melon.types import Ints, Singles
+from melon.types import Ints
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
 _SCORED_AT_ONCE = 1 << 16
@@ -46,36 +47,6 @@ class Context:
     moment: Moment | None = None
 
 
-class Catalogue(ABC):
-    """All items at one version of the model, for lists; it is built once and used until the model learns again.
-
-    A user's scores depend on that user alone, bit for bit, and not on the other users of the same call.
-    """
-
-    @abstractmethod
-    def scores(self, users: Tensor) -> Tensor:
-        """Scores of all items for each user."""
-
-    def unseen_scores(self, users: Tensor) -> Tensor:
-        """The same where those who ask leave out what each user has had: these items may have any score."""
-        return self.scores(users)
-
-    def scan(self, boost: Singles) -> Callable[..., int] | None:
-        """A loop that writes the best items of users without making all scores; None where there is none.
-
-        It takes what `melon.kernels.best.scan` takes behind `boost`, which is added to the scores of the first items.
-        """
-        return None
-
-    def first_stage(self) -> Catalogue:
-        """For two-stage lists: quick scores of all items."""
-        return self
-
-    def worthwhile(self, user: Ints) -> Ints:
-        """For two-stage lists: rows of items that are worth scoring besides, for one user."""
-        return np.empty(0, dtype=np.int64)
-
-
 class _PlainCatalogue(Catalogue):
     """One user at a time by `score_catalogue`: a matrix product may round by how many lines it has."""
 
@@ -83,7 +54,7 @@ class _PlainCatalogue(Catalogue):
         self._recommender, self._n_items, self._context = recommender, n_items, context
 
     @torch.no_grad()
-    def scores(self, users: Tensor) -> Tensor:
+    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
         lines = [
             self._recommender.score_catalogue(user, self._n_items, self._context)
             for user in torch.split(users.to(self._recommender.device), 1)
@@ -124,6 +95,8 @@ class Recommender(ABC):
         self.settings = self.settings_type.parse(settings or {}, f"recommender {self.name!r}")
         self.loss = loss or make_loss(self.settings.loss)
         self.seed, self.dtype, self.device = seed, dtype, usable_device(device)
+        #: Numbers as the tables hold them, by which compiled loops are asked for.
+        self.like = torch.empty(0, dtype=dtype, device=device)
         self.clock = Clock()
         self.specs: tuple[TableSpec, ...] = self.declare()
         self.tables: dict[str, Table] = {
@@ -216,11 +189,6 @@ class Recommender(ABC):
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
         """The scorer of items 0 … n_items-1 for lists: what depends on this version of the model alone is in it."""
         return _PlainCatalogue(self, n_items, context)
-
-    @property
-    def two_stage(self) -> bool:
-        """Whether lists may come from a catalogue that is a little old, with its best items scored again."""
-        return False
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.recommenders import nearest
-from melon.recommenders.base import Catalogue, Context, Recommender, RecommenderSettings, SummedSteps
+from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.recommenders.catalogue import Catalogue
 from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import (
     FactorCatalogue,
@@ -106,18 +107,15 @@ class BPR(Recommender):
         return out.add_(own)
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
-        loops = policy.load("lists", like=self.tables["item_bias"].view().storage)
+        loops = policy.load("lists", like=self.like)
         if loops is None:
             return super().catalogue(n_items, context)
         at = None if context is None else context.moment
-        exact = partial(FactorCatalogue, loops, self.tables, n_items, at)
-        if self.two_stage and self._inverted_file.follow(self.tables, at):
-            return NearestCatalogue(self._inverted_file, self.tables, n_items, at, exact)
-        return exact()
-
-    @property
-    def two_stage(self) -> bool:
-        return self.settings.lists == "index" and self.rows_of("item") >= nearest.FROM
+        exact = partial(FactorCatalogue, loops, self.tables, n_items, at, self.clock.now if at is None else at.now)
+        if self.settings.lists == "exact" or n_items < nearest.FROM or not self._inverted_file.follow(self.tables, at):
+            return exact()
+        score = partial(self.score, context=context)
+        return NearestCatalogue(self._inverted_file, self.tables, n_items, at, exact, score)
 
     @cached_property
     def _inverted_file(self) -> InvertedFile:

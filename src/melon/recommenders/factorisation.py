@@ -5,7 +5,7 @@ Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from threading import local
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders.base import Catalogue, SummedSteps
+from melon.recommenders.base import SummedSteps
+from melon.recommenders.catalogue import Best, Catalogue, Within, filled
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
@@ -141,19 +142,22 @@ class FactorCatalogue(Catalogue):
     Vectors are read as they are stored; biases, and what fading has left of vectors, are computed once.
     """
 
-    def __init__(self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None) -> None:
-        self._loops, self._tables, self._at = loops, tables, at
+    def __init__(
+        self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None, now: int
+    ) -> None:
+        """`now` is the time of the fading clock: that of the moment, where one is given."""
+        self._loops, self._tables, self._at, self._now = loops, tables, at, now
         vectors, biases = tables["item_factors"], tables["item_bias"]
         self._known, known = min(vectors.rows, n_items), min(biases.rows, n_items)
         self._decay, self._factor = vectors.faded(loops, self._known, at)
         weights, factor = biases.faded(loops, known, at)
         self.bias: Singles = np.zeros(n_items, dtype=np.float32)
-        self.bias[:known] = biases.view().storage.numpy()[:known, 0]
+        self.bias[:known] = biases.arrays(at)[0][:known, 0]
         if len(weights):
             self.bias[:known] *= weights
             self.bias[:known] *= factor
 
-    def scores(self, users: Tensor) -> Tensor:
+    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
         return torch.from_numpy(self.products(users.numpy(), self.bias))
 
     def products(self, users: Ints, bias: Singles) -> Singles:
@@ -163,13 +167,14 @@ class FactorCatalogue(Catalogue):
         self._loops.products(*self._of(users), vectors, self._known, self._decay, bias, out)
         return out
 
-    def scan(self, boost: Singles) -> Callable[..., int]:
+    def best(self, users: Ints, k: int, within: Within) -> list[Best]:
         tables, at = self._tables, self._at
         vectors, biases = tables["user_factors"], tables.get("user_bias")
         own = (*_NO_BIAS, 0) if biases is None else (*biases.arrays(at), biases.rows)
-        users, now = (*vectors.arrays(at), vectors.rows, *own), vectors.view(at).now
-        items = tables["item_factors"].arrays(at)[0], self._known, self._decay, self.bias
-        return partial(self._loops.scan, *users, now, self._factor, *items, boost)
+        of_users = *vectors.arrays(at), vectors.rows, *own, self._now, self._factor
+        of_items = tables["item_factors"].arrays(at)[0], self._known, self._decay, self.bias
+        scan = partial(self._loops.scan, *of_users, *of_items, within.boost)
+        return filled(scan, len(self.bias), np.float32, users, k, within)
 
     def _of(self, users: Ints) -> tuple[Singles, Singles]:
         """The users' vectors, times what has faded of all items alike, and their biases."""

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, from_numpy
 
-from melon.kernels import policy
-from melon.recommenders.base import Catalogue
+from melon.fading import Changes
+from melon.recommenders.catalogue import Best, Catalogue, Within, best
 from melon.recommenders.factorisation import FactorCatalogue
-from melon.tables import Changes, Moment, Table
-from melon.types import Flags, Floats, Ints, Singles, SmallInts
+from melon.stream.pairs import pair_keys
+from melon.tables import Moment, Table
+from melon.types import Floats, Ints, Singles
 
 #: Fewer items than this are scanned, which takes less than following them does.
 FROM = 100_000
@@ -24,7 +25,8 @@ _SHARE, _FEWEST = 32, 8
 _TRAINED_BY, _OUTGROWN = 64, 2
 #: Rows are stored as of a moment, since all idle ones fade alike; it moves up after so many half-lives.
 _REFERENCE = 32
-_NO_BOOST: Singles = np.empty(0, dtype=np.float32)
+#: This many best products, beside the list's length, are scored again.
+CANDIDATES = 100
 
 
 class InvertedFile:
@@ -63,11 +65,11 @@ class InvertedFile:
     def __len__(self) -> int:
         return 0 if self._index is None else int(self._index.ntotal)
 
-    def near(self, user: Singles, many: int) -> tuple[Ints, Singles]:
-        """Items that are probably among the best for a user's vector, best first, and their products."""
-        products, rows = self._index.search(np.append(user, np.float32(1))[None, :], min(many, len(self)))
-        found = rows[0] >= 0
-        return rows[0][found], products[0][found]
+    def near(self, user: Singles, many: int) -> Ints:
+        """Items that are probably among the best for a user's vector, best first."""
+        _, (rows,) = self._index.search(np.append(user, np.float32(1))[None, :], min(many, len(self)))
+        found: Ints = rows[rows >= 0]
+        return found
 
     def _rows(self, places: Ints) -> Singles:
         """Vectors and biases of items as of the reference."""
@@ -94,7 +96,7 @@ class InvertedFile:
 
 
 class NearestCatalogue(Catalogue):
-    """Quick scores by an inverted file; everything else, and what it does not find, by a scan of all rows."""
+    """The best of what an inverted file finds, scored exactly; everything else by a scan of all rows."""
 
     def __init__(
         self,
@@ -102,66 +104,34 @@ class NearestCatalogue(Catalogue):
         tables: Mapping[str, Table],
         n_items: int,
         at: Moment | None,
-        make: Callable[[], FactorCatalogue],
+        exact: Callable[[], FactorCatalogue],
+        score: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        self._index, self._tables, self._n_items, self._at, self._make = index, tables, n_items, at, make
+        self._index, self._tables, self._n_items, self._at = index, tables, n_items, at
+        self._make_exact, self._score = exact, score
 
     @cached_property
     def _exact(self) -> FactorCatalogue:
-        return self._make()
+        return self._make_exact()
 
-    def scores(self, users: Tensor) -> Tensor:
+    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
         return self._exact.scores(users)
 
-    def scan(self, boost: Singles) -> Callable[..., int]:
-        return self._exact.scan(boost)
-
-    def first_stage(self) -> Catalogue:
-        return _FirstStage(self)
-
-    def fill(
-        self,
-        users: Ints,
-        allowed: Flags,
-        slots: Ints,
-        bits: int,
-        starts: Ints,
-        past: SmallInts,
-        rows: Ints,
-        values: Singles,
-        counts: Ints,
-    ) -> int:
-        """As `melon.kernels.best.scan`, with what the inverted file finds; a user for whom that is too little is
-        served by the scan.
-        """
-        loops, wanted = policy.load("stream"), rows.shape[1]
+    def best(self, users: Ints, k: int, within: Within) -> list[Best]:
+        if len(within.allowed) or len(within.boost):
+            return self._exact.best(users, k, within)
         vectors = self._tables["user_factors"].gather(from_numpy(users), self._at).numpy()
-        for line, user in enumerate(users.tolist()):
-            found = np.empty(0, dtype=np.int64)
-            if not allowed.size and loops is not None:
-                found, scores = self._index.near(vectors[line], 2 * wanted)
-                held = np.zeros(len(found), dtype=np.bool_)
-                if slots.size:
-                    loops.contains(slots, bits, starts, past, (user << 32) | found, held)
-                kept = np.flatnonzero(~held & (found < self._n_items))[:wanted]
-                found, scores = found[kept], scores[kept]
-            if len(found) < min(wanted, self._n_items):
-                some = slice(line, line + 1)
-                pairs, out = (slots, bits, starts, past), (rows[some], values[some], counts[some])
-                broken = self._exact.scan(_NO_BOOST)(users[some], allowed, *pairs, *out)
-                if broken >= 0:
-                    return line
-                continue
-            rows[line], values[line], counts[line] = found, scores, len(found)
-        return -1
+        return [self._best_of(user, vector, k, within) for user, vector in zip(users[:, None], vectors, strict=True)]
 
-
-class _FirstStage(Catalogue):
-    def __init__(self, nearest: NearestCatalogue) -> None:
-        self._nearest = nearest
-
-    def scores(self, users: Tensor) -> Tensor:
-        return self._nearest.scores(users)
-
-    def scan(self, boost: Singles) -> Callable[..., int]:
-        return self._nearest.fill
+    def _best_of(self, user: Ints, vector: Singles, k: int, within: Within) -> Best:
+        """One user's list; one for whom too little is found is served by the scan."""
+        wanted = k + CANDIDATES
+        found = self._index.near(vector, 2 * wanted)
+        found = found[found < self._n_items]
+        if within.seen is not None:
+            found = found[~within.seen.contains(pair_keys(np.repeat(user, len(found)), found))]
+        found = np.sort(found[:wanted])
+        if len(found) < min(wanted, self._n_items):
+            return self._exact.best(user, k, within)[0]
+        places, values = best(self._score(from_numpy(user), from_numpy(found[None, :])).numpy(), k)[0]
+        return found[places], values

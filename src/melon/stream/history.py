@@ -225,7 +225,7 @@ class History:
                 users_most, items_most, new = loops.append(*of_users, *of_items, *slots, some_users, some_items)
                 self.of_users.most_met = max(self.of_users.most_met, users_most)
                 self.of_items.most_met = max(self.of_items.most_met, items_most)
-                self.seen.latest.count_new(new)
+                self.seen.latest.size += new
         self.events += len(users)
         if self.max_pairs is not None:
             self._forget_oldest()

@@ -8,8 +8,7 @@ import numpy as np
 
 from melon.data.taken import Taken
 from melon.kernels import policy
-from melon.stream.draws import Words
-from melon.types import Flags, Ints, SmallInts
+from melon.types import Flags, Ints, SmallInts, Words
 
 _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)
@@ -44,14 +43,14 @@ class PairSet:
     """Membership of pair keys in O(1) each; grows by doubling, so adding is O(1) amortised."""
 
     def __init__(self, keys: Ints | None = None) -> None:
-        self._size = 0
+        self.size = 0
         self._bits = 10
         self._slots: Ints = np.full(1 << self._bits, _EMPTY)
         if keys is not None:
             self.add(keys)
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def add(self, keys: Ints) -> None:
         """Put the keys in; those already there are left alone."""
@@ -61,9 +60,9 @@ class PairSet:
             return
         fresh = distinct(keys)
         fresh = fresh[~self.contains(fresh)]
-        self._reserve(self._size + len(fresh))
+        self._reserve(self.size + len(fresh))
         self._place(fresh)
-        self._size += len(fresh)
+        self.size += len(fresh)
 
     def remove(self, keys: Ints) -> None:
         """Take keys out again, in O(size): the set is built anew."""
@@ -71,7 +70,7 @@ class PairSet:
         left = left[~np.isin(left, keys)]
         self._slots.fill(_EMPTY)
         self._place(left)
-        self._size = len(left)
+        self.size = len(left)
 
     def contains(self, keys: Ints) -> Flags:
         """Whether each key is in the set; any shape."""
@@ -100,14 +99,10 @@ class PairSet:
         return places.reshape(keys.shape)
 
     def room_for(self, more: int) -> tuple[Ints, int]:
-        """`storage` with free slots for more keys, for a loop that puts them in; `count_new` says how many were new."""
-        if self._size + more > _FULLEST * len(self._slots):
-            self._reserve(self._size + more)
+        """`storage` with free slots for more keys, for a loop that puts them in; `size` has to count them."""
+        if self.size + more > _FULLEST * len(self._slots):
+            self._reserve(self.size + more)
         return self._slots, self._bits
-
-    def count_new(self, keys: int) -> None:
-        """Count keys that a loop has put in."""
-        self._size += keys
 
     @property
     def storage(self) -> tuple[Ints, int]:
@@ -132,7 +127,7 @@ class PairSet:
     def _add_by(self, loops: policy.Loops, keys: Ints) -> None:
         for start in range(0, len(keys), AT_ONCE):
             some = keys[start : start + AT_ONCE]
-            self.count_new(loops.place(*self.room_for(len(some)), some))
+            self.size += loops.place(*self.room_for(len(some)), some)
 
     def _place(self, keys: Ints) -> None:
         slots, mask = self._home(keys), len(self._slots) - 1
@@ -206,8 +201,8 @@ class SeenPairs:
         return held.reshape(keys.shape)
 
     def room_for(self, more: int) -> Storage:
-        """`storage` with free slots for more keys in `latest`, whose `count_new` says how many a loop put in."""
-        if self.latest._size > SORTED_FROM:
+        """`storage` with free slots for more keys in `latest`, whose `size` has to count them."""
+        if self.latest.size > SORTED_FROM:
             self._sort_in()
         return *self.latest.room_for(more), *self.past
 

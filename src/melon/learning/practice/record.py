@@ -88,7 +88,9 @@ class _Walk:
             sizes.append(updater.recommender.rows_of(role))
         updater.make_rows(batch)
         for draw in range(self._draws):
-            items = self._offers.of(batch.in_epoch(draw), self._offers.pool(batch)).items
+            offered = self._offers.of(batch.in_epoch(draw))
+            assert offered is not None
+            items = offered.items
             self._items[draw].append(items)
             self._met[draw].append((history.of_users.met(batch.users), history.of_items.met(items)))
         self._users.append(batch.users)

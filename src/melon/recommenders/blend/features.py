@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.kernels.lessons import ALWAYS, GAIN, LAST, RECENT, SHRINK, SHRINK_RECENT
-from melon.kernels.lists import HeadWeights
+from melon.kernels.lessons import ALWAYS, GAIN, LAST, MET, RECENT, SHRINK, SHRINK_RECENT
+from melon.kernels.lists import Remembered
 from melon.recommenders.blend.inputs import (
     HALF_LIVES,
     INPUTS,
@@ -38,6 +38,9 @@ from melon.tables import Moment, Table
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
 _LOOKS: Ints = np.array([ITEM_FEATURES.index(name) for name in LOOKS])
+#: The inputs that leanings belong to.
+LOOKED_AT: Ints = INPUTS.index(ITEM_FEATURES[0]) + _LOOKS
+_NO_FOLLOWERS = Remembered(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
 InputColumns = npt.NDArray[np.floating[Any]]
 #: How many followers each item remembers.
 _FOLLOWERS = 64
@@ -72,6 +75,11 @@ class StreamFeatures:
     def divided_by(self) -> tuple[int, ...]:
         """Which divisor belongs to each feature of pairs."""
         return tuple((PAIR_FEATURES if self.followers is None else PAIR_FEATURES | TRANSITIONS).values())
+
+    @property
+    def width(self) -> int:
+        """How many inputs belong to rows, items and meetings, without those times the user's activity."""
+        return MET + len(self.divided_by)
 
     @property
     def more(self) -> tuple[str, ...]:
@@ -148,11 +156,11 @@ class StreamFeatures:
 
     def of_all(self, loops: policy.Loops, n_items: int, columns: Singles) -> Singles:
         """The same for items 0 … n_items-1, features × items, to float32's rounding; returns divisors × items."""
-        counts, first, last, rates, events = self.counts.storage
-        by_kind = torch.empty((len(rates), n_items), dtype=torch.float32, device="cpu")
-        out = torch.from_numpy(columns)
-        loops.counted(counts, first, last, events, by_kind.numpy(), columns[ALWAYS:])
-        decays = torch.from_numpy((-rates[:ALWAYS, None]).astype(np.float32))
+        by_kind = torch.from_numpy(self.counts.by_kind(loops, n_items, columns[ALWAYS:]))[:, :n_items]
+        out, decays = (
+            torch.from_numpy(columns),
+            torch.from_numpy((-self.counts.rates[:ALWAYS, None]).astype(np.float32)),
+        )
         torch.mul(out[ALWAYS], decays, out=out[:ALWAYS]).exp2_().mul_(by_kind[:ALWAYS])
         divided = torch.stack([by_kind[ALWAYS] + SHRINK, out[RECENT] + SHRINK_RECENT]).sqrt_()
         out.log1p_()
@@ -209,9 +217,9 @@ class StreamFeatures:
         rows = (part for table in tables for part in table.arrays(at))
         given, room = out.numpy(), (self._item_at, scratch(size), width - len(INPUTS))
         loops.inputs(users, lines, *state, *slots, *known, *rows, *room, given)
-        self._compare(users, lines, past, width, given)
-        if self.tastes is not None:
-            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+        self.compare(users, lines, past, width, given)
+        about = self.leanings(users, time)
+        if about is not None and self.tastes is not None:
             suits, first = policy.load("profiles"), width + len(more) - len(self._leanings)
             assert suits is not None
             suits.suit_lines(INPUTS.index(ITEM_FEATURES[0]), _LOOKS, about, self.tastes.usual, first, given)
@@ -220,26 +228,44 @@ class StreamFeatures:
     def of_both(self, users: Ints, named: Named, columns: InputColumns, past: History, time: int) -> InputColumns:
         """What is asked for besides: n × c × `more`; `columns` are the features of the distinct items."""
         out = np.empty((*named.items.shape, len(self.more)), dtype=self._dtype)
-        self._compare(users, named.items, past, 0, out)
-        if self.tastes is not None:
-            about = self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+        self.compare(users, named.items, past, 0, out)
+        about = self.leanings(users, time)
+        if about is not None and self.tastes is not None:
             first = len(self.more) - len(self._leanings)
             _suit(named.places, columns, about, self.tastes.usual, first, out)
         return out
 
-    def _compare(self, users: Ints, items: Ints, past: History, first: int, out: InputColumns) -> None:
-        """Write `of_pairs_besides` of candidates n × c, from input `first` on."""
+    def leanings(self, users: Ints, time: int) -> Floats | None:
+        """What users tend to take, where that is asked for: n × 4, with gaps n × 7."""
+        return None if self.tastes is None else self.tastes.read(users, time, self.counts.events, gaps=self._gaps)
+
+    def remembered(self) -> tuple[Remembered, Remembered]:
+        """Neighbours and followers of items for compiled loops; do not keep them when more is observed."""
+        followed = _NO_FOLLOWERS if self.followers is None else self.followers.remembered()
+        return self.neighbours.remembered(), followed
+
+    def compare(
+        self, users: Ints, items: Ints, past: History, first: int, out: InputColumns, *, seen: bool = True
+    ) -> None:
+        """Write `of_pairs_besides` of candidates n × c, from input `first` on; without `seen` no user has had them."""
         for takers, sides in self.spaces():
-            takers.match(sides, users, items, past, out, first)
+            takers.match(sides, users, items, past, out, first, seen=seen)
             first += len(MATCHES)
         if self.likeness:
             rows = self._rows_of_blend()[1]
             likeness(users, items, past, rows, len(rows), first, out)
 
+    def prepare(self, loops: policy.Loops, n_items: int, past: History) -> list[Singles]:
+        """Factors of all items for `compare_all`, for each kind of rows that is asked for."""
+        of_als = None if self.profiles is None else self.profiles.takers  # whose rows change where items are taken
+        return [
+            takers.prepare(loops, sides, n_items, past, only_taken=takers is of_als) for takers, sides in self.spaces()
+        ]
+
     def compare_all(
         self, loops: policy.Loops, user: Ints, factors: Sequence[Singles], past: History, out: Singles, *, seen: bool
     ) -> None:
-        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `Takers.prepare` gave `factors`.
+        """`of_pairs_besides` of one user and all items in order, n_items × inputs; `prepare` gave `factors`.
 
         Without `seen`, items that the user has had may get any numbers.
         """
@@ -251,26 +277,6 @@ class StreamFeatures:
         if self.likeness:
             everything, rows = np.arange(len(out))[None, :], self._rows_of_blend()[1]
             likeness(user, everything, past, rows, min(len(rows), len(out)), first, out[None])
-
-    def folded(self, head: HeadWeights, user: Ints, time: int) -> HeadWeights:
-        """A head over one user's leanings as one without these inputs: they are linear in the items' own features."""
-        if self.tastes is None:
-            return head
-        width, first = len(LOOKS), head.linear.size - len(self._leanings)
-        known = self.tastes.read(user, time, self.counts.events, gaps=self._gaps)[0]
-        columns, usual = INPUTS.index(ITEM_FEATURES[0]) + _LOOKS, self.tastes.usual
-
-        def fold(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Floats]:
-            own, rest = weights[..., first:].astype(np.float64), weights[..., :first].copy()
-            suits = own[..., width : 2 * width] * known[:width]
-            rest[..., columns] += suits.astype(np.float32)
-            same = own[..., :width] @ known[:width] + own[..., 2 * width :] @ known[width:] - suits @ usual
-            return rest, same
-
-        with np.errstate(over="ignore", invalid="ignore"):  # as compiled loops have it: scores that are not finite
-            (linear, same), (hidden, shift) = fold(head.linear), fold(head.hidden)
-            constant, shifted = np.float32(float(head.constant) - float(same)), (head.shift + shift).astype(np.float32)
-        return HeadWeights(head.trust, constant, linear, hidden, shifted, head.output)
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""

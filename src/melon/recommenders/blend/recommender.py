@@ -13,8 +13,9 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.types import array_of
-from melon.recommenders.base import Catalogue, Context, RecommenderSettings, SummedSteps
-from melon.recommenders.blend.catalogue import BlendCatalogue
+from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
+from melon.recommenders.blend import catalogue
+from melon.recommenders.blend.catalogue import BlendCatalogue, BlendParts, TwoStageCatalogue
 from melon.recommenders.blend.features import StreamFeatures
 from melon.recommenders.blend.head import (
     LINEAR,
@@ -36,6 +37,7 @@ from melon.recommenders.blend.inputs import (
     inputs_of,
 )
 from melon.recommenders.blend.settings import BlendSettings
+from melon.recommenders.catalogue import Catalogue
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
 from melon.recommenders.factorisation import (
     FactorCatalogue,
@@ -47,6 +49,7 @@ from melon.recommenders.factorisation import (
 from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.recommenders.losses import BPRLoss
 from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
+from melon.recommenders.rough import RoughRows
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import Moment, TableSpec, TableView, Undo
@@ -78,6 +81,7 @@ class Blend(HeadedRecommender):
             tuple(INPUTS.index(name) for part in chosen.without for name in PARTS[part]),
             "personal" not in chosen.without,
             chosen.head_rest,
+            chosen.head_repeats,
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64
@@ -102,10 +106,6 @@ class Blend(HeadedRecommender):
 
     def learns(self, spec: TableSpec) -> bool:
         return super().learns(spec) and (spec.name not in TABLES or not self._own)
-
-    @property
-    def two_stage(self) -> bool:
-        return self.settings.lists == "two_stage"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -227,11 +227,19 @@ class Blend(HeadedRecommender):
         loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
         if loops is None:
             return super().catalogue(n_items, context)
-        rows = FactorCatalogue(loops, self.tables, n_items, None if context is None else context.moment)
+        at = None if context is None else context.moment
+        common = loops, self.tables, n_items, at, self.clock.now if at is None else at.now
         if silent(head):
-            return rows
+            return FactorCatalogue(*common)
         past, time = (context.history, context.time) if context else (History(), 0)
-        return BlendCatalogue(loops, rows, self.stream, past, time, self.head, head)
+        parts = BlendParts(self.stream, past, time, self.head, head)
+        if self.settings.lists == "two_stage" and n_items >= catalogue.FROM:
+            return TwoStageCatalogue(self._rough, *common, parts)
+        return BlendCatalogue(*common, parts)
+
+    @cached_property
+    def _rough(self) -> RoughRows:
+        return RoughRows()
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""
@@ -302,8 +310,8 @@ class Blend(HeadedRecommender):
         return users, items
 
     def _head_values(self, context: Context | None) -> dict[str, Tensor]:
-        views = self.views(context)
-        return {name: views[name].everything() for name in TABLES}
+        at = None if context is None else context.moment
+        return {name: self.tables[name].view(at).everything() for name in TABLES}
 
     def _stored_inputs(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
         dots, bias = self._stored_personal(users, named, context)

@@ -11,7 +11,7 @@ from melon.errors import SettingsError
 from melon.kernels import policy
 from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
-from melon.types import Arrays, Flags, Floats, Ints
+from melon.types import Arrays, Flags, Floats, Ints, Singles
 
 _NEVER = -1
 #: The items of this many events are kept at hand.
@@ -35,6 +35,7 @@ class ItemCounts:
         self._first: Ints = np.zeros(0, dtype=np.int64)
         self._last: Ints = np.zeros(0, dtype=np.int64)
         self._lately: Ints = np.zeros(_LATELY, dtype=np.int64)
+        self._by_kind: tuple[int, Singles] | None = None  # what `by_kind` gave, and when
         self._most: tuple[tuple[int, ...], int, Ints] | None = None  # what `most_counted` gave, for what, and when
 
     def read(self, items: Ints) -> Floats:
@@ -97,27 +98,43 @@ class ItemCounts:
         """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
         asked = (many, *kinds.tolist())
         most: Ints | None = None
+        rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
         if self._most is not None and self._most[0] == asked and self._most[1] >= self.events - _LATELY:
             # Counts decay alike and only those of items taken since have grown: no other item has come among the first.
             since = self._lately[np.arange(self._most[1], self.events) % _LATELY]
-            some = distinct(np.concatenate([self._most[2], since]))
-            counts = self.read(some)[:, kinds]
-            order = np.argsort(-counts, axis=0, kind="stable")[:many]
-            if np.take_along_axis(counts, order, axis=0).min(initial=1.0) > 0:  # zeros tie with those of other items
-                most = some[order].T.reshape(-1)
+            held = loops.most_counted(
+                *self.storage, kinds, distinct(np.concatenate([self._most[2], since])), rows, values
+            )
+            if held == many and values.min() > 0:  # zeros tie with those of other items
+                most = rows.reshape(-1)
         if most is None:
-            rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
-            columns = self._count, self._first, self._last
-            held = loops.most_counted(*columns, kinds, self._rates, self.events, rows, values)
+            held = loops.most_counted(*self.storage, kinds, np.arange(len(self._first)), rows, values)
             most = rows[:, :held].reshape(-1)
         self._most = asked, self.events, most
         return most
+
+    def by_kind(self, loops: policy.Loops, n_items: int, since: Singles) -> Singles:
+        """Counts as of each item's last interaction, kind × items, for at least so many items; do not keep them.
+
+        `since` gets how long ago each of the first `n_items` was last and first seen. Only counts of items that were
+        taken since the last call are copied.
+        """
+        held, width = self._by_kind, max(n_items, len(self._first))
+        if held is not None and held[1].shape[1] >= width and held[0] >= self.events - _LATELY:
+            table, changed = held[1], self._lately[np.arange(held[0], self.events) % _LATELY]
+        else:
+            table, changed = np.zeros((len(self._rates), width), dtype=np.float32), np.arange(len(self._first))
+        loops.counted(self._count, self._first, self._last, self.events, changed, table, since)
+        self._by_kind = self.events, table
+        return table
 
     def observe(self, items: Ints) -> None:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
             return
-        self._grow(rows_needed(items))
+        needed = rows_needed(items)
+        if needed > len(self._first):
+            self._grow(needed)
         late = items[-_LATELY:]
         self._lately[np.arange(self.events + len(items) - len(late), self.events + len(items)) % _LATELY] = late
         loops = policy.load("neighbours")
@@ -145,7 +162,7 @@ class ItemCounts:
         def undo() -> None:
             self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
             self._count[held], self._first[held], self._last[held] = count, first, last
-            self.events, self._most = events, None
+            self.events, self._most, self._by_kind = events, None, None
 
         return undo
 
@@ -202,8 +219,7 @@ class ItemCounts:
         return np.where(counted, items, 0), counted
 
     def _grow(self, size: int) -> None:
-        if size > len(self._first):
-            more = max(size, 2 * len(self._first)) - len(self._first)
-            self._count = np.concatenate([self._count, np.zeros((more, len(self._rates)))])
-            self._first = np.concatenate([self._first, np.full(more, _NEVER, dtype=np.int64)])
-            self._last = np.concatenate([self._last, np.zeros(more, dtype=np.int64)])
+        more = max(size, 2 * len(self._first)) - len(self._first)
+        self._count = np.concatenate([self._count, np.zeros((more, len(self._rates)))])
+        self._first = np.concatenate([self._first, np.full(more, _NEVER, dtype=np.int64)])
+        self._last = np.concatenate([self._last, np.zeros(more, dtype=np.int64)])

@@ -38,6 +38,12 @@ class Takers:
         self._sums: RowArray = np.zeros((0, dim), dtype=dtype)
         self._weight: Floats = np.zeros(0)
         self._last: Ints = np.zeros(0, dtype=np.int64)
+        self._start_factors()
+
+    def _start_factors(self) -> None:
+        """Have `prepare` compute all factors: of each item, and the event that it was last taken at then."""
+        self._factors: RowArray = np.empty((0, len(MATCHES)), dtype=self._sums.dtype)
+        self._factored_at: Ints = np.empty(0, dtype=np.int64)
 
     def observe(self, users: Ints, items: Ints, past: History, user_rows: RowArray) -> None:
         """Add a batch to the profiles of its items, by users' rows as they are."""
@@ -56,26 +62,41 @@ class Takers:
         past: History,
         out: RowArray,
         first: int = 0,
+        *,
+        seen: bool = True,
     ) -> None:
-        """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on."""
+        """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on.
+
+        The user's own part in what is said of an item is left out. Without `seen` no user has had a candidate, so there
+        is no such part to look for.
+        """
         lasts, dtype = np.empty((len(users), RING), dtype=np.int32), self._sums.dtype
         directions, profiles = np.zeros((2, len(users), self.dim), dtype=dtype)
-        (rings, taken), known = past.of_items.storage, past.of_items.rows
+        (rings, taken), known = past.of_items.storage, past.of_items.rows if seen else 0
         loops = policy.load("profiles", like=torch.from_numpy(profiles)) or _numpy_loops
         users = np.ascontiguousarray(users)
         loops.recent(*past.of_users.storage, past.of_users.rows, users, _FADE, *sides, lasts, directions, profiles)
-        of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
+        of_users = users, np.ascontiguousarray(items), directions, profiles, lasts if seen else lasts[:, :0]
         pairs = Pairs(*of_users, sides[1], *self._held(self._count), rings[:known], taken[:known])
         loops.match(pairs, past.events, 1 / _HALF_LIFE, _FADE, first, out)
 
-    def prepare(self, loops: policy.Loops, sides: ProfileSides, n_items: int, past: History) -> RowArray:
-        """Factors of the first items for `match_all`, as of now."""
+    def prepare(
+        self, loops: policy.Loops, sides: ProfileSides, n_items: int, past: History, *, only_taken: bool
+    ) -> RowArray:
+        """Factors of the first items for `match_all`, as of now; they are right until this is asked again.
+
+        With `only_taken`, the rows of items change only where items are taken, so the others keep what they have.
+        """
         known = min(n_items, len(sides[1]), self._count)
-        factors = np.empty((known, len(MATCHES)), dtype=self._sums.dtype)
+        if not only_taken or known > len(self._factored_at):
+            self._factors = np.empty((len(self._last), len(MATCHES)), dtype=self._sums.dtype)
+            self._factored_at = np.full(len(self._last), -1)
         idle = torch.from_numpy((past.events - self._last[:known]).astype(np.float32))
         left = idle.mul_(-1 / _HALF_LIFE).exp2_().numpy()  # PyTorch's exponential is vectorised
-        loops.prepare(sides[1], self._sums[:known], self._weight[:known], left, factors)
-        return factors
+        changed = np.flatnonzero(self._last[:known] != self._factored_at[:known])
+        loops.prepare(sides[1], self._sums[:known], self._weight[:known], left, changed, self._factors)
+        self._factored_at[changed] = self._last[changed]
+        return self._factors[:known]
 
     def match_all(
         self,
@@ -121,6 +142,7 @@ class Takers:
             for array, rows in zip(self._parts(), before, strict=True):
                 array[held], array[count : self._count] = rows, 0
             self._count = count
+            self._start_factors()
 
         return undo
 
@@ -136,6 +158,7 @@ class Takers:
         sums = saved_array(state, "takers", self._sums.dtype, shape, least=-2.0 * events, most=2.0 * events)
         last = saved_array(state, "last", np.int64, (len(weight),), least=0, most=max(events - 1, 0))
         self._sums, self._weight, self._last, self._count = sums, weight, last, len(weight)
+        self._start_factors()
 
     def __len__(self) -> int:
         return self._count
@@ -169,6 +192,7 @@ class Profiles:
     def fit(self, users: Ints, items: Ints) -> None:
         """Solve rows for a whole log, which is then observed."""
         self.rows.fit(users, items)
+        self.takers._start_factors()
 
     def observe(self, users: Ints, items: Ints, past: History) -> None:
         """Add a batch to the profiles of its items, by users' rows as they were, and solve the rows that it touches."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import sys
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import melon
 from melon.errors import DataError
 from melon.fitting.auto import SETTINGS
-from melon.learning import ranker
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -73,7 +76,10 @@ def test_lists_are_those_of_a_slow_twin(kind: str, fading: float | None) -> None
 
 @pytest.mark.parametrize("lists", ["exact", "two_stage"])
 @pytest.mark.parametrize("kind", ["bpr", "ncf", "blend"])
-def test_a_list_does_not_depend_on_who_else_is_asked_for(kind: str, lists: str) -> None:
+def test_a_list_does_not_depend_on_who_else_is_asked_for(
+    kind: str, lists: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "FROM", 0)
     model = model_of(kind, **({"lists": lists} if kind == "blend" else {}))
     if lists == "two_stage":
         learn(model, 20, seed=1)
@@ -88,9 +94,9 @@ def test_a_list_does_not_depend_on_who_else_is_asked_for(kind: str, lists: str) 
 def test_the_kept_scorer_follows_what_is_learned(kind: str) -> None:
     model, users = model_of(kind), np.arange(6)
     before = [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=True)]
-    kept = model._ranker._kept
+    kept = model.updater._kept
     assert [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=True)] == before
-    assert model._ranker._kept is kept
+    assert model.updater._kept is kept
     learn(model, 60, seed=5)
     fresh = copy.deepcopy(model)
     for (rows, scores), (again, same) in zip(
@@ -136,7 +142,8 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
     model, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     exact = copy.deepcopy(model)
     exact.updater.recommender.settings = exact.updater.recommender.settings.model_copy(update={"lists": "exact"})
-    monkeypatch.setattr(ranker, "CANDIDATES", 40)
+    for name, number in (("FROM", 0), ("NEAR", 40), ("OFFERED", 100)):
+        monkeypatch.setattr(catalogue, name, number)
     limits = {"allowed": np.arange(ITEMS + 60) % 3 > 0, "exclude": np.arange(9)}
     for round_ in range(3):
         for each in (model, exact):  # items that nobody knew, too
@@ -152,9 +159,8 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_list_in_two_stages_does_not_depend_on_when_lists_were_asked_for_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranker, "CANDIDATES", 15)
-    monkeypatch.setattr(catalogue, "OFFERED", 15)
-    monkeypatch.setattr(catalogue, "MET", 15)
+    for name, number in (("FROM", 0), ("NEAR", 15), ("OFFERED", 15), ("MET", 15)):
+        monkeypatch.setattr(catalogue, name, number)
     asked, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     silent = copy.deepcopy(asked)
     for round_ in range(5):
@@ -165,3 +171,46 @@ def test_a_list_in_two_stages_does_not_depend_on_when_lists_were_asked_for_befor
         asked.best(users, 10, filter_seen=True), silent.best(users, 10, filter_seen=True), strict=True
     ):
         assert (before[0].tolist(), before[1].tobytes()) == (alone[0].tolist(), alone[1].tobytes())
+
+
+def test_few_items_are_scored_as_a_whole() -> None:
+    """Two stages would cost more; the candidates are few here, and the lists are exact all the same."""
+    model, users = model_of("blend", lists="two_stage"), np.arange(USERS)
+    assert not isinstance(model.updater.catalogue(model.rows_of("item"), model.last_time), catalogue.TwoStageCatalogue)
+    exact = copy.deepcopy(model)
+    exact.updater.recommender.settings = exact.updater.recommender.settings.model_copy(update={"lists": "exact"})
+    for one, other in zip(
+        model.best(users, 10, filter_seen=True), exact.best(users, 10, filter_seen=True), strict=True
+    ):
+        assert (one[0].tolist(), one[1].tobytes()) == (other[0].tolist(), other[1].tobytes())
+
+
+@pytest.mark.parametrize("kind", ["blend", "blend with transitions", "blend without rows"])
+def test_two_stages_score_as_the_model_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "FROM", 0)
+    model, users = model_of(kind, lists="two_stage"), np.arange(USERS)
+    for seen in (True, False):
+        for user, (rows, scores) in enumerate(model.best(users, 12, filter_seen=seen)):
+            line = model.updater.score(users[user : user + 1], rows[None, :], model.last_time)[0]
+            assert scores == pytest.approx(line, rel=1e-5, abs=1e-5)
+            assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+
+
+def test_a_reader_walks_through_few_functions() -> None:
+    """docs/design.md, "Two walks": from a user's id to a list, right after an event; holds what was reached."""
+    model, home, entered = model_of("bpr", fading=None), str(Path(melon.__file__).parent), set[tuple[str, str]]()
+    model.recommend([3], 5)
+    model.learn_events([3], [4])
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(home) and not code.co_name.startswith("<"):
+            entered.add((code.co_filename, code.co_qualname))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        model.recommend([3], 5)
+    finally:
+        sys.setprofile(before)
+    assert len(entered) <= 15, sorted(entered)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import LearningError
-from melon.learning.lists import best
+from melon.recommenders.catalogue import Within, best
 from melon.stream.history import History
 
 
@@ -53,7 +53,7 @@ def test_best_unseen_equals_a_full_sort_without_the_seen(
         items = np.concatenate([items, items[:3]])
         history.append(np.full(len(items), user), items)
         taken[user] = set(items.tolist())
-    found = best(scores, k, users=users, seen=history.seen)
+    found = best(scores, k, Within(history.seen), users)
     for line, (user, (columns, values)) in enumerate(zip(users.tolist(), found, strict=True)):
         expected = [column for column in sorted_columns(scores[line]) if column not in taken[user]][:k]
         assert columns.tolist() == expected
