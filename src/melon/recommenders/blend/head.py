@@ -245,13 +245,7 @@ class BlendHead(Head):
         return HeadStep(moved, memory_after)
 
     def _compiled_step(
-        self,
-        loops: policy.Loops,
-        values: Values,
-        lesson: Lesson,
-        memory: Mapping[str, Tensor],
-        steps: int,
-        lr: float,
+        self, loops: policy.Loops, values: Values, lesson: Lesson, memory: Mapping[str, Tensor], steps: int, lr: float
     ) -> HeadStep:
         """The same in one compiled pass."""
         held = [array_of(values[name]) for name in TABLES]
