@@ -103,9 +103,9 @@ def _place(here: SmallInts, late: Singles, other: np.int32) -> int:
         at = np.int32(at + (np.int32(s + 1) if here[s] == other else np.int32(0)))
         taken = np.int32(taken + np.int32(here[s] != _FREE))
     if at > 0:
-        return at - 1
+        return int(at) - 1
     if taken < width:
-        return taken
+        return int(taken)
     return _least(late)
 
 
