@@ -4,6 +4,7 @@
     python benchmarks/inputs.py E amazon_grocery yelp     # the same rule applied to the log before that window
     python benchmarks/inputs.py --arms usual,profiles A yelp
     python benchmarks/inputs.py --seed 1 A yelp
+    python benchmarks/inputs.py --arms auto,first_times --without-repeats A yelp
     python benchmarks/inputs.py --arms auto,own_profiles,likeness,richer A yelp
 
 All arms have the same pre-trained rows and settings (L2 .03, rate .3, no fading), as the trial that suggested these
@@ -18,6 +19,7 @@ import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
 
 from blend import DATA, SPLITS
@@ -28,8 +30,9 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, refit
 from melon.fitting.selection import Selection
 from melon.learning.pretrain import most_epochs
+from melon.stream.pairs import pair_keys
 from melon.stream.split import DEFAULT_SPLIT, Parts, split
-from melon.types import Floats
+from melon.types import Floats, Ints
 
 ARMS = {
     "usual": {},
@@ -39,20 +42,21 @@ ARMS = {
     "transitions": {"transitions": True},
     "everything": {"inputs": ["profiles", "tastes"], "transitions": True},
     "auto": {"inputs": ["profiles", "leanings"], "transitions": True},
+    "first_times": {"inputs": ["profiles", "leanings"], "transitions": True, "head_repeats": False},
     "own_profiles": {"inputs": ["profiles", "own_profiles", "leanings"], "transitions": True},
     "likeness": {"inputs": ["profiles", "likeness", "leanings"], "transitions": True},
     "richer": {"inputs": ["profiles", "own_profiles", "likeness", "leanings"], "transitions": True},
 }
 
 
-def ranks_of(selection: Selection, start: PretrainedState, settings: dict[str, object]) -> Floats:
-    """Ranks of what is judged, with a head that has practised on the rest of the window."""
+def ranks_of(selection: Selection, start: PretrainedState, settings: dict[str, object]) -> tuple[Ints, Floats]:
+    """Events that are judged and their ranks, with a head that has practised on the rest of the window."""
     updater = selection.at_window("default", settings, start)
     tally = Tally()
     for point in selection.through(updater):
         if point.start >= selection.parts.judged_from:
             tally.add(point)
-    return tally.rank
+    return tally.events, tally.rank
 
 
 def main() -> None:
@@ -62,6 +66,7 @@ def main() -> None:
     words.add_argument("streams", nargs="*", default=["amazon_grocery", "amazon_electronics", "amazon_book", "yelp"])
     words.add_argument("--arms", default="usual,auto")
     words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--without-repeats", action="store_true")
     asked = words.parse_args()
     for name in asked.streams:
         log = load_stream(DATA / f"{name}.parquet")
@@ -69,6 +74,7 @@ def main() -> None:
         if asked.window == "E":
             parts = Parts(parts.window_start, parts.window_start, parts.window_start)
         log = log.head(parts.validation_stop)
+        first_times = np.unique(pair_keys(log.users, log.items), return_index=True)[1]
         protocol, usual = EvaluationProtocol(seed=asked.seed), None
         rows: PretrainedState | None = None
         for arm in asked.arms.split(","):
@@ -80,7 +86,9 @@ def main() -> None:
                 rows = refit(plan, selection.before_window, {"l2": 0.03, "epochs": epochs})
             fresh = {table: held.state() for table, held in plan.build().tables.items()}
             tables = {table: rows.tables[table] if not table.startswith("head_") else fresh[table] for table in fresh}
-            ranks = ranks_of(selection, PretrainedState(plan, tables, {}), {"lr": 0.3})
+            events, ranks = ranks_of(selection, PretrainedState(plan, tables, {}), {"lr": 0.3})
+            if asked.without_repeats:
+                ranks = ranks[np.isin(events, first_times)]
             measured = metrics(ranks)
             line = f"{name} {asked.window}{asked.seed} {arm}: HR@5 {measured['HR@5']:.4f}"
             line += f" NDCG@10 {measured['NDCG@10']:.4f}"

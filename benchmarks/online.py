@@ -1,18 +1,23 @@
 """Rates that go on learning on the stream, beside frozen ones, on selection windows; test parts are not read.
 
     python benchmarks/online.py amazon_grocery yelp
+    python benchmarks/online.py news_globo --views 8 all --rates 0.003
+    python benchmarks/online.py yelp --earlier --views all
 
 MeLON on BPR practises as usual on the part of the window that is not judged. On the judged part rates are then frozen,
 or after each batch they take a step of Adam by the gradient of the last batches' predictions through the steps of the
-batches before: over one batch (a look-ahead as in the network form) or over more. Each is HR@5 + NDCG@10.
+batches before: over one batch (a look-ahead as in the network form), over more, or over all (traces, which carry how
+rows depend on the rates forward from where the window begins). Each is HR@5 + NDCG@10.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
+import time
 import tomllib
 from copy import deepcopy
+from itertools import pairwise
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -32,13 +37,14 @@ from melon.learning.updater import Updater
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import MOST_DECAY, LinearRates, Phi
 from melon.strategies.practised import LinearStrategy
-from melon.stream.batch import Batch
-from melon.stream.split import DEFAULT_SPLIT, split
+from melon.stream.batch import Batch, batch_of
+from melon.stream.split import DEFAULT_SPLIT, Parts, batches, split
 from melon.types import Ints, Scores
 from practice import CONFIGS, state_of
+from trials.traces import GoingOnByTraces
 
-#: Batches that a step is judged by, and Adam's rate on φ.
-ARMS = ((1, 0.003), (1, 0.01), (8, 0.003), (8, 0.01))
+#: Views: as many batches as a step is judged by.
+ALL = "all"
 _ADAM = Adam(0.9, 0.98, 1e-9)
 
 
@@ -98,29 +104,50 @@ def rates_of(updater: Updater) -> LinearRates:
     return updater.strategy.rates
 
 
-def main(stream: str, seed: int = 0) -> None:
+def main(stream: str, asked: argparse.Namespace, seed: int = 0) -> None:
     torch.set_num_threads(1)
     config = tomllib.loads((CONFIGS / f"{stream}-bpr-default.toml").read_text(encoding="utf-8"))
     log = load_stream(DATA / f"{stream}.parquet")
     parts = split(log, tuple(config.get("split", DEFAULT_SPLIT)))
+    if asked.earlier:
+        parts = Parts(parts.window_start, parts.window_start, parts.window_start)
     plan = Plan("bpr", protocol=EvaluationProtocol(seed))
     selection = Selection(log.head(parts.validation_stop), parts, plan)
-    start = state_of(
-        plan, selection.before_window, config["pretrain_settings"], f"bpr-{stream}-{seed}-window.safetensors"
-    )
+    name = f"bpr-{stream}-{seed}-{'earlier' if asked.earlier else 'window'}.safetensors"
+    start = state_of(plan, selection.before_window, config["pretrain_settings"], name)
     updater = selection.at_window(MeLON, {"lr": config["settings"]["lr"]}, start)
-    scores = [selection.judged(deepcopy(updater))]
-    for horizon, rate in ARMS:
-        scores.append(
-            selection.judged(GoingOn(deepcopy(updater), selection.log, selection.parts.judged_from, horizon, rate))
-        )
+    scores, seconds = [selection.judged(deepcopy(updater))], [0.0]
+    for view, rate in asked.arms:
+        began, live = time.process_time(), deepcopy(updater)
+        arm: GoingOn | GoingOnByTraces
+        if view == ALL:
+            arm = GoingOnByTraces(live, _coming(selection), selection.log, parts.judged_from, rate)
+        else:
+            arm = GoingOn(live, selection.log, parts.judged_from, int(view), rate)
+        scores.append(selection.judged(arm))
+        seconds.append(time.process_time() - began)
+        if isinstance(arm, GoingOnByTraces):
+            print(f"rows carried along are apart by {arm.apart():.1e}", flush=True)
     print(f"| {stream} | {' | '.join(f'{score:.4f}' for score in scores)} |", flush=True)
+    print(f"| CPU s | {' | '.join(f'{each:.0f}' for each in seconds)} |", flush=True)
+
+
+def _coming(selection: Selection) -> list[Batch]:
+    """All batches of the window and of validation, as `Selection.through` cuts them."""
+    parts, size = selection.parts, selection.protocol.batch_size
+    bounds = pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop))
+    return [batch_of(selection.log, *each) for first, last in bounds for each in batches(first, last, size)]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    print(f"| stream | frozen | {' | '.join(f'{horizon} batches, {rate:g}' for horizon, rate in ARMS)} |")
-    print("|---" * (2 + len(ARMS)) + "|", flush=True)
-    for each in sys.argv[1:]:
-        main(each, int(os.environ.get("SEED", "0")))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("streams", nargs="+")
+    parser.add_argument("--views", nargs="+", default=["1", "8", ALL], help="numbers of batches, or all")
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.003, 0.01], help="Adam's rates on φ")
+    parser.add_argument("--earlier", action="store_true", help="on an earlier window")
+    chosen = parser.parse_args()
+    chosen.arms = [(view, rate) for view in chosen.views for rate in chosen.rates]
+    print(f"| stream | frozen | {' | '.join(f'{view} batches, {rate:g}' for view, rate in chosen.arms)} |")
+    print("|---" * (2 + len(chosen.arms)) + "|", flush=True)
+    for each in chosen.streams:
+        main(each, chosen, int(os.environ.get("SEED", "0")))

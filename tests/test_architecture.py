@@ -32,7 +32,8 @@ HOMES = {
     "httpx": ("melon.client",),
     "matplotlib": ("melon.report", "melon.explain", "melon.errors", "melon.bench.result"),
     "ray": ("melon.bench",),
-    "numba": ("melon.kernels.build",),
+    "numba": ("melon.kernels.build", "melon.kernels.vectors"),
+    "llvmlite": ("melon.kernels.vectors",),
 }
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -62,6 +62,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 _FORGETS = "beside its step it forgets: θ' = f θ − Σ w g; without forgetting it is checked below"
+_EXPLAIN = "learning_rates_explain_the_update"
 _LONG = "200 meta-steps take a while; checked by a slow test"
 EXEMPT: dict[str, dict[str, str]] = {
     "als": {
@@ -117,45 +118,46 @@ def test_every_pairing_conforms(recommender: str, strategy: str) -> None:
         assert all(f"strategy {strategy!r}" in reason for reason in report.not_applicable.values())
 
 
-@pytest.mark.parametrize("recommender", DRIVEN)
+#: Other settings, what does not apply to them, and the recommender that they are checked with here: one with shared
+#: weights, or the one whose practice is compiled. The others are slow tests; every strategy meets them above.
+OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
+    "adam_lazy": (partial(Default, {"optimizer": "adam_lazy", "lr": 0.01}), {_EXPLAIN}, "ncf"),
+    "adam_dense": (
+        partial(Default, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
+        {"untouched_rows_stay", _EXPLAIN},
+        "ncf",
+    ),
+    "replay": (partial(EALS, {"lr": 0.05, "replay": 9}), set(), "ncf"),
+    "mwnet lazy": (partial(MWNet, {"optimizer": "adam_lazy", "lr": 0.01}), {_EXPLAIN}, "ncf"),
+    "mwnet dense": (
+        partial(MWNet, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
+        {"untouched_rows_stay", _EXPLAIN},
+        "ncf",
+    ),
+    "metasgd by row": (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "fading": 50.0}), set(), "ncf"),
+    "metasgd by table": (
+        partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "reduction": "row_mean"}),
+        set(),
+        "ncf",
+    ),
+    "s2meta practised": (partial(S2Meta, {"form": "practised", "lr": 0.05, "forgetting": False}), set(), "ncf"),
+    "sml practised": (partial(SML, {"form": "practised", "lr": 0.05, "width": 8}), set(), "ncf"),
+    "mwnet practised": (partial(MWNet, {"form": "linear", "lr": 0.05}), {_EXPLAIN}, "bpr"),
+    "melon": (partial(MeLON, {"lr": 0.05}), {_EXPLAIN}, "blend"),
+    "melon goes on": (partial(MeLON, {"lr": 0.05, "online": "next_batch"}), {_EXPLAIN}, "bpr"),
+}
+
+
 @pytest.mark.parametrize(
-    ("made", "not_applicable"),
+    ("name", "recommender"),
     [
-        (partial(Default, {"optimizer": "adam_lazy", "lr": 0.01}), {"learning_rates_explain_the_update"}),
-        (
-            partial(Default, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
-            {"untouched_rows_stay", "learning_rates_explain_the_update"},
-        ),
-        (partial(EALS, {"lr": 0.05, "replay": 9}), set()),
-        (partial(MWNet, {"optimizer": "adam_lazy", "lr": 0.01}), {"learning_rates_explain_the_update"}),
-        (
-            partial(MWNet, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
-            {"untouched_rows_stay", "learning_rates_explain_the_update"},
-        ),
-        (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "fading": 50.0}), set()),
-        (partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "reduction": "row_mean"}), set()),
-        (partial(S2Meta, {"form": "practised", "lr": 0.05, "forgetting": False}), set()),
-        (partial(SML, {"form": "practised", "lr": 0.05, "width": 8}), set()),
-        (partial(MWNet, {"form": "linear", "lr": 0.05}), {"learning_rates_explain_the_update"}),
-        (partial(MeLON, {"lr": 0.05}), {"learning_rates_explain_the_update"}),
-        (partial(MeLON, {"lr": 0.05, "online": "next_batch"}), {"learning_rates_explain_the_update"}),
-    ],
-    ids=[
-        "adam_lazy",
-        "adam_dense",
-        "replay",
-        "mwnet lazy",
-        "mwnet dense",
-        "metasgd by row",
-        "metasgd by table",
-        "s2meta practised",
-        "sml practised",
-        "mwnet practised",
-        "melon",
-        "melon goes on",
+        pytest.param(name, recommender, marks=[] if recommender == home else pytest.mark.slow)
+        for name, (_, _, home) in OTHER_SETTINGS.items()
+        for recommender in DRIVEN
     ],
 )
-def test_other_settings_conform_too(recommender: str, made: Callable[..., Strategy], not_applicable: set[str]) -> None:
+def test_other_settings_conform_too(name: str, recommender: str) -> None:
+    made, not_applicable, _ = OTHER_SETTINGS[name]
     long = {finite_after_many_batches.__name__: "done for these optimisers in the updater's tests"}
     report = check_pairing(maker(recommender), made, exempt=long)
     assert set(report.not_applicable) == not_applicable | set(long)
@@ -199,6 +201,9 @@ class TestReports:
         report = check_pairing(SMALL_RECOMMENDERS["bpr"], Default, exempt=others)
         assert report.passed == ("grows",)
         assert report.not_applicable == others
+        first, *lines = str(report).splitlines()
+        assert first == f"{report.subject}: {len(report.passed)} checks passed"
+        assert lines == [f"  not applied: {name} ({why})" for name, why in others.items()]
 
     def test_an_exemption_from_nothing_is_an_error(self) -> None:
         with pytest.raises(SettingsError, match=r"unknown check 'grow'. Did you mean 'grows'\?"):

@@ -21,7 +21,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield unfinished
-        _sync(unfinished)
+        with unfinished.open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(unfinished, path)
     except OSError as problem:
         raise cannot_write(path, problem) from problem
@@ -52,11 +53,3 @@ def require_writable(path: Path) -> None:
 def cannot_write(path: Path, problem: OSError) -> DataError:
     """The error for a file that cannot be written, with the system's reason."""
     return DataError(f"{path} cannot be written: {problem.strerror or problem}.")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

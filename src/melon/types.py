@@ -11,6 +11,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 #: The same in 32 bits, where there are many.
 SmallInts = npt.NDArray[np.int32]
+#: Bits: random ones, and masks.
+Words = npt.NDArray[np.uint64]
 #: The same in 8 bits: rough copies of rows.
 TinyInts = npt.NDArray[np.int8]
 #: One truth value for each interaction or row.

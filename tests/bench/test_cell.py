@@ -456,6 +456,21 @@ def test_a_model_that_leaves_the_finite_numbers_is_an_error(flips: Interactions,
         Cell(flips, small(settings={"lr": 1e6, "optimizer": "sgd", "reduction": "sum"})).run()
 
 
+def test_a_catalogue_that_its_users_know_is_told_early(flips: Interactions, small: MakeConfig) -> None:
+    """Nobody has so many items left; strategies that practise do so on fewer."""
+    notes: list[str] = []
+
+    class Told(Progress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    config = small(negatives=39, strategy="melon", budget=1, settings={"passes": 1})
+    record = Cell(flips, config, Told()).run().record
+    assert notes[0].startswith("almost nothing can be ranked")
+    assert notes[0].endswith("of 40 items left, and 39 are asked for; lower --negatives")
+    assert record["interactions_evaluated"] == 0
+
+
 # What was finished is kept.
 
 

@@ -73,7 +73,7 @@ def canonical(ids: list[str]) -> bool:
 @given(
     events=logs(st.one_of(texts, st.sampled_from(['"', '""', 'a"b', ",", "07", "7", "+7", "-0", " 7", "a\nb", "::"])))
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_round_trip_of_texts_through_csv(events: list[Event], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("round")
     (folder / "raw.csv").write_text(as_csv(events), encoding="utf-8", newline="")
@@ -96,7 +96,7 @@ def test_round_trip_of_any_text_through_parquet(events: list[Event], tmp_path_fa
 
 
 @given(events=logs(texts))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_round_trip_through_json(events: list[Event], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("round")
     rows = [json.dumps({"user": f"u{user}", "item": f"i{item}", "time": time}) for user, item, time in events]

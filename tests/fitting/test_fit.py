@@ -63,8 +63,12 @@ class TestOneDefault:
             ({}, ()),
             ({"recommender": "bpr", "strategy": "default"}, ("--recommender", "bpr", "--strategy", "default")),
             (
-                {"recommender": "bpr", "strategy": "mwnet", "fading": "auto", "seed": 3, "settings": {"passes": 1}},
-                ("--recommender", "bpr", "--strategy", "mwnet", "--fading", "auto", "--seed", "3", "--set", "passes=1"),
+                {"recommender": "bpr", "strategy": "mwnet", "fading": "auto", "seed": 3}
+                | {"budget": 1, "settings": {"passes": 1}},
+                (
+                    *("--recommender", "bpr", "--strategy", "mwnet", "--fading", "auto"),
+                    *("--seed", "3", "--budget", "1", "--set", "passes=1"),
+                ),
             ),
             ({"budget": 0, "recommender": "ncf"}, ("--budget", "0", "--recommender", "ncf")),
         ],

@@ -33,7 +33,7 @@ from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
 
-_ORDERS = 6
+_ORDERS, _CALLS = 6, 12
 
 
 class Recheck:
@@ -47,7 +47,7 @@ class Recheck:
         before = [_copied(each) for each in arguments]
         answer = self._function(*arguments)
         self._seen[self._name] = self._seen.get(self._name, 0) + 1
-        if self._seen[self._name] > 40:
+        if self._seen[self._name] > _CALLS:
             return answer
         for _ in range(_ORDERS):
             again = self._side_by_side(before)

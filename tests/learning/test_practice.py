@@ -177,6 +177,14 @@ class TestWay:
         assert len(recorded.user_rows) == len(np.unique(np.concatenate([batch.users for batch in ahead(log)[:3]])))
         assert len(recorded.item_rows) <= 18
 
+    def test_a_small_catalogue_can_be_practised_on(self) -> None:
+        """Nobody has left as many items as were asked for, so there are fewer."""
+        log, strategy = stream(), MeLON({"passes": 1})
+        updater = behind(bpr(), strategy, log)
+        recorded = record(updater, ahead(log), practice_candidates(log, seed=0, count=99), draws=2)
+        assert recorded.predicted > len(log) // 8
+        assert 2 < recorded.candidates.shape[1] < log.n_items
+
     def test_what_comes_later_changes_nothing(self) -> None:
         """Tapes of a longer stream begin with those of a shorter one."""
         records = []

@@ -99,7 +99,7 @@ def running(shop: Path, tmp_path: Path) -> Iterator[Running]:
         service.stop()
 
 
-def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: Path) -> None:
+def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: Path, run: Run) -> None:
     until(lambda: running.status()["model"] is not None)
     first = running.children()
     assert set(first) == {"learner", "api"}
@@ -128,11 +128,9 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     assert {line.get("route") for line in lines} >= {"/v1/recommendations/{user}", "/v1/interactions"}
     assert any(line["message"].startswith("learning from batch") for line in lines)
     assert "ann@example.org" not in "".join(running.lines)
-    again = subprocess.run(
-        [MELON, "doctor", "--data", tmp_path / "live", "--json"], capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert {"ok": True, "what": "log", "found": "50 events, offset 50"} in json.loads(again.stdout)
+    again = run("doctor", "--data", tmp_path / "live", "--json")
+    assert again.code == 0, again.said
+    assert {"ok": True, "what": "log", "found": "50 events, offset 50"} in json.loads(again.out)
 
 
 @pytest.mark.slow

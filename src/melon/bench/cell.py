@@ -87,6 +87,7 @@ class Cell:
     def run(self, path: str = "") -> CellResult:
         """Choose, refit, stream, report."""
         use_threads(self.config.threads)
+        self._note_a_small_catalogue()
         choices = self.choose()
         began = time.perf_counter()
         state = self.fitting.pretrained(choices)
@@ -128,6 +129,17 @@ class Cell:
 
         choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
         return choices | self._work.once("choice/rivals", plain, mixtures)
+
+    def _note_a_small_catalogue(self) -> None:
+        """Say early that nothing can be ranked, where users have taken almost everything."""
+        log, negatives = self._sealed.before_test, self.config.negatives
+        if log.n_items < 20 * negatives and negatives > (
+            most := log.n_items - 1 - int(np.diff(log.taken.starts).min())
+        ):
+            self.progress.note(
+                f"almost nothing can be ranked: beside an interaction no user has more than {most} of {log.n_items:,} "
+                f"items left, and {negatives} are asked for; lower --negatives"
+            )
 
     def _live_batches(self, choices: Plain) -> Plain:
         """What smaller live batches would bring; measured for `auto`, where settings were chosen on the window."""

@@ -62,6 +62,10 @@ class CheckReport:
         """Whether anything could be checked at all."""
         return bool(self.passed)
 
+    def __str__(self) -> str:
+        lines = [f"{self.subject}: {len(self.passed)} checks passed"]
+        return "\n".join(lines + [f"  not applied: {name} ({why})" for name, why in self.not_applicable.items()])
+
 
 def check_pairing(
     make_recommender: MakeRecommender,

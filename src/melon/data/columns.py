@@ -32,15 +32,13 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the three columns that make an interaction, and their positions counted from 0."""
+    """Names of the three columns that make an interaction, their positions from 0, and whether names were guessed."""
 
     user: str
     item: str
     time: str
-    positions: tuple[int, int, int] = (0, 1, 2)
-
-    def __str__(self) -> str:
-        return f"user = {self.user!r}, item = {self.item!r}, time = {self.time!r}"
+    positions: tuple[int, int, int]
+    guessed: bool
 
 
 def first_line(error: Exception) -> str:
@@ -67,56 +65,44 @@ def find_columns(
     `option` is how a person names a column, for the messages; with `numbers`, a column's number (from 1) is as good as
     its name.
     """
-    wanted = wanted or {}
-    positions = {
-        role: _find(available, place, role, wanted.get(role), usual[role], option.format(role=role), numbers)
-        for role in ROLES
-    }
-    if len(set(positions.values())) < len(ROLES):
-        choice = ", ".join(f"{role} = {available[position]!r}" for role, position in positions.items())
-        raise DataError(f"{place}: user, item and time must be three different columns, got {choice}.")
-    user, item, time = positions.values()
-    return Columns(available[user], available[item], available[time], (user, item, time))
-
-
-def _find(
-    available: Sequence[str],
-    place: str,
-    role: str,
-    wanted: str | None,
-    usual: Sequence[str],
-    option: str,
-    numbers: bool,
-) -> int:
+    wanted, positions = wanted or {}, []
     listing = ", ".join(map(repr, available)) or "none"
-    if wanted is not None:
-        same = [position for position, name in enumerate(available) if name == wanted]
-        if not same and numbers and wanted.isascii() and wanted.isdigit() and 1 <= int(wanted) <= len(available):
-            return int(wanted) - 1
-        if not same:
-            raise DataError(
-                f"{place}: there is no column {wanted!r} for the {role}. Columns there: {listing}. "
-                f"Name the right one with {option}."
-            )
-        if len(same) > 1:
-            raise DataError(f"{place}: there are several columns named {wanted!r}; {_way_out(same, option, numbers)}")
-        return same[0]
-    by_name: dict[str, list[int]] = {}
-    for position, name in enumerate(available):
-        by_name.setdefault(plain_name(name), []).append(position)
-    for candidate in usual:
-        same = by_name.get(plain_name(candidate), [])
-        if len(same) > 1:
+    for role in ROLES:
+        name, way = wanted.get(role), option.format(role=role)
+        if name is not None:
+            same = [position for position, one in enumerate(available) if one == name]
+            if not same and numbers and name.isascii() and name.isdigit() and 1 <= int(name) <= len(available):
+                same = [int(name) - 1]
+            if not same:
+                raise DataError(
+                    f"{place}: there is no column {name!r} for the {role}. Columns there: {listing}. "
+                    f"Name the right one with {way}."
+                )
+            if len(same) > 1:
+                raise DataError(f"{place}: there are several columns named {name!r}; {_way_out(same, way, numbers)}")
+        else:
+            plain = [plain_name(one) for one in available]
+            likely = next((one for one in map(plain_name, usual[role]) if one in plain), None)
+            same = [position for position, one in enumerate(plain) if one == likely]
             names = [available[position] for position in same]
-            if len(set(names)) < len(names):
-                way_out = _way_out(same, option, numbers)
-            else:
-                way_out = f"name the right one with {option}."
-            raise DataError(f"{place}: several columns could be the {role}: {', '.join(map(repr, names))}; {way_out}")
-        if same:
-            return same[0]
-    need = " An interaction needs a user, an item and a time." if role == "time" else ""
-    raise DataError(f"{place}: no column looks like the {role}. Columns there: {listing}.{need} Name it with {option}.")
+            if len(same) > 1:
+                way_out = f"name the right one with {way}."
+                if len(set(names)) < len(names):
+                    way_out = _way_out(same, way, numbers)
+                choices = ", ".join(map(repr, names))
+                raise DataError(f"{place}: several columns could be the {role}: {choices}; {way_out}")
+            if not same:
+                need = " An interaction needs a user, an item and a time." if role == "time" else ""
+                raise DataError(
+                    f"{place}: no column looks like the {role}. Columns there: {listing}.{need} Name it with {way}."
+                )
+        positions.append(same[0])
+    user, item, time = positions
+    if len({user, item, time}) < len(ROLES):
+        choice = f"user = {available[user]!r}, item = {available[item]!r}, time = {available[time]!r}"
+        raise DataError(f"{place}: user, item and time must be three different columns, got {choice}.")
+    guessed = usual is USUAL_NAMES and not all(wanted.get(role) for role in ROLES)
+    return Columns(available[user], available[item], available[time], (user, item, time), guessed)
 
 
 def _way_out(positions: Sequence[int], option: str, numbers: bool) -> str:

@@ -84,14 +84,17 @@ def first_beyond_64_bits(numbers: pl.Series) -> int | None:
     return lost.arg_max() if lost.any() else None
 
 
-def integers_if_all_are(ids: pl.Series) -> pl.Series:
-    """Texts as integers when each is one in its plain notation: "7", not "07" or "+7", and within 64 bits."""
-    if ids.dtype == pl.Int64:
-        return ids
-    ids = ids.cast(pl.String)
-    numbers = ids.cast(pl.Int64, strict=False)
-    plain = ids.str.contains(r"^(?:0|-?[1-9][0-9]*)$")
-    return numbers if bool((plain & numbers.is_not_null()).all()) else ids
+def original_ids(ids: pl.Series, texts: bool) -> Ids:
+    """Raw ids as melon returns them: texts if the source says so, and else integers where each id is one.
+
+    "7" is an integer in its plain notation; "07" and "+7" are not, nor is a number beyond 64 bits.
+    """
+    if ids.dtype != pl.Int64 or texts:
+        ids = ids.cast(pl.String)
+        numbers = ids.cast(pl.Int64, strict=False)
+        plain = ids.str.contains(r"^(?:0|-?[1-9][0-9]*)$")
+        ids = numbers if not texts and bool((plain & numbers.is_not_null()).all()) else ids
+    return as_array(ids)
 
 
 def id_keys(ids: Ids) -> Ints:

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from melon.data.files import write_stream
-from melon.data.ids import Codes, Ids, as_array, codes_of, integers_if_all_are, rows_from_codes
+from melon.data.ids import Codes, codes_of, original_ids, rows_from_codes
 from melon.data.interactions import Interactions
 from melon.data.raw.layout import ReadOptions
 from melon.data.raw.open import BadRows
 from melon.data.raw.read import RawEvents, read_raw
-from melon.data.raw.times import UNPARSABLE
+from melon.data.raw.times import UNITS, UNPARSABLE
 from melon.data.raw.unpack import fingerprints
 from melon.errors import DataError, SettingsError
 from melon.types import Ints
@@ -38,6 +37,7 @@ class PreparationReport:
     k_core: bool
     filter_rounds: int
     rows_read: int
+    bad_rows: int  # that are no interactions, whatever the reason
     bad: tuple[BadRows, ...]
     filtered: int
     users: int
@@ -49,14 +49,9 @@ class PreparationReport:
     seconds: float
     version: str
 
-    @property
-    def bad_rows(self) -> int:
-        """Rows that are no interactions, whatever the reason."""
-        return sum(bad.count for bad in self.bad)
-
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, as the JSON side-car holds it; how long it took is no part of the result."""
-        values = asdict(self) | {"bad_rows": self.bad_rows}
+        values = asdict(self)
         del values["seconds"]
         return values
 
@@ -89,7 +84,12 @@ def prepare(
     began = clock.perf_counter()
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     paths, target = [Path(file) for file in files], Path(out)
-    _check(paths, target, min_interactions)
+    if min_interactions < 1:
+        raise SettingsError(f"--min-interactions must be 1 or more, got {min_interactions}.")
+    if target.suffix != ".parquet":
+        raise SettingsError(f"--out must end in .parquet, got {str(target)!r}.")
+    if any(target.exists() and path.exists() and target.samefile(path) for path in paths):
+        raise DataError(f"--out {target} is one of the raw files; write somewhere else.")
     options = ReadOptions(
         format=format,
         columns={"user": user, "item": item, "time": time},
@@ -118,6 +118,7 @@ def prepare(
         k_core=k_core,
         filter_rounds=rounds,
         rows_read=events.rows_read,
+        bad_rows=sum(bad.count for bad in events.bad),
         bad=events.bad,
         filtered=len(events.ticks) - len(stream.times),
         users=len(stream.user_ids),
@@ -127,7 +128,8 @@ def prepare(
         last_time=int(stream.times[-1]),
         notes=events.notes,
         seconds=0.0,
-        version=_version(),
+        # By name: an import statement would point up the layers, for the package's front door leads to all of it.
+        version=str(import_module("melon").__version__),
     )
     write_stream(target, stream, report.as_dict())
     return replace(report, seconds=clock.perf_counter() - began)
@@ -151,9 +153,9 @@ def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[Interacti
     return Interactions(
         users=user_rows,
         items=item_rows,
-        times=events.ticks[positions] // events.clock.per_second,
-        user_ids=_ids(events.users, positions[first_of_user], events.text_users),
-        item_ids=_ids(events.items, positions[first_of_item], events.text_items),
+        times=events.ticks[positions] // UNITS[events.clock.tick],
+        user_ids=original_ids(events.users.gather(positions[first_of_user]), events.text_users),
+        item_ids=original_ids(events.items.gather(positions[first_of_item]), events.text_items),
     ), rounds
 
 
@@ -174,21 +176,6 @@ def frequent(users: Codes, items: Codes, minimum: int, *, k_core: bool) -> tuple
     return positions, rounds
 
 
-def _ids(column: pl.Series, positions: Ints, texts: bool) -> Ids:
-    ids = column.gather(positions)
-    return as_array(ids.cast(pl.String) if texts else integers_if_all_are(ids))
-
-
-def _check(paths: Sequence[Path], target: Path, min_interactions: int) -> None:
-    if min_interactions < 1:
-        raise SettingsError(f"--min-interactions must be 1 or more, got {min_interactions}.")
-    if target.suffix != ".parquet":
-        raise SettingsError(f"--out must end in .parquet, got {str(target)!r}.")
-    for path in paths:
-        if target.exists() and path.exists() and target.samefile(path):
-            raise DataError(f"--out {target} is one of the raw files; write somewhere else.")
-
-
 def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:
     names = ", ".join(map(str, paths))
     if not events.bad:
@@ -199,8 +186,3 @@ def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:
     if events.bad[0].reason == UNPARSABLE:
         way_out = "Say how times are written with --time-format (such as '%d.%m.%Y %H:%M'), or check --time."
     return f"there is no good row in {names} ({reasons}). The first bad one: {first}. {way_out}"
-
-
-def _version() -> str:
-    # By name: an import statement would point up the layers, for the package's front door leads to all of it.
-    return str(import_module("melon").__version__)

@@ -1,8 +1,8 @@
 """Compiles suites of kernels with numba and keeps the machine code on disk for the next process.
 
-The only module that imports numba. A suite is written out as one file in the user's cache folder, under a name that is
-a hash of everything that matters; numba keeps what it compiled beside it. So one compilation serves every process,
-every installation and every clone of the same version on a machine.
+The only module that imports numba, beside `vectors`. A suite is written out as one file in the user's cache folder,
+under a name that is a hash of everything that matters; numba keeps what it compiled beside it. So one compilation
+serves every process, every installation and every clone of the same version on a machine.
 
 A child process compiles, and this one reads the result from disk. Code that numba compiles and code that it reads back
 share parts in different ways, which shows in the last digits; like this, the first run has the bits of all others. Nor
@@ -32,6 +32,7 @@ from numba.core import sigutils
 from numba.core.registry import cpu_target
 
 from melon.atomic import write_text
+from melon.kernels import vectors
 from melon.kernels.suites import SUITES, Suite
 from melon.kernels.types import Fields
 
@@ -56,6 +57,11 @@ def entry(function: CompiledFunction) -> CompiledFunction:
 def part(function: CompiledFunction) -> CompiledFunction:
     """A kernel that only other kernels call; it is compiled into them."""
     return _decorated(function, FAST)
+
+
+def inlined_part(function: CompiledFunction) -> CompiledFunction:
+    """A part that is written into its callers, whatever its size: for short work, where a call costs as much."""
+    return _decorated(function, FAST, forceinline=True)
 
 
 def exact_entry(function: CompiledFunction) -> CompiledFunction:
@@ -153,6 +159,7 @@ def _type(written: str | Fields) -> Any:
 def _written(home: Path, name: str, suite: Suite, text: str) -> Path:
     """The file that holds the text, written once."""
     source, machine = inspect.getsource(sys.modules[__name__]), cpu_target.target_context.codegen().magic_tuple()
+    source += inspect.getsource(vectors)
     matters = (text, suite.signatures, suite.also, source, numba.__version__, sys.implementation.cache_tag, machine)
     file = home / f"melon_{name}_{hashlib.sha256(repr(matters).encode()).hexdigest()[:16]}.py"
     if not file.exists() or file.read_text(encoding="utf-8") != text:

@@ -68,8 +68,14 @@ def written(
     *,
     exact: bool = False,
 ) -> str:
-    """The text of some modules of kernels, those that build on others last; `entries` are called from Python."""
+    """The text of some modules of kernels, those that build on others last; `entries` are called from Python.
+
+    A module's INLINED are written into their callers, and functions of `lanes` become those of `vectors`.
+    """
     decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
+    inlined = [name for module in modules for name in getattr(module, "INLINED", ())]
+    if inlined:
+        decorators += ", inlined_part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",
@@ -79,19 +85,22 @@ def written(
     ]
     for module in modules:
         for statement in ast.parse(inspect.getsource(module)).body:
-            if isinstance(statement, ast.FunctionDef):
-                parts.append(ast.unparse(_written_out(statement, constants, entries)))
+            if isinstance(statement, ast.ImportFrom) and statement.module == "melon.kernels.lanes":
+                parts.append(ast.unparse(ast.ImportFrom("melon.kernels.vectors", statement.names, 0)))
+            elif isinstance(statement, ast.FunctionDef):
+                kind = "entry" if statement.name in entries else "inlined_part" if statement.name in inlined else "part"
+                parts.append(ast.unparse(_written_out(statement, constants, kind)))
             elif isinstance(statement, ast.Assign):
                 parts.append(ast.unparse(statement))
     return "\n\n".join(parts) + "\n"
 
 
-def _written_out(function: ast.FunctionDef, constants: Mapping[str, int], entries: Sequence[str]) -> ast.FunctionDef:
+def _written_out(function: ast.FunctionDef, constants: Mapping[str, int], kind: str) -> ast.FunctionDef:
     function = _Unroller(constants).visit(function)
     for argument in function.args.args:
         argument.annotation = None
     function.returns = None
-    function.decorator_list = [ast.Name("entry" if function.name in entries else "part")]
+    function.decorator_list = [ast.Name(kind)]
     return ast.fix_missing_locations(function)
 
 

@@ -53,9 +53,8 @@ SIGNATURES: dict[str, Signature] = {
         INTS, INT_TABLE, *_PAST, *_COUNTED, *_SLOTS, *_SLOTS, INT, INT, INT, *ROWS, *ROWS, *ROWS,
         SMALL_INTS, SMALL_INTS, INT, SINGLE_CUBE,
     ),
-    "head_step": (
-        SINGLE_CUBE, FLAG_TABLE, SINGLES, SINGLES, DOUBLE, DOUBLES, *_HEAD * 6,
-    ),
+    "head_columns": (SINGLE_CUBE, SINGLES, SINGLES, DOUBLE, SINGLE_CUBE, SINGLE_TABLE),
+    "head_step": (SINGLE_CUBE, SINGLE_TABLE, FLAG_TABLE, DOUBLES, *_HEAD * 6),
     "head_scores": (SINGLE_CUBE, DOUBLE, DOUBLE, *_HEAD, SINGLE_TABLE),
 }  # fmt: skip
 
@@ -222,8 +221,25 @@ def _softmax_slopes(scores: Singles, allowed: Flags, slopes: Singles) -> None:
         slopes[c] = slopes[c] / total - (1.0 if c == 0 else 0.0)
 
 
+def head_columns(
+    inputs: Singles, centre: Singles, scale: Singles, trust: float, columns: Singles, personal: Singles
+) -> None:
+    """A lesson's inputs as the head's step takes them: LINES_AT_ONCE lines at a time, scaled, input by input.
+
+    `personal` gets what the items' scores are without the head.
+    """
+    lines, width, n_inputs = inputs.shape
+    for start in range(0, lines, LINES_AT_ONCE):
+        scaled, scores = columns[start // LINES_AT_ONCE], personal[start // LINES_AT_ONCE]
+        for n in range(min(lines - start, LINES_AT_ONCE) * width):
+            said = inputs[start + n // width, n % width]
+            scores[n] = trust * (said[0] + said[1])
+            for f in range(n_inputs):
+                scaled[f, n] = (said[f] - centre[f]) * scale[f]
+
+
 def head_step(
-    inputs: Singles, allowed: Flags, centre: Singles, scale: Singles, trust: float, rates: Floats,
+    columns: Singles, personal: Singles, allowed: Flags, rates: Floats,
     linear: Singles, hidden: Singles, shift: Singles, output: Singles,
     linear_1: Singles, hidden_1: Singles, shift_1: Singles, output_1: Singles,
     linear_2: Singles, hidden_2: Singles, shift_2: Singles, output_2: Singles,
@@ -231,25 +247,21 @@ def head_step(
     new_linear_1: Singles, new_hidden_1: Singles, new_shift_1: Singles, new_output_1: Singles,
     new_linear_2: Singles, new_hidden_2: Singles, new_shift_2: Singles, new_output_2: Singles,
 ) -> None:  # fmt: skip
-    """The head's step on a lesson: the mean gradient of −log softmax of the item taken, and AdamW on each table.
+    """The head's step on a lesson (`head_columns`): the mean gradient of −log softmax of the item taken, and AdamW.
 
     An item that is not allowed is out of the softmax. 1 and 2 mark the means of slopes and of their squares.
     """
-    (lines, width, n_inputs), units = inputs.shape, output.shape[1]
-    many = min(lines, LINES_AT_ONCE) * width
-    scaled, deep = np.empty((n_inputs, many), np.float32), np.empty((units, many), np.float32)
+    (lines, width), (_, n_inputs, many), units = allowed.shape, columns.shape, output.shape[1]
+    deep = np.empty((units, many), np.float32)
     scores, slopes = np.empty((1, many), np.float32), np.empty((1, many), np.float32)
     to_linear, to_hidden = np.zeros((1, n_inputs), np.float32), np.zeros((units, n_inputs), np.float32)
     to_shift, to_output = np.zeros((units, 1), np.float32), np.zeros((1, units), np.float32)
     ones = np.ones((1, many), np.float32)
     for start in range(0, lines, LINES_AT_ONCE):
         some = min(lines - start, LINES_AT_ONCE)
-        size = some * width
+        size, scaled = some * width, columns[start // LINES_AT_ONCE]
         for n in range(size):
-            said = inputs[start + n // width, n % width]
-            scores[0, n] = trust * (said[0] + said[1])
-            for f in range(n_inputs):
-                scaled[f, n] = (said[f] - centre[f]) * scale[f]
+            scores[0, n] = personal[start // LINES_AT_ONCE, n]
         for unit in range(units):
             for n in range(size):
                 deep[unit, n] = shift[unit, 0]

@@ -1,7 +1,6 @@
 """Pre-training in compiled loops: summed plain steps with L2 on the rows of users and items (docs/methods.md 8.5).
 
-A factorised score learns many batches in one call. NCF's matrix products are PyTorch's; what lies around them in a
-batch are two calls.
+A factorised score learns many batches in one call; so does NCF, in `network.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import math
 
 import numpy as np
 
-from melon.kernels.types import INT, INT_TABLE, INTS, SINGLE, SINGLE_TABLE, SINGLES, SMALL_INTS, Signature
+from melon.kernels.types import INT, INT_TABLE, INTS, SINGLE, SINGLE_TABLE, SMALL_INTS, Signature
 from melon.types import Ints, Singles, SmallInts
 
 SIGNATURES: dict[str, Signature] = {
     "pairwise_batches": (INTS, INT_TABLE, INT, SINGLE, SINGLE, *[SINGLE_TABLE] * 3, *[SMALL_INTS] * 2),
-    "network_slopes": (INTS, INT_TABLE, *[SINGLE_TABLE] * 4, SINGLES, *[SINGLE_TABLE] * 5),
-    "network_rows": (INTS, INT_TABLE, SINGLE, SINGLE, *[SINGLE_TABLE] * 10, *[SMALL_INTS] * 2),
 }
 
 _F0, _F1 = np.float32(0), np.float32(1)
@@ -93,66 +90,3 @@ def pairwise_batches(
             user_visits[user] = 0
             _move(user_factors[user], left, lr, to_users[n])
     return total
-
-
-def network_slopes(
-    users: Ints, items: Ints, user_gmf: Singles, item_gmf: Singles, item_bias: Singles, top: Singles, output: Singles,
-    product: Singles, slopes: Singles, weighted: Singles, to_users: Singles, to_top: Singles,
-) -> float:  # fmt: skip
-    """NCF's losses, added up, from the top layer's values; and their slopes.
-
-    By each score (`slopes`), by the product weights before they are added up over a batch (`weighted`: each line's
-    slopes times the vectors of its items, which times the user's is the gradient), by users' product vectors, and by
-    the top layer's values. `slopes` are also what the biases learn.
-    """
-    width, total = items.shape[1], 0.0
-    own, scores = np.empty(user_gmf.shape[1], np.float32), np.empty(width, np.float32)
-    for n in range(users.size):
-        vector = user_gmf[users[n]]
-        for d in range(own.size):
-            own[d] = vector[d] * product[0, d]
-        for c in range(width):
-            item, unit = items[n, c], top[n * width + c]
-            scores[c] = _product(own, item_gmf[item]) + _product(output, unit) + item_bias[item, 0]
-        total += _slopes(scores, slopes[n])
-        _begin(weighted[n], slopes[n, 0], item_gmf[items[n, 0]])
-        for c in range(1, width):
-            _move(weighted[n], _F1, -slopes[n, c], item_gmf[items[n, c]])
-        for d in range(own.size):
-            to_users[n, d] = weighted[n, d] * product[0, d]
-            weighted[n, d] *= vector[d]
-        for c in range(width):
-            unit, back = top[n * width + c], to_top[n * width + c]
-            for d in range(unit.size):
-                back[d] = slopes[n, c] * output[d] if unit[d] > 0 else _F0
-    return total
-
-
-def network_rows(
-    users: Ints, items: Ints, lr: np.float32, l2: np.float32, user_gmf: Singles, item_gmf: Singles, user_mlp: Singles,
-    item_mlp: Singles, item_bias: Singles, product: Singles, slopes: Singles, to_users: Singles, to_user_mlp: Singles,
-    to_item_mlp: Singles, user_visits: SmallInts, item_visits: SmallInts,
-) -> None:  # fmt: skip
-    """Write NCF's rows of users and items after a batch, as `pairwise_batches` does."""
-    width, own = items.shape[1], np.empty(user_gmf.shape[1], np.float32)
-    for n in range(users.size):
-        user_visits[users[n]] += 1
-        for c in range(width):
-            item_visits[items[n, c]] += 1
-    for n in range(users.size):
-        vector = user_gmf[users[n]]
-        for d in range(own.size):
-            own[d] = vector[d] * product[0, d]
-        for c in range(width):
-            item = items[n, c]
-            left, slope = _F1 - np.float32(item_visits[item]) * lr * l2, lr * slopes[n, c]
-            item_visits[item] = 0
-            _move(item_gmf[item], left, slope, own)
-            _move(item_mlp[item], left, lr, to_item_mlp[n * width + c])
-            item_bias[item, 0] = left * item_bias[item, 0] - slope
-    for n in range(users.size):
-        user = users[n]
-        left = _F1 - np.float32(user_visits[user]) * lr * l2
-        user_visits[user] = 0
-        _move(user_gmf[user], left, lr, to_users[n])
-        _move(user_mlp[user], left, lr, to_user_mlp[n])

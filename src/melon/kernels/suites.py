@@ -17,7 +17,9 @@ from melon.kernels import (
     likeness,
     lists,
     neighbours,
+    network,
     pretrain,
+    products,
     profiles,
     rough,
     shortlist,
@@ -67,6 +69,12 @@ SUITES = {
         takes="about a quarter of a minute",
     ),
     "pretrain": Suite("the loops of pre-training", (pretrain,), pretrain.SIGNATURES),
+    "network": Suite(
+        "the loops of NCF's pre-training",
+        (pretrain, products, network),
+        network.SIGNATURES,
+        takes="about a third of a minute",
+    ),
     "lists": Suite(
         "the loops of lists",
         (best, rough, lists, besides, shortlist),

@@ -22,6 +22,7 @@ SMALL_INTS, SMALL_INT_TABLE = "int32[::1]", "int32[:, ::1]"
 TINY_INT_CUBE = "int8[:, :, ::1]"
 FLAGS, FLAG_TABLE = "boolean[::1]", "boolean[:, ::1]"
 SINGLES, SINGLE_TABLE, SINGLE_CUBE = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
+WORDS, WORD_TABLE, WORD_CUBE = "uint64[::1]", "uint64[:, ::1]", "uint64[:, :, ::1]"
 DOUBLES, DOUBLE_TABLE, DOUBLE_CUBE = "float64[::1]", "float64[:, ::1]", "float64[:, :, ::1]"
 
 

@@ -43,6 +43,9 @@ class HeadTeacher:
         if headed is None or self._history.items_born < 2:
             return None
         users, lines, allowed = self._lines(batch, headed.head.negatives)
+        if not headed.head.repeats:
+            first = ~self._history.seen.contains(pair_keys(users, lines[:, 0]))
+            users, lines, allowed = users[first], lines[first], allowed[first]
         if not len(users):
             return None
         with torch.no_grad():

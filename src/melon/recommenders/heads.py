@@ -49,6 +49,8 @@ class Head(ABC):
     own: bool
     #: How many items that were not taken stand beside each one that was.
     negatives: int
+    #: Whether it learns from repeats, too: events on items that the user has had.
+    repeats: bool = True
 
     @abstractmethod
     def step(self, values: Values, lesson: Lesson) -> HeadStep:

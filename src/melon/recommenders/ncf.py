@@ -11,6 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.kernels import policy
+from melon.kernels.lanes import LANES, room
+from melon.kernels.network import LINES, SHARES, TURNS, Gradients, Network, Room
+from melon.kernels.threads import beside
 from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss
@@ -127,12 +130,20 @@ class NCF(Recommender):
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         pairwise = type(self) is NCF and type(self.loss) is BPRLoss
-        loops = policy.load("pretrain", like=self.tables["output"].everything()) if pairwise else None
+        fits = pairwise and items.shape[1] <= LINES
+        loops = policy.load("network", like=self.tables["output"].everything()) if fits else None
         if loops is None:
             return None
-        lean, total = _LeanNetwork(self, loops, steps, items.shape[1]), 0.0
-        for start in range(0, len(users), steps.batch_size):
-            total += lean.learn(users[start : start + steps.batch_size], items[start : start + steps.batch_size])
+        batch, *rates = steps
+        lean, turns = _Lean(self, batch, items.shape[1]), np.zeros(TURNS, np.int64)
+
+        def help_out() -> None:
+            loops.network_help(users, items, batch, lean.network, lean.gradients, lean.room(), turns)
+
+        with beside(help_out, SHARES - 1):
+            given = lean.network, lean.gradients, lean.room()
+            total: float = loops.network_batches(users, items, batch, *rates, *given, turns)
+        lean.give_back()
         return total
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
@@ -152,69 +163,44 @@ class NCF(Recommender):
         return [f"layer_{number}" for number in range(1, len(self.settings.layers) + 1)]
 
 
-class _LeanNetwork:
-    """Pre-training batch by batch: PyTorch's matrix products on the rows of a batch, compiled loops around them.
+class _Lean:
+    """NCF's tables as compiled pre-training takes them; weights are copied, and written back by `give_back`."""
 
-    The user's half of the first layer, forward and back, is computed once for each line of items. All that a batch
-    needs is allocated once.
-    """
+    def __init__(self, ncf: NCF, batch: int, width: int) -> None:
+        tables = {name: table.lend()[: table.rows].numpy() for name, table in ncf.tables.items()}
+        dim, units = ncf.settings.dim, ncf.settings.layers
+        tiles = [-(-wide // LANES) for wide in (dim, *units)]
+        most = LANES * max(tiles)
+        panels, forward, output = room(len(tiles), most, most), room(len(tiles), most, most), room(1, most)
+        first, *upper = (tables[layer] for layer in ncf._layers())
+        weights = [first[:, :dim], first[:, dim:], *upper, tables["output"]]
+        self._copies = [
+            (weight, copy[: weight.shape[0], : weight.shape[1]])
+            for weight, copy in zip(weights, [*panels, output], strict=True)
+        ]
+        for weight, copy in self._copies:
+            copy[:] = weight
+        forward[:] = panels.transpose(0, 2, 1)
+        names = ("user_gmf", "item_gmf", "user_mlp", "item_mlp", "item_bias", "product")
+        visits = (np.zeros(len(tables[name]), np.int32) for name in ("user_gmf", "item_gmf"))
+        rows, shared = [tables[name] for name in names], [output, panels, forward]
+        self.network = Network._make([*rows, *shared, np.array(tiles), *visits])
+        steps = [room(*shape) for shape in ((batch, width), (batch, dim), (batch, most), (batch * width, most))]
+        sums = [room(*shape) for shape in ((SHARES, dim), (SHARES, most), (SHARES * len(tiles), most, most))]
+        self.gradients = Gradients._make([*steps, np.zeros(SHARES), *sums])
+        self._shapes = (LINES, most), (1, dim), (len(units), LINES, most)
 
-    def __init__(self, ncf: NCF, loops: policy.Loops, steps: SummedSteps, width: int) -> None:
-        self._loops, self._steps = loops, steps
-        self._tables = {name: table.lend()[: table.rows] for name, table in ncf.tables.items()}
-        self._arrays = {name: table.numpy() for name, table in self._tables.items()}
-        first, *self._upper = (self._tables[layer] for layer in ncf._layers())
-        self._halves = first[:, : ncf.settings.dim], first[:, ncf.settings.dim :]
-        self._visits = tuple(np.zeros(len(self._arrays[name]), np.int32) for name in ("user_gmf", "item_gmf"))
-        n, dim, units = steps.batch_size, ncf.settings.dim, ncf.settings.layers
-        self._lines = {"slopes": _room(n, width), "weighted": _room(n, dim), "to_users": _room(n, dim)}
-        self._lines |= {"users": _room(n, dim), "user_part": _room(n, units[0]), "to_user_mlp": _room(n, dim)}
-        self._pairs = {"items": _room(n * width, dim), "to_item_mlp": _room(n * width, dim)}
-        self._pairs |= {f"value_{at}": _room(n * width, wide) for at, wide in enumerate(units)}
-        self._pairs |= {f"delta_{at}": _room(n * width, wide) for at, wide in enumerate(units)}
-        self._moves = [(table, torch.empty_like(table)) for table in (*self._halves, *self._upper)]
+    def room(self) -> Room:
+        """What each thread has for itself."""
+        lines, one, values = self._shapes
+        singles = [room(*shape) for shape in (*[lines] * 5, one, one, values)]
+        masks, user_masks, all_on = (
+            np.zeros((*shape[:-1], shape[-1] // LANES), np.uint64) for shape in (values, lines, lines)
+        )
+        all_on[:] = np.iinfo(np.uint64).max
+        return Room._make([*singles, masks, user_masks, all_on, np.zeros(LANES, np.uint64)])
 
-    def learn(self, users: Ints, items: Ints) -> float:
-        """One batch; returns the sum of its losses."""
-        arrays, (n, width), top = self._arrays, items.shape, len(self._upper)
-        lines = {name: room[:n] for name, room in self._lines.items()}
-        pairs = {name: room[: n * width] for name, room in self._pairs.items()}
-        to_user_half, to_item_half, *to_upper = (gradient for _, gradient in self._moves)
-        torch.index_select(self._tables["user_mlp"], 0, torch.from_numpy(users), out=lines["users"])
-        torch.index_select(self._tables["item_mlp"], 0, torch.from_numpy(items.reshape(-1)), out=pairs["items"])
-        torch.mm(lines["users"], self._halves[0].T, out=lines["user_part"])
-        hidden = torch.mm(pairs["items"], self._halves[1].T, out=pairs["value_0"])
-        hidden.view(n, width, -1).add_(lines["user_part"].unsqueeze(1)).relu_()
-        for at, weight in enumerate(self._upper):
-            hidden = torch.mm(hidden, weight.T, out=pairs[f"value_{at + 1}"]).relu_()
-        delta, slopes = pairs[f"delta_{top}"], lines["slopes"]
-        named = (users, items, *(arrays[name] for name in ("user_gmf", "item_gmf", "item_bias")))
-        back = (part.numpy() for part in (slopes, lines["weighted"], lines["to_users"], delta))
-        product, output = arrays["product"], arrays["output"]
-        loss: float = self._loops.network_slopes(*named, hidden.numpy(), output[0], product, *back)
-        summed = (slopes.view(1, -1) @ hidden, lines["weighted"].sum(0))
-        for at in range(top, 0, -1):
-            below = pairs[f"value_{at - 1}"]
-            torch.mm(delta.T, below, out=to_upper[at - 1])
-            delta = torch.mm(delta, self._upper[at - 1], out=pairs[f"delta_{at - 1}"])
-            torch.ops.aten.threshold_backward.grad_input(delta, below, 0, grad_input=delta)
-        to_users = torch.sum(delta.view(n, width, -1), 1, out=lines["user_part"])
-        torch.mm(to_users.T, lines["users"], out=to_user_half)
-        torch.mm(delta.T, pairs["items"], out=to_item_half)
-        torch.mm(to_users, self._halves[0], out=lines["to_user_mlp"])
-        torch.mm(delta, self._halves[1], out=pairs["to_item_mlp"])
-        rows = (arrays[name] for name in ("user_gmf", "item_gmf", "user_mlp", "item_mlp", "item_bias"))
-        moved = (slopes, lines["to_users"], lines["to_user_mlp"], pairs["to_item_mlp"])
-        steps = (part.numpy() for part in moved)
-        self._loops.network_rows(users, items, self._steps.lr, self._steps.l2, *rows, product, *steps, *self._visits)
-        for weight, gradient in (
-            *self._moves,
-            (self._tables["output"], summed[0]),
-            (self._tables["product"], summed[1]),
-        ):
-            weight.sub_(gradient, alpha=self._steps.shared_lr / n)
-        return loss
-
-
-def _room(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
+    def give_back(self) -> None:
+        """Write the weights into the tables."""
+        for weight, copy in self._copies:
+            weight[:] = copy

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 Mark = Literal["", "best", "second", "soft", "theirs", "good", "fair", "bad", "open"]
@@ -35,10 +36,20 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure in both forms."""
+    """A figure that is drawn when a form of it is first needed; the same input is the same bytes."""
 
-    svg: str
-    png: bytes
+    save: Callable[[Literal["svg", "png"]], bytes]
+
+    @cached_property
+    def svg(self) -> str:
+        """As an element that can stand in a page."""
+        text = self.save("svg").decode()
+        return text[text.index("<svg") :]
+
+    @cached_property
+    def png(self) -> bytes:
+        """As pixels."""
+        return self.save("png")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -43,18 +44,27 @@ _DASHES = {"frozen": (1, 1.5), "popularity": (4, 1.5, 1, 1.5), "recent_popularit
 
 
 def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
-    """Make a figure, let `draw` fill it, and give it as SVG and PNG; the same input is the same bytes."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    """A figure that `draw` fills when it is needed."""
 
-    with rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(width, height))
-        draw(figure)
-        vector, pixels = io.StringIO(), io.BytesIO()
-        figure.savefig(vector, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-        figure.savefig(pixels, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    text = vector.getvalue()
-    return Drawing(text[text.index("<svg") :], pixels.getvalue())
+    @cache
+    def figure() -> Any:
+        from matplotlib.figure import Figure
+
+        empty = Figure(figsize=(width, height))
+        draw(empty)
+        return empty
+
+    def save(form: Literal["svg", "png"]) -> bytes:
+        from matplotlib import rc_context
+
+        content = io.BytesIO()
+        nameless = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+        more = {} if form == "svg" else {"dpi": 160}
+        with rc_context({**_STYLE, "svg.hashsalt": name}):
+            figure().savefig(content, format=form, facecolor="white", metadata=nameless, **more)
+        return content.getvalue()
+
+    return Drawing(save)
 
 
 def trend(name: str, curves: Mapping[str, Floats], labels: Labels, width: int, strong: str) -> Drawing:

@@ -8,8 +8,7 @@ import numpy as np
 
 from melon.data.taken import Taken
 from melon.kernels import policy
-from melon.stream.draws import Words
-from melon.types import Flags, Ints, SmallInts
+from melon.types import Flags, Ints, SmallInts, Words
 
 _EMPTY = np.int64(-1)
 _ABSENT = np.int64(-1)

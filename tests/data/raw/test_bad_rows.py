@@ -264,6 +264,11 @@ def test_deep_json(tmp_path: Path) -> None:
         assert all(len(row.text) < 200 for bad in report.bad for row in bad.examples)
 
 
+def test_no_whole_json_object(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none of its first lines is a whole JSON object.*one object on each line"):
+        prepared(tmp_path, '{"user": 1, "item": 2, "time": ' + "[" * 100_000 + "\n", "raw.jsonl")
+
+
 def test_what_people_read_about_bad_rows(tmp_path: Path) -> None:
     rows = "".join(f"{n},1,x\n" for n in range(1_200)) + "1,1,5\n" * 1_300
     report = prepared(tmp_path, f"user,item,time\n1,2,3\n,[b]{'y' * 500},4\n{rows}")

@@ -151,8 +151,8 @@ def test_long_files_of_short_lines_are_fine(tmp_path: Path, scratch: Path, monke
 @pytest.mark.parametrize(
     ("error", "step"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "unpack._pass_on"),
-        (OSError("No space left on device (os error 28)"), "open.TextRecords.copy_well_formed"),  # as polars says it
+        (OSError(errno.ENOSPC, "No space left on device"), "unpack._new_file"),
+        (OSError("No space left on device (os error 28)"), "open.TextRecords.set_apart"),  # as polars says it
     ],
 )
 def test_a_full_temporary_folder_is_named_and_left_clean(

@@ -19,7 +19,7 @@ SEPARATORS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
 FileKind = Literal["delimited", "jsonl", "parquet"]
 
 # Reviewers' ids begin with A and are longer; an ASIN is B and nine characters, or an ISBN-10.
-_ASIN = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
+_ASIN = r"(?:B[0-9A-Z]{9}|[0-9]{9}[0-9X])"
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,10 @@ class Sample:
     separator_asked: str | None = None
 
     @cached_property
-    def is_json(self) -> bool:
-        """Whether any line begins as a JSON object does."""
-        return any(line.lstrip().startswith("{") for line in self.lines)
-
-    @cached_property
-    def json_keys(self) -> list[str]:
-        """Keys of the JSON objects among the lines, in order of appearance."""
+    def json_keys(self) -> list[str] | None:
+        """Keys of the JSON objects among the lines, in order of appearance; None if no line begins as an object."""
+        if not any(line.lstrip().startswith("{") for line in self.lines):
+            return None
         keys: dict[str, None] = {}
         for line in self.lines:
             try:
@@ -54,13 +51,16 @@ class Sample:
     @cached_property
     def separator(self) -> str | None:
         """The separator that was asked for, or else the one that splits the lines most evenly; None if none does."""
-        if self.separator_asked or self.is_json:
+        if self.separator_asked or self.json_keys is not None:
             return self.separator_asked
-        fields = {mark: len(split_line(self.lines[0], mark)) for mark in SEPARATORS}
+        counts = {
+            mark: [len(split_line(line, mark)) if '"' in line else line.count(mark) + 1 for line in self.lines]
+            for mark in SEPARATORS
+        }
         # An interaction has three fields; two are worth a message about the third.
-        least = min(3, max(2, *fields.values()))
-        evenness = {mark: self._evenness(mark) for mark, count in fields.items() if count >= least}
-        best = [mark for mark, share in evenness.items() if share == max(evenness.values())]
+        least = min(3, max(2, *(count[0] for count in counts.values())))
+        evenness = {mark: count.count(count[0]) for mark, count in counts.items() if count[0] >= least}
+        best = [mark for mark, lines in evenness.items() if lines == max(evenness.values())]
         if len(best) > 1:
             # Of two that split equally, one may give columns with usual names.
             named = [mark for mark in best if usual_roles(split_line(self.lines[0], mark))]
@@ -70,19 +70,20 @@ class Sample:
             raise DataError(f"{self.name}: the separator can be {choices}; say which with --separator.")
         return best[0] if best else None
 
-    @cached_property
-    def fields(self) -> list[str]:
-        """Fields of the first line."""
-        return split_line(self.lines[0], self.separator) if self.separator else [self.lines[0]]
 
-    @cached_property
-    def names(self) -> set[str]:
-        """Names that the first line gives to the columns if it is a header."""
-        return {plain_name(name) for name in self.fields}
+@dataclass(frozen=True)
+class Sign:
+    """Something by which a format is recognised, in words and as conditions; all that are given must hold."""
 
-    def _evenness(self, mark: str) -> float:
-        counts = [len(split_line(line, mark)) for line in self.lines]
-        return sum(count == counts[0] for count in counts) / len(counts)
+    reason: str
+    keys: frozenset[str] | None = None  # keys that the JSON objects have; None: no JSON
+    header: frozenset[str] = frozenset()  # names among the fields of the first line, without case and punctuation
+    others: frozenset[str] | None = None  # the only other names; None: any
+    separators: str = ""  # one of them splits the lines
+    least_fields: int = 1  # in the first line
+    usual: bool = False  # whether one of them must be a usual name of a column
+    line: str = ""  # a pattern in the first line
+    suffix: str = ""  # of the file's name
 
 
 @dataclass(frozen=True)
@@ -92,21 +93,16 @@ class Variant:
     kind: FileKind
     separator: str | None = None  # None: guessed
     fields: tuple[str, ...] = ()  # the fixed fields of a file without a header
-    names: Mapping[str, Sequence[str]] | None = None  # role → the names it may have; None: any usual name
+    names: Mapping[str, Sequence[str]] | None = None  # role → the names it may have; None: any, or no header
     quote: str | None = '"'
     typed_header: bool = False  # `name:type`, as RecBole writes it
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this is a table of text whose columns may have any names, or none."""
-        return self.kind == "delimited" and not self.fields and self.names is None
 
 
 @dataclass(frozen=True)
 class Format:
     """A raw format: what it is, how its columns are found, and the layouts it comes in.
 
-    `recognise` says why a file looks like this format, or None; `arrange` gives the order of the fixed fields in a
+    A file that shows one of the `signs` looks like this format; `arrange` gives the order of the fixed fields in a
     file, and a note about it.
     """
 
@@ -114,19 +110,31 @@ class Format:
     description: str
     columns: str
     variants: tuple[Variant, ...]
+    signs: tuple[Sign, ...] = ()
     missing_item: str = "missing item"
-    recognise: Callable[[Sample], str | None] = lambda _: None
     arrange: Callable[[Sample], tuple[tuple[str, ...], str]] | None = None
 
 
 def guess_format(sample: Sample) -> tuple[str, str]:
     """The format that a text file looks like, and why."""
+    first, name, keys = sample.lines[0], sample.name.lower(), sample.json_keys
+    fields = split_line(first, sample.separator) if sample.separator else [first]
+    names = {plain_name(field) for field in fields}
     # The general formats stand first in the table, so the particular ones are asked before them.
     for form in reversed(FORMATS.values()):
-        if reason := form.recognise(sample):
-            return form.name, reason
+        for sign in form.signs:
+            if (
+                (keys is None if sign.keys is None else keys is not None and sign.keys <= set(keys))
+                and (sign.header <= names and (sign.others is None or names - sign.header <= sign.others))
+                and (not sign.separators or (sample.separator or " ") in sign.separators)
+                and len(fields) >= sign.least_fields
+                and (not sign.usual or usual_roles(fields) > 0)
+                and re.search(sign.line, first)
+                and name.endswith(sign.suffix)
+            ):
+                return form.name, sign.reason
     raise DataError(
-        f"cannot tell the format of {sample.name}, which begins with {sample.lines[0][:120]!r}. "
+        f"cannot tell the format of {sample.name}, which begins with {first[:120]!r}. "
         f"Say it with --format, one of: {', '.join(FORMATS)}; or say how fields are separated with --separator."
     )
 
@@ -147,76 +155,20 @@ def usual_roles(fields: Sequence[str]) -> int:
     return sum(bool(names & set(USUAL_NAMES[role])) for role in ROLES)
 
 
-def _csv(sample: Sample) -> str | None:
-    # With two fields the time is missing, which is worth a message about columns if these are columns at all.
-    if len(sample.fields) > 2 or (len(sample.fields) == 2 and usual_roles(sample.fields)):
-        return "its lines have fields"
-    return None
-
-
-def _tsv(sample: Sample) -> str | None:
-    return "its lines have tabs" if sample.separator == "\t" and _csv(sample) else None
-
-
-def _jsonl(sample: Sample) -> str | None:
-    return "its lines are JSON objects" if sample.is_json else None
-
-
-def _recbole(sample: Sample) -> str | None:
-    typed = re.search(r":(token|float)(\t|,|$|_seq)", sample.lines[0])
-    inter = sample.name.lower().endswith(".inter")
-    return "its header is typed" if not sample.is_json and (inter or typed) else None
-
-
-def _rechorus(sample: Sample) -> str | None:
-    fits = sample.separator in ("\t", ",") and sample.names - {"negitems"} == {"userid", "itemid", "time"}
-    return "its header is user_id, item_id, time" if fits else None
-
-
-def _movielens(sample: Sample) -> str | None:
-    if re.fullmatch(r"[^:]+::[^:]+::[^:]+::[^:]+", sample.lines[0]):
-        return "its fields are separated by ::"
-    if sample.separator == "," and {"userid", "movieid", "timestamp"} <= sample.names:
-        return "its header has userId, movieId and timestamp"
-    if sample.separator == "\t" and len(sample.fields) == 4 and re.fullmatch(r"[0-9.]+", sample.fields[3]):
-        return "it has four tab-separated fields and no header"
-    return None
-
-
-def _amazon(sample: Sample) -> str | None:
-    if {"reviewerID", "asin"} <= set(sample.json_keys):
-        return "its objects have reviewerID and asin"
-    rating = sample.separator == "," and len(sample.fields) == 4 and re.fullmatch(r"[0-9.]+", sample.fields[3])
-    if rating and any(_ASIN.fullmatch(field) for field in sample.fields[:2]):
-        return "it has no header, four fields and a product number"
-    return None
-
-
-def _yelp(sample: Sample) -> str | None:
-    fits = {"user_id", "business_id", "date"} <= set(sample.json_keys)
-    return "its objects have user_id, business_id and date" if fits else None
-
-
-def _adressa(sample: Sample) -> str | None:
-    keys = set(sample.json_keys)
-    fits = {"userId", "time"} <= keys and keys & {"eventId", "activeTime"}
-    return "its objects have userId, time and eventId or activeTime" if fits else None
-
-
-def _globo(sample: Sample) -> str | None:
-    return "its header has click_article_id" if "clickarticleid" in sample.names else None
-
-
 def _amazon_order(sample: Sample) -> tuple[tuple[str, ...], str]:
     """Whether the item comes first (2018) or the user does (2014), decided by what looks like a product's number."""
     rows = [split_line(line, ",") for line in sample.lines]
-    first = sum(bool(_ASIN.fullmatch(row[0])) for row in rows if len(row) == 4)
-    second = sum(bool(_ASIN.fullmatch(row[1])) for row in rows if len(row) == 4)
+    first, second = (sum(bool(re.fullmatch(_ASIN, row[n])) for row in rows if len(row) == 4) for n in (0, 1))
     if second > first:
         return _RATINGS, "amazon ratings of 2014: the user comes first"
     if first > second:
         return _AMAZON_2018, "amazon ratings of 2018: the item comes first"
     return _AMAZON_2018, "amazon ratings: no product number to tell the order by, read as of 2018 (item, user)"
+
+
+def _json_objects(*keys: str) -> Sign:
+    listing = " and".join(", ".join(keys).rsplit(",", 1))
+    return Sign(f"its objects have {listing}" if keys else "its lines are JSON objects", keys=frozenset(keys))
 
 
 def _names(user: str, item: str, time: str) -> dict[str, tuple[str, ...]]:
@@ -225,6 +177,7 @@ def _names(user: str, item: str, time: str) -> dict[str, tuple[str, ...]]:
 
 _RATINGS = ("user", "item", "rating", "timestamp")
 _AMAZON_2018 = ("item", "user", "rating", "timestamp")
+_FIXED = _names("user", "item", "timestamp")
 _ANY_NAMES = "any names, given by --user --item --time; usual names are found without"
 
 FORMATS: dict[str, Format] = {
@@ -235,17 +188,30 @@ FORMATS: dict[str, Format] = {
             "values separated by commas, semicolons, tabs or bars, with or without a header",
             _ANY_NAMES,
             (Variant("delimited"),),
-            recognise=_csv,
+            # With two fields the time is missing, which is worth a message about columns if these are columns at all.
+            (Sign("its lines have fields", least_fields=3), Sign("its lines have fields", least_fields=2, usual=True)),
         ),
-        Format("tsv", "tab-separated values with a header", _ANY_NAMES, (Variant("delimited", "\t"),), recognise=_tsv),
+        Format(
+            "tsv",
+            "tab-separated values with a header",
+            _ANY_NAMES,
+            (Variant("delimited", "\t"),),
+            (
+                Sign("its lines have tabs", separators="\t", least_fields=3),
+                Sign("its lines have tabs", separators="\t", least_fields=2, usual=True),
+            ),
+        ),
         Format("parquet", "Parquet", _ANY_NAMES, (Variant("parquet"),)),
-        Format("jsonl", "one JSON object per line", _ANY_NAMES, (Variant("jsonl"),), recognise=_jsonl),
+        Format("jsonl", "one JSON object per line", _ANY_NAMES, (Variant("jsonl"),), (_json_objects(),)),
         Format(
             "recbole",
             "RecBole .inter file: tab-separated, with a typed header",
             "user_id:token, item_id:token, timestamp:float",
             (Variant("delimited", "\t", (), _names("user_id", "item_id", "timestamp"), quote=None, typed_header=True),),
-            recognise=_recbole,
+            (
+                Sign("its header is typed", line=r":(token|float)(\t|,|$|_seq)"),
+                Sign("its header is typed", suffix=".inter"),
+            ),
         ),
         Format(
             "rechorus",
@@ -255,7 +221,14 @@ FORMATS: dict[str, Format] = {
                 Variant("delimited", "\t", names=_names("user_id", "item_id", "time")),
                 Variant("delimited", ",", names=_names("user_id", "item_id", "time")),
             ),
-            recognise=_rechorus,
+            (
+                Sign(
+                    "its header is user_id, item_id, time",
+                    header=frozenset({"userid", "itemid", "time"}),
+                    others=frozenset({"negitems"}),
+                    separators="\t,",
+                ),
+            ),
         ),
         Format(
             "movielens",
@@ -263,11 +236,23 @@ FORMATS: dict[str, Format] = {
             "user, item, rating, timestamp in this order; in ratings.csv userId, movieId, timestamp",
             (
                 # Two-character separators are not read directly: split at each colon, every other field is empty.
-                Variant("delimited", ":", ("user", "", "item", "", "rating", "", "timestamp"), quote=None),
-                Variant("delimited", "\t", _RATINGS, quote=None),
+                Variant("delimited", ":", ("user", "", "item", "", "rating", "", "timestamp"), _FIXED, quote=None),
+                Variant("delimited", "\t", _RATINGS, _FIXED, quote=None),
                 Variant("delimited", ",", names=_names("userId", "movieId", "timestamp")),
             ),
-            recognise=_movielens,
+            (
+                Sign("its fields are separated by ::", line=r"^[^:]+::[^:]+::[^:]+::[^:]+$"),
+                Sign(
+                    "its header has userId, movieId and timestamp",
+                    header=frozenset({"userid", "movieid", "timestamp"}),
+                    separators=",",
+                ),
+                Sign(
+                    "it has four tab-separated fields and no header",
+                    separators="\t",
+                    line=r"^(?:[^\t]*\t){3}[0-9.]+$",
+                ),
+            ),
         ),
         Format(
             "amazon",
@@ -276,9 +261,16 @@ FORMATS: dict[str, Format] = {
             "reviews: reviewerID, asin, unixReviewTime",
             (
                 Variant("jsonl", names=_names("reviewerID", "asin", "unixReviewTime")),
-                Variant("delimited", ",", _AMAZON_2018),
+                Variant("delimited", ",", _AMAZON_2018, _FIXED),
             ),
-            recognise=_amazon,
+            (
+                _json_objects("reviewerID", "asin"),
+                Sign(
+                    "it has no header, four fields and a product number",
+                    separators=",",
+                    line=rf'^(?:"?{_ASIN}"?,[^,]*|[^,]*,"?{_ASIN}"?),[^,]*,"?[0-9.]+"?$',
+                ),
+            ),
             arrange=_amazon_order,
         ),
         Format(
@@ -286,22 +278,22 @@ FORMATS: dict[str, Format] = {
             "Yelp reviews: one JSON object per line",
             "user_id, business_id, date",
             (Variant("jsonl", names=_names("user_id", "business_id", "date")),),
-            recognise=_yelp,
+            (_json_objects("user_id", "business_id", "date"),),
         ),
         Format(
             "adressa",
             "Adressa events: one JSON object per line",
             "userId, id (the article; events without it are front pages, dropped and counted), time",
             (Variant("jsonl", names=_names("userId", "id", "time")),),
+            (_json_objects("userId", "time", "eventId"), _json_objects("userId", "time", "activeTime")),
             missing_item=FRONT_PAGE,
-            recognise=_adressa,
         ),
         Format(
             "globo",
             "Globo.com clicks: CSV with a header",
             "user_id, click_article_id, click_timestamp (milliseconds)",
             (Variant("delimited", ",", names=_names("user_id", "click_article_id", "click_timestamp")),),
-            recognise=_globo,
+            (Sign("its header has click_article_id", header=frozenset({"clickarticleid"})),),
         ),
     )
 }

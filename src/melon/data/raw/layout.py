@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from melon.data.columns import ROLES, USUAL_NAMES, Columns, find_columns
 from melon.data.raw.formats import FORMATS, SEPARATORS, FileKind, Format, Sample, Variant, split_line, usual_roles
@@ -57,7 +57,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one particular file is read."""
+    """How one particular file is read; `notes` name what was guessed beside the columns."""
 
     kind: FileKind
     columns: Columns
@@ -72,7 +72,7 @@ class Layout:
 
 def layout_of(form: Format, sample: Sample, options: ReadOptions, place: str) -> Layout:
     """How a text file of this format is read."""
-    if options.describes_a_table and not any(one.is_open for one in form.variants):
+    if options.describes_a_table and not any(one.kind == "delimited" and one.names is None for one in form.variants):
         raise SettingsError(
             f"--separator, --header and --no-header are for csv and tsv, and {place} is read as {form.name}; "
             "choose --format csv."
@@ -83,15 +83,18 @@ def layout_of(form: Format, sample: Sample, options: ReadOptions, place: str) ->
             f"{place} does not look like {form.name} ({form.description}; columns: {form.columns}). "
             f"Its first line is {sample.lines[0][:120]!r}. Choose another --format: {', '.join(FORMATS)}."
         )
-    if variant.kind == "jsonl":
-        # A JSON object may leave a field out, so a fixed name need not be among the first lines.
-        fixed = [name for role in ROLES for name in (variant.names or {}).get(role, ())]
-        available = list(dict.fromkeys(sample.json_keys + fixed))
-        columns = find_columns(available, place, options.columns, usual=variant.names or USUAL_NAMES)
-        layout = Layout("jsonl", columns, missing=options.missing or (), notes=_guessed(variant, columns, options))
-    else:
-        layout = _delimited(form, variant, sample, options, place)
-    return replace(layout, missing_item=form.missing_item)
+    if variant.kind == "delimited":
+        return _delimited(form, variant, sample, options, place)
+    if not sample.json_keys and variant.names is None:
+        raise DataError(
+            f"{place}: none of its first lines is a whole JSON object with names and values. The first is "
+            f"{sample.lines[0][:120]!r}; write one object on each line."
+        )
+    # A JSON object may leave a field out, so a fixed name need not be among the first lines.
+    fixed = [name for role in ROLES for name in (variant.names or {}).get(role, ())]
+    available = list(dict.fromkeys((sample.json_keys or []) + fixed))
+    columns = find_columns(available, place, options.columns, usual=variant.names or USUAL_NAMES)
+    return Layout("jsonl", columns, missing_item=form.missing_item, missing=options.missing or ())
 
 
 def parquet_layout(available: Sequence[str], options: ReadOptions, place: str) -> Layout:
@@ -99,13 +102,12 @@ def parquet_layout(available: Sequence[str], options: ReadOptions, place: str) -
     if options.describes_a_table:
         raise SettingsError(f"--separator, --header and --no-header are for tables of text, and {place} is Parquet.")
     columns = find_columns(available, place, options.columns, numbers=True)
-    notes = _guessed(Variant("parquet"), columns, options)
-    return Layout("parquet", columns, missing=options.missing or (), notes=notes)
+    return Layout("parquet", columns, missing=options.missing or ())
 
 
 def _fits(variant: Variant, sample: Sample) -> bool:
     if variant.kind == "jsonl":
-        return sample.is_json
+        return sample.json_keys is not None
     separator = sample.separator_asked or variant.separator or sample.separator
     if variant.kind != "delimited" or separator is None:
         return False
@@ -133,7 +135,7 @@ def _delimited(form: Format, variant: Variant, sample: Sample, options: ReadOpti
     if variant.typed_header:
         names = [name.split(":")[0] for name in names]
         wanted = {role: name.split(":")[0] if name else None for role, name in wanted.items()}
-    if variant.is_open:
+    if variant.names is None:
         header = _has_header(names, sample, options, place)
         if not header:
             names = [str(number + 1) for number in range(len(names))]
@@ -141,8 +143,7 @@ def _delimited(form: Format, variant: Variant, sample: Sample, options: ReadOpti
             notes += ("no header (guessed: the first line looks like an interaction)",)
     columns = find_columns(names, place, wanted, usual=variant.names or USUAL_NAMES, numbers=True)
     missing = MISSING if options.missing is None else options.missing
-    notes += _guessed(variant, columns, options)
-    return Layout("delimited", columns, separator, variant.quote, header, len(names), missing=missing, notes=notes)
+    return Layout("delimited", columns, separator, variant.quote, header, len(names), form.missing_item, missing, notes)
 
 
 def _has_header(names: Sequence[str], sample: Sample, options: ReadOptions, place: str) -> bool:
@@ -167,9 +168,3 @@ def _has_header(names: Sequence[str], sample: Sample, options: ReadOptions, plac
             f"--no-header and {by_number}. If it is one, say --header."
         )
     return False
-
-
-def _guessed(variant: Variant, columns: Columns, options: ReadOptions) -> tuple[str, ...]:
-    """A note about columns that were chosen by their usual names."""
-    fixed = variant.names or variant.fields or all(options.columns.get(role) for role in ROLES)
-    return () if fixed else (f"columns {columns} (guessed by name)",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,6 +69,8 @@ class Reasons:
 
     def set(self, where: npt.NDArray[np.integer] | Flags, reason: str) -> None:
         """Give rows a reason, in place of any other."""
+        if not (where.any() if where.dtype == bool else len(where)):
+            return
         if reason not in self.names:
             self.names.append(reason)
         self.codes[where] = self.names.index(reason) + 1
@@ -100,25 +101,31 @@ class TextRecords:
         rows = numbered.filter(pl.col("position").is_in(wanted.implode())).collect(engine="streaming")
         return rows.select(pl.col("position").cast(pl.Int64) - shift, "line", "text")
 
-    def malformed(self, file: str) -> tuple[BadRows, ...]:
-        """The records that are not well formed, by their verdicts; blank lines are among them."""
+    def set_apart(self, plain: PlainFile, scratch: Path) -> tuple[Path, tuple[BadRows, ...]]:
+        """A file with only the well-formed records, header included, and the others by their verdicts.
+
+        It is the file itself where all are well formed, and else a copy. Blank lines are left out and not counted.
+        """
         counts = dict(self.frame.group_by("verdict").len().collect(engine="streaming").iter_rows())
         counts.pop(None, None)
-        bad = []
+        if not counts:
+            return plain.path, ()
+        copy = scratch / f"{sum(1 for _ in scratch.iterdir())}.records"
+        good = self.frame.filter(pl.col("verdict").is_null()).select("text")
+        good.sink_csv(copy, include_header=False, quote_style="never", engine="streaming")
+        counts.pop(BLANK, None)
+        bad, file = [], str(plain.given)
         for verdict, count in sorted(counts.items()):
             chosen = self.frame.filter(pl.col("verdict") == verdict).select("line", "text").head(EXAMPLES)
             rows = chosen.collect(engine="streaming").iter_rows()
             bad.append(
                 BadRows(verdict, count, tuple(BadRow(file, line, shortened(text), verdict) for line, text in rows))
             )
-        return tuple(bad)
+        return copy, tuple(bad)
 
-    def copy_well_formed(self, scratch: Path) -> Path:
-        """A new file with the well-formed records, header included, as they came."""
-        copy = scratch / f"{sum(1 for _ in scratch.iterdir())}.records"
-        good = self.frame.filter(pl.col("verdict").is_null()).select("text")
-        good.sink_csv(copy, include_header=False, quote_style="never", engine="streaming")
-        return copy
+
+#: `user`, `item` and `time` of the well-formed records, all records, and the malformed ones.
+Scanned = tuple[pl.LazyFrame, TextRecords, tuple[BadRows, ...]]
 
 
 @dataclass(frozen=True)
@@ -130,13 +137,8 @@ class RawFile:
     layout: Layout
     scan: pl.LazyFrame
     records: TextRecords | None
-    notes: tuple[str, ...] = ()
-    malformed: tuple[BadRows, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The file as it was given."""
-        return str(self.plain.given)
+    malformed: tuple[BadRows, ...]
+    notes: tuple[str, ...]
 
     def locate(self, positions: Sequence[int]) -> dict[int, tuple[int, str]]:
         """Line number in the original file and text, shortened, of the rows at these positions of the scan."""
@@ -161,10 +163,8 @@ class RawFile:
 
     def repaired(self, scratch: Path) -> RawFile:
         """The same JSON-lines file without the lines that are no JSON objects."""
-        records = _json_records(self.plain)
-        malformed = records.malformed(self.name)
-        scan = _scan_json(records.copy_well_formed(scratch), self.layout)
-        return replace(self, scan=scan, records=records, malformed=_without_blanks(malformed))
+        scan, records, malformed = _scan_json(self.plain, self.layout, scratch, repair=True)
+        return replace(self, scan=scan, records=records, malformed=malformed)
 
 
 def shortened(text: str) -> str:
@@ -177,23 +177,25 @@ def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
     """Open one raw file; its notes name everything that was guessed."""
     plain = unpack(given, scratch, options.encoding)
     if plain.parquet:
-        return _open_parquet(plain, options)
-    if options.format == "parquet":
+        file = _open_parquet(plain, options)
+    elif options.format == "parquet":
         raise DataError(f"{given} is not a Parquet file; choose another --format, or none to have it guessed.")
-    sample = Sample(plain.name, plain.first_lines(), options.separator)
-    notes, form = plain.notes, options.format
-    if form is None and options.describes_a_table:
-        form = "csv"
-    elif form is None:
-        form, reason = guess_format(sample)
-        notes += (f"{given.name} is read as {form}: {reason}",)
-    layout = layout_of(FORMATS[form], sample, options, str(given))
-    notes += tuple(f"{given.name}: {note}" for note in layout.notes)
-    if layout.kind == "delimited":
-        return _open_delimited(plain, form, layout, notes, scratch)
-    lines = TextRecords(_lines(plain.path).with_columns(verdict=pl.when(_blank()).then(pl.lit(BLANK))))
-    file = RawFile(plain, form, layout, _scan_json(plain.path, layout), lines, notes)
-    return file.repaired(scratch) if plain.damaged else file
+    else:
+        sample = Sample(plain.name, plain.first_lines(), options.separator)
+        notes, form = plain.notes, options.format
+        if form is None and options.describes_a_table:
+            form = "csv"
+        elif form is None:
+            form, reason = guess_format(sample)
+            notes += (f"{given.name} is read as {form}: {reason}",)
+        layout = layout_of(FORMATS[form], sample, options, str(given))
+        scan = _scan_delimited if layout.kind == "delimited" else _scan_json
+        file = RawFile(plain, form, layout, *scan(plain, layout, scratch), notes=notes)
+    notes, columns = file.layout.notes, file.layout.columns
+    if columns.guessed:
+        names = f"user = {columns.user!r}, item = {columns.item!r}, time = {columns.time!r}"
+        notes += (f"columns {names} (guessed by name)",)
+    return replace(file, notes=file.notes + tuple(f"{given.name}: {note}" for note in notes))
 
 
 def _open_parquet(plain: PlainFile, options: ReadOptions) -> RawFile:
@@ -208,71 +210,71 @@ def _open_parquet(plain: PlainFile, options: ReadOptions) -> RawFile:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{plain.given} is a damaged Parquet file ({first_line(error)}); make it again.") from error
     layout = parquet_layout(available, options, str(plain.given))
-    notes += tuple(f"{plain.given.name}: {note}" for note in layout.notes)
-    return RawFile(plain, "parquet", layout, _three_columns(scan, layout), None, notes)
+    return RawFile(plain, "parquet", layout, _three_columns(scan, layout), None, (), notes)
 
 
-def _open_delimited(plain: PlainFile, form: str, layout: Layout, notes: tuple[str, ...], scratch: Path) -> RawFile:
-    records, clean = _delimited_records(plain, layout)
-    malformed = () if clean else records.malformed(str(plain.given))
-    path = records.copy_well_formed(scratch) if malformed else plain.path
+def _scan_delimited(plain: PlainFile, layout: Layout, scratch: Path) -> Scanned:
+    """A delimited file. Records are judged by the number of their fields. A quoted field may run over several lines."""
+    lines, verdict = _lines(plain)
+    text, separator, mark = pl.col("text"), layout.separator, layout.quote if plain.has_quotes else None
+    several_lines, clean = False, False
+    if mark is None:
+        # The ordinary file: one quick pass tells that no line is ragged.
+        ragged = (text.str.count_matches(separator, literal=True) != layout.fields - 1).any()
+        clean = not plain.damaged and not lines.select(ragged).collect(engine="streaming").item()
+    else:
+        odd = text.str.count_matches(mark, literal=True) % 2
+        several_lines = lines.select((odd == 1).any()).collect(engine="streaming").item()
+        quote, split = re.escape(mark), re.escape(separator)
+        fields = rf"(^|{split}){quote}(?:[^{quote}]|{quote}{quote})*{quote}"
+        text = text.str.replace_all(fields, "${1}" + _QUOTED)
+        # What is left must not begin a field with a quote, nor go on after a closing one, nor hold a single quote: even
+        # inside a field, it would make the scanner take the end of the line for a part of the field.
+        opened, after = text.str.contains(rf"(?:^|{split}){quote}"), text.str.contains(rf"{_QUOTED}[^{split}]")
+        unbalanced = opened | after | (text.str.count_matches(mark, literal=True) % 2 == 1)
+        verdict = verdict.when(unbalanced).then(pl.lit(UNBALANCED))
+    count = text.str.count_matches(separator, literal=True) + 1
+    verdict = verdict.when(count != layout.fields).then(pl.lit(WRONG_FIELDS))
+    frame = _joined(lines, odd, verdict) if several_lines else lines.with_columns(verdict=verdict)
+    records = TextRecords(frame, layout.header)
+    path, malformed = (plain.path, ()) if clean else records.set_apart(plain, scratch)
     names = [f"f{number}" for number in range(layout.fields)]
     scan = pl.scan_csv(
         path,
         has_header=False,
         skip_lines=int(layout.header),
-        separator=layout.separator,
+        separator=separator,
         quote_char=layout.quote,
         schema=dict.fromkeys(names, pl.String()),
         raise_if_empty=False,
         glob=False,
     )
     user, item, time = (pl.col(names[position]) for position in layout.columns.positions)
-    return RawFile(
-        plain, form, layout, scan.select(user=user, item=item, time=time), records, notes, _without_blanks(malformed)
-    )
+    return scan.select(user=user, item=item, time=time), records, malformed
 
 
-def _scan_json(path: Path, layout: Layout) -> pl.LazyFrame:
+def _scan_json(plain: PlainFile, layout: Layout, scratch: Path, *, repair: bool = False) -> Scanned:
+    """A JSON-lines file as it is; with `repair` (or undecodable lines) without the lines that are no JSON objects.
+
+    A repair parses each line, so it is for files that are known to have a bad one.
+    """
+    lines, verdict = _lines(plain)
+    path, malformed = plain.path, tuple[BadRows, ...]()
+    if repair := repair or plain.damaged:
+        text = pl.col("text")
+        fine = text.str.strip_chars_start().str.starts_with("{") & text.str.json_path_match("$").is_not_null()
+        verdict = verdict.when(~fine).then(pl.lit(BAD_JSON))
+    records = TextRecords(lines.with_columns(verdict=verdict))
+    if repair:
+        path, malformed = records.set_apart(plain, scratch)
     columns = layout.columns
     schema = dict.fromkeys((columns.user, columns.item, columns.time), pl.String())
-    return _three_columns(pl.scan_ndjson(path, schema=schema), layout)
+    return _three_columns(pl.scan_ndjson(path, schema=schema), layout), records, malformed
 
 
 def _three_columns(scan: pl.LazyFrame, layout: Layout) -> pl.LazyFrame:
     columns = layout.columns
     return scan.select(user=pl.col(columns.user), item=pl.col(columns.item), time=pl.col(columns.time))
-
-
-def _without_blanks(malformed: tuple[BadRows, ...]) -> tuple[BadRows, ...]:
-    return tuple(bad for bad in malformed if bad.reason != BLANK)
-
-
-def _json_records(plain: PlainFile) -> TextRecords:
-    """A JSON-lines file's records; each line is parsed, so this is for files that are known to have a bad one."""
-    text = pl.col("text")
-    fine = text.str.strip_chars_start().str.starts_with("{") & text.str.json_path_match("$").is_not_null()
-    verdict = _first_verdicts(plain).when(~fine).then(pl.lit(BAD_JSON))
-    return TextRecords(_lines(plain.path).with_columns(verdict=verdict))
-
-
-def _delimited_records(plain: PlainFile, layout: Layout) -> tuple[TextRecords, bool]:
-    """A delimited file's records by the number of their fields, and whether all of them are plain and well formed.
-
-    A quoted field may run over several lines.
-    """
-    lines = _lines(plain.path)
-    text, quote = pl.col("text"), layout.quote
-    if quote is None or not _holds(plain.path, quote.encode()):
-        # The ordinary file: one quick pass tells that no line is ragged.
-        ragged = (text.str.count_matches(layout.separator, literal=True) != layout.fields - 1).any()
-        records = TextRecords(lines.with_columns(verdict=_verdict(plain, layout, quoted=False)), layout.header)
-        return records, not plain.damaged and not _single(lines, ragged)
-    odd = text.str.count_matches(quote, literal=True) % 2
-    verdict = _verdict(plain, layout, quoted=True)
-    several_lines = _single(lines, (odd == 1).any())
-    frame = _joined(lines, odd, verdict) if several_lines else lines.with_columns(verdict=verdict)
-    return TextRecords(frame, layout.header), False
 
 
 def _joined(lines: pl.LazyFrame, odd: pl.Expr, verdict: pl.Expr) -> pl.LazyFrame:
@@ -295,42 +297,12 @@ def _joined(lines: pl.LazyFrame, odd: pl.Expr, verdict: pl.Expr) -> pl.LazyFrame
     return pl.concat(parts).sort("line")
 
 
-def _first_verdicts(plain: PlainFile) -> Then | ChainedThen:
-    verdict: Then | ChainedThen = pl.when(_blank()).then(pl.lit(BLANK))
+def _lines(plain: PlainFile) -> tuple[pl.LazyFrame, Then | ChainedThen]:
+    """A text file's lines as `line` and `text`, and a verdict on those that are blank or cannot be decoded."""
+    text = pl.col("text")
+    verdict: Then | ChainedThen = pl.when(text.str.strip_chars().str.len_bytes() == 0).then(pl.lit(BLANK))
     if plain.damaged:
-        undecodable = pl.col("text").str.contains(UNDECODABLE, literal=True)
+        undecodable = text.str.contains(UNDECODABLE, literal=True)
         verdict = verdict.when(undecodable).then(pl.lit(f"not valid {plain.encoding}"))
-    return verdict
-
-
-def _verdict(plain: PlainFile, layout: Layout, *, quoted: bool) -> pl.Expr:
-    text, separator = pl.col("text"), layout.separator
-    verdict = _first_verdicts(plain)
-    if quoted and layout.quote:
-        mark, split = re.escape(layout.quote), re.escape(separator)
-        fields = rf"(^|{split}){mark}(?:[^{mark}]|{mark}{mark})*{mark}"
-        text = text.str.replace_all(fields, "${1}" + _QUOTED)
-        # What is left must not begin a field with a quote, nor go on after a closing one, nor hold a single quote: even
-        # inside a field, it would make the scanner take the end of the line for a part of the field.
-        opened, after = text.str.contains(rf"(?:^|{split}){mark}"), text.str.contains(rf"{_QUOTED}[^{split}]")
-        ragged = opened | after | (text.str.count_matches(layout.quote, literal=True) % 2 == 1)
-        verdict = verdict.when(ragged).then(pl.lit(UNBALANCED))
-    count = text.str.count_matches(separator, literal=True) + 1
-    return verdict.when(count != layout.fields).then(pl.lit(WRONG_FIELDS))
-
-
-def _blank() -> pl.Expr:
-    return pl.col("text").str.strip_chars().str.len_bytes() == 0
-
-
-def _lines(path: Path) -> pl.LazyFrame:
-    return pl.scan_lines(path, name="text", row_index_name="line", row_index_offset=1, glob=False)
-
-
-def _single(lines: pl.LazyFrame, condition: pl.Expr) -> bool:
-    return bool(lines.select(condition).collect(engine="streaming").item())
-
-
-def _holds(path: Path, mark: bytes) -> bool:
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(mark) >= 0
+    lines = pl.scan_lines(plain.path, name="text", row_index_name="line", row_index_offset=1, glob=False)
+    return lines, verdict

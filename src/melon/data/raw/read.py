@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -52,7 +52,14 @@ def read_raw(sources: Sequence[Path], options: ReadOptions) -> RawEvents:
     with _scratch_folder() as scratch:
         for given in sources:
             try:
-                block = _read_file(open_raw(given, scratch, options), options, categories, scratch)
+                file = open_raw(given, scratch, options)
+                try:
+                    block = _read_file(file, options, categories)
+                except pl.exceptions.PolarsError:
+                    # JSON lines may turn out to be malformed; these are set apart and counted.
+                    if file.layout.kind != "jsonl" or file.malformed:
+                        raise
+                    block = _read_file(file.repaired(scratch), options, categories)
                 bad.append(block.bad_rows())
             except pl.exceptions.PolarsError as error:
                 raise DataError(f"{given} cannot be read: {first_line(error)}") from error
@@ -60,7 +67,7 @@ def read_raw(sources: Sequence[Path], options: ReadOptions) -> RawEvents:
                 _require_clean(bad[-1])
             options = replace(options, format=block.file.format)
             blocks.append(block)
-    return _together(blocks, _merged(bad))
+    return _together(blocks, chain(*bad))
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,8 @@ class _FileEvents:
     clock: TimeScale
     reasons: Reasons
     notes: tuple[str, ...]
+    text_users: bool
+    text_items: bool
 
     def bad_rows(self) -> list[BadRows]:
         """How many rows are bad for each reason, and the first of them with their line numbers."""
@@ -82,22 +91,12 @@ class _FileEvents:
         located = self.file.locate(list(chain(*first.values()))) if first else {}
         bad = []
         for reason, rows in first.items():
-            examples = tuple(BadRow(self.file.name, *located[row], reason=reason) for row in rows)
+            examples = tuple(BadRow(str(self.file.plain.given), *located[row], reason=reason) for row in rows)
             bad.append(BadRows(reason, len(where[reason]), examples))
         return [*bad, *self.file.malformed]
 
 
-def _read_file(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories], scratch: Path) -> _FileEvents:
-    """Read an opened file; JSON lines that turn out to be malformed are set apart and counted."""
-    try:
-        return _read_scan(file, options, categories)
-    except pl.exceptions.PolarsError:
-        if file.layout.kind != "jsonl" or file.malformed:
-            raise
-    return _read_scan(file.repaired(scratch), options, categories)
-
-
-def _read_scan(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories]) -> _FileEvents:
+def _read_file(file: RawFile, options: ReadOptions, categories: dict[str, pl.Categories]) -> _FileEvents:
     schema = file.scan.collect_schema()
     sample = file.scan.head(SAMPLE).collect()
     user, item = (_IdColumn(file, role, categories[role], schema[role], sample) for role in ("user", "item"))
@@ -107,11 +106,9 @@ def _read_scan(file: RawFile, options: ReadOptions, categories: dict[str, pl.Cat
     ticks, clock = time.ticks(frame["time"], reasons)
     items = item.checked(frame["item"], reasons)
     users = user.checked(frame["user"], reasons)
-    notes = (*user.notes, *item.notes, f"times are {clock.reason}")
-    name = file.plain.given.name
-    return _FileEvents(
-        file, users, items, ticks, clock, reasons, file.notes + tuple(f"{name}: {note}" for note in notes)
-    )
+    name, notes = file.plain.given.name, (*user.notes, *item.notes, f"times are {clock.reason}")
+    notes = file.notes + tuple(f"{name}: {note}" for note in notes)
+    return _FileEvents(file, users, items, ticks, clock, reasons, notes, user.typed_texts, item.typed_texts)
 
 
 class _IdColumn:
@@ -130,9 +127,11 @@ class _IdColumn:
         self._present = present
         self._category = pl.Categorical(categories)
         # Only Parquet says whether an id is a text; elsewhere digits are taken for a number.
-        typed = file.layout.kind == "parquet"
-        self._decimals = not typed and self._all_decimal(sample)
-        if (typed and not dtype.is_numeric()) or self._has_others(sample.lazy()):
+        self.typed_texts = file.layout.kind == "parquet" and not dtype.is_numeric()
+        texts = sample.select(present).to_series().drop_nulls()
+        decimal = file.layout.kind != "parquet" and texts.str.contains(r"^-?[0-9]+\.0$").all()
+        self._decimals = bool(len(texts)) and decimal
+        if self.typed_texts or self._has_others(sample.lazy()):
             self.quick = present.cast(self._category)
         else:
             self.quick = self._numbers()
@@ -176,7 +175,7 @@ class _IdColumn:
             return pl.when(whole).then(expr).cast(pl.Int64, strict=False).cast(pl.String)
         column = getattr(self.file.layout.columns, self.role)
         raise DataError(
-            f"{self.file.name}: column {column!r} has type {self.dtype} and cannot be the {self.role}; "
+            f"{self.file.plain.given}: column {column!r} has type {self.dtype} and cannot be the {self.role}; "
             f"ids are integers or texts. Name another column with --{self.role}."
         )
 
@@ -189,10 +188,6 @@ class _IdColumn:
         padded = text.str.starts_with("0") & (text.str.len_bytes() > 1)
         odd = padded | text.str.starts_with("+") | text.str.starts_with("-0")
         return pl.when(~odd).then(text.cast(pl.Int64, strict=False))
-
-    def _all_decimal(self, sample: pl.DataFrame) -> bool:
-        texts = sample.select(self._present).to_series().drop_nulls()
-        return bool(len(texts)) and bool(texts.str.contains(r"^-?[0-9]+\.0$").all())
 
     def _has_others(self, frame: pl.LazyFrame) -> bool:
         other = (self._present.is_not_null() & self._numbers().is_null()).any()
@@ -212,16 +207,8 @@ def _require_clean(bad: Sequence[BadRows]) -> None:
         raise DataError(f"{first}. Mend the file, or leave --strict out to skip and count such rows.")
 
 
-def _merged(by_file: Sequence[Sequence[BadRows]]) -> tuple[BadRows, ...]:
-    merged: dict[str, BadRows] = {}
-    for bad in (bad for of_file in by_file for bad in of_file):
-        before = merged.get(bad.reason, BadRows(bad.reason, 0, ()))
-        examples = (before.examples + bad.examples)[:EXAMPLES]
-        merged[bad.reason] = BadRows(bad.reason, before.count + bad.count, examples)
-    return tuple(sorted(merged.values(), key=lambda bad: (-bad.count, bad.reason)))
-
-
-def _together(blocks: Sequence[_FileEvents], bad: tuple[BadRows, ...]) -> RawEvents:
+def _together(blocks: Sequence[_FileEvents], bad: Iterable[BadRows]) -> RawEvents:
+    """The good rows of all files on one clock, and the bad ones of all files by their reasons."""
     clocks = {block.clock.tick for block in blocks}
     tick = clocks.pop() if len(clocks) == 1 else "us"
     users, items, ticks = [], [], []
@@ -230,7 +217,13 @@ def _together(blocks: Sequence[_FileEvents], bad: tuple[BadRows, ...]) -> RawEve
         everything = bool(good.all())
         users.append(block.users if everything else block.users.filter(pl.Series(good)))
         items.append(block.items if everything else block.items.filter(pl.Series(good)))
-        ticks.append(_rescaled(block.ticks if everything else block.ticks[good], block.clock.tick, tick))
+        own, have, want = block.ticks if everything else block.ticks[good], UNITS[block.clock.tick], UNITS[tick]
+        ticks.append(own * (want // have) if want >= have else own // (have // want))
+    merged: dict[str, BadRows] = {}
+    for one in bad:
+        before = merged.get(one.reason, BadRows(one.reason, 0, ()))
+        examples = (before.examples + one.examples)[:EXAMPLES]
+        merged[one.reason] = BadRows(one.reason, before.count + one.count, examples)
     return RawEvents(
         users=_one_kind(users),
         items=_one_kind(items),
@@ -238,20 +231,11 @@ def _together(blocks: Sequence[_FileEvents], bad: tuple[BadRows, ...]) -> RawEve
         clock=replace(blocks[0].clock, tick=tick),
         format=blocks[0].file.format,
         rows_read=sum(len(block.ticks) + sum(one.count for one in block.file.malformed) for block in blocks),
-        bad=bad,
+        bad=tuple(sorted(merged.values(), key=lambda one: (-one.count, one.reason))),
         notes=tuple(note for block in blocks for note in block.notes),
-        text_users=any(_has_texts(block.file, "user") for block in blocks),
-        text_items=any(_has_texts(block.file, "item") for block in blocks),
+        text_users=any(block.text_users for block in blocks),
+        text_items=any(block.text_items for block in blocks),
     )
-
-
-def _rescaled(ticks: Ints, unit: str, wanted: str) -> Ints:
-    have, want = UNITS[unit], UNITS[wanted]
-    return ticks * (want // have) if want >= have else ticks // (have // want)
-
-
-def _has_texts(file: RawFile, role: str) -> bool:
-    return file.layout.kind == "parquet" and file.scan.collect_schema()[role] in (pl.String, pl.Categorical, pl.Enum)
 
 
 def _one_kind(columns: Sequence[pl.Series]) -> pl.Series:

@@ -18,6 +18,7 @@ from melon.types import Floats, Ints
 
 Notation = Literal["integer", "decimal", "date"]
 TimeValues = npt.NDArray[np.generic]
+_TYPES = {"integer": pl.Int64, "decimal": pl.Float64}
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -56,16 +57,11 @@ _EITHER_ORDER = r"^\s*[0-9]{1,2}([/-])[0-9]{1,2}[/-][0-9]{4}"
 
 @dataclass(frozen=True)
 class TimeScale:
-    """How long a tick is, the unit that the source has, and how that was decided."""
+    """How long a tick is (a name in `UNITS`), the unit that the source has, and how that was decided."""
 
     tick: str
     unit: str
     reason: str
-
-    @property
-    def per_second(self) -> int:
-        """Ticks in a second."""
-        return UNITS[self.tick]
 
 
 def notation_of(sample: pl.Series) -> Notation:
@@ -191,7 +187,7 @@ def excel_scale(reason: str = "days as Excel counts them, as asked") -> TimeScal
 
 def decimal_ticks(values: Floats, clock: TimeScale) -> tuple[Ints, TimeScale]:
     """Decimal times as whole microseconds, the finest that a float holds for today's dates."""
-    micro = np.round(values * (UNITS["us"] / clock.per_second))
+    micro = np.round(values * (UNITS["us"] / UNITS[clock.tick]))
     return micro.astype(np.int64), TimeScale("us", clock.unit, clock.reason)
 
 
@@ -238,15 +234,19 @@ class TimeColumn:
             # 20241231 is a date if a person says so.
             self._text, self._is_text, sample = self._text.cast(pl.String), True, sample.cast(pl.String)
         if not self._is_text:
-            self.quick, self.notation = ticks_of_typed("time", dtype, file.name)
+            self.quick, self.notation = ticks_of_typed("time", dtype, str(file.plain.given))
         elif pattern == EXCEL:
             self.quick, self.notation = self._text.cast(pl.Float64, strict=False), "decimal"
         elif pattern:
             self.quick, self.notation, self._formats = date_ticks(self._text, pattern), "date", (pattern,)
             self._reason = f"dates, read as {pattern}, as asked"
+        elif (notation := notation_of(sample)) != "date":
+            self.quick, self.notation = self._text.cast(_TYPES[notation], strict=False), notation
         else:
-            self.notation = notation_of(sample)
-            self.quick = self._guessed(sample)
+            self._formats = date_formats(file.scan, sample, str(file.plain.given), "--time-format")
+            form = best_format(sample, self._formats)
+            self.quick, self.notation = date_ticks(self._text, form), notation
+            self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
 
     def ticks(self, column: pl.Series, reasons: Reasons) -> tuple[Ints, TimeScale]:
         """Whole ticks of the clock that is returned, with a reason for each row that has no time."""
@@ -260,33 +260,22 @@ class TimeColumn:
             reasons.set(np.isnan(values), NOT_A_NUMBER)
             reasons.set(np.isinf(values), UNPARSABLE)
             values = np.where(np.isfinite(values), values, 0.0)
-        clock = self._clock(values[reasons.good])
+        if self.notation == "date":
+            clock = TimeScale("us", "date", self._reason)
+        elif self.options.time_format == EXCEL:
+            clock = excel_scale()
+        else:
+            good = values[reasons.good]
+            clock = time_scale_for(good[good >= 0], self.options.time_unit, str(self.file.plain.given))
         if clock.unit == EXCEL:
             values, self.notation = excel_seconds(values.astype(np.float64)), "decimal"
-        late = (values > LAST_SECOND * clock.per_second) | (values >= LARGEST)
+        late = (values > LAST_SECOND * UNITS[clock.tick]) | (values >= LARGEST)
         early = values < 0
         reasons.set(late & reasons.good, TOO_LATE)
         reasons.set(early & reasons.good, NEGATIVE)
         if self.notation == "decimal":
             return decimal_ticks(np.where(late | early, 0.0, values), clock)
         return values.astype(np.int64), clock
-
-    def _guessed(self, sample: pl.Series) -> pl.Expr:
-        if self.notation == "integer":
-            return self._text.cast(pl.Int64, strict=False)
-        if self.notation == "decimal":
-            return self._text.cast(pl.Float64, strict=False)
-        self._formats = date_formats(self.file.scan, sample, self.file.name, "--time-format")
-        form = best_format(sample, self._formats)
-        self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
-        return date_ticks(self._text, form)
-
-    def _clock(self, values: TimeValues) -> TimeScale:
-        if self.notation == "date":
-            return TimeScale("us", "date", self._reason)
-        if self.options.time_format == EXCEL:
-            return excel_scale()
-        return time_scale_for(values[values >= 0], self.options.time_unit, self.file.name)  # type: ignore[operator]
 
     def _read_one_by_one(self, where: Ints, values: TimeValues, reasons: Reasons) -> TimeValues:
         """Read the few times that are in another notation than the column's first rows, each for what it is."""

@@ -9,7 +9,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -33,7 +33,8 @@ codecs.register_error("melon.undecodable", lambda error: (UNDECODABLE, error.end
 class PlainFile:
     """A readable file: the path as given, the name of the data in it, and where its plain bytes are.
 
-    `encoding` is what the text was written in; with `damaged`, some lines hold `UNDECODABLE`.
+    `encoding` is what the text was written in; with `damaged`, some lines hold `UNDECODABLE`. `has_quotes` says whether
+    there is a quotation mark in it.
     """
 
     given: Path
@@ -42,6 +43,7 @@ class PlainFile:
     parquet: bool
     encoding: str = "utf-8"
     damaged: bool = False
+    has_quotes: bool = True
     notes: tuple[str, ...] = ()
 
     def first_lines(self) -> list[str]:
@@ -59,14 +61,16 @@ class PlainFile:
         return lines
 
 
+@dataclass
 class TextCheck:
-    """Looks at the bytes of a text file as they pass: a line that is too long, and whether they are UTF-8."""
+    """Looks at the bytes of a text file as they pass: a line that is too long, quotation marks, and UTF-8 or not."""
 
-    def __init__(self, given: Path) -> None:
-        self.utf8 = True
-        self._given = given
-        self._decoder: codecs.IncrementalDecoder | None = None
-        self._offset = self._line_start = 0
+    given: Path
+    utf8: bool = True
+    has_quotes: bool = False
+    _decoder: codecs.IncrementalDecoder | None = None
+    _offset: int = 0
+    _line_start: int = 0
 
     def feed(self, chunk: bytes) -> None:
         """Look at the next bytes; none at all means the end."""
@@ -74,12 +78,13 @@ class TextCheck:
         end_of_line = self._offset + (len(chunk) if first < 0 else first)
         if end_of_line - self._line_start > LONGEST_LINE:
             raise DataError(
-                f"{self._given}: the line that begins at byte {self._line_start} is longer than "
+                f"{self.given}: the line that begins at byte {self._line_start} is longer than "
                 f"{LONGEST_LINE >> 20} MiB, so this is no table of interactions; put one interaction on each line."
             )
         if first >= 0:
             self._line_start = self._offset + chunk.rfind(b"\n") + 1
         self._offset += len(chunk)
+        self.has_quotes = self.has_quotes or b'"' in chunk
         if self.utf8 and (self._decoder or not chunk.isascii() or not chunk):
             self._decoder = self._decoder or codecs.getincrementaldecoder("utf-8")()
             try:
@@ -106,15 +111,19 @@ def unpack(given: Path, scratch: Path, encoding: str | None = None) -> PlainFile
             if not head:
                 raise DataError(f"{given} is empty: there is nothing in it to read.")
             parquet = head.startswith(PARQUET)
-            path = _new_file(scratch) if compressed else given
-            if compressed:
-                with path.open("wb") as target:
-                    _pass_on(head, source, None if parquet else check, target)
-            elif not parquet:
-                _pass_on(head, source, check, None)
+            path, chunk = _new_file(scratch) if compressed else given, head
+            with path.open("wb") if compressed else nullcontext() as target:
+                while chunk and (target or not parquet):
+                    if not parquet:
+                        check.feed(chunk)
+                    if target:
+                        target.write(chunk)
+                    chunk = source.read(CHUNK)
+            if not parquet:
+                check.feed(b"")
     except PermissionError as error:
         raise DataError(f"{given} may not be read: {error.strerror}.") from error
-    plain = PlainFile(given, name, path, parquet)
+    plain = PlainFile(given, name, path, parquet, has_quotes=check.has_quotes)
     return plain if parquet else _decoded(plain, head, check.utf8, scratch, encoding)
 
 
@@ -168,17 +177,6 @@ def _holds_data(member: zipfile.ZipInfo) -> bool:
     return not member.is_dir() and not hidden
 
 
-def _pass_on(chunk: bytes, source: IO[bytes], check: TextCheck | None, target: IO[bytes] | None) -> None:
-    while chunk:
-        if check:
-            check.feed(chunk)
-        if target:
-            target.write(chunk)
-        chunk = source.read(CHUNK)
-    if check:
-        check.feed(b"")
-
-
 def _decoded(plain: PlainFile, head: bytes, utf8: bool, scratch: Path, encoding: str | None) -> PlainFile:
     """The file as UTF-8: as it is, or a copy."""
     name, guessed = plain.given.name, ""
@@ -196,8 +194,7 @@ def _decoded(plain: PlainFile, head: bytes, utf8: bool, scratch: Path, encoding:
         )
     if encoding is None or (codecs.lookup(encoding).name == "utf-8" and utf8):
         return plain
-    copy, damaged = _recoded(plain, scratch, encoding)
-    return replace(plain, path=copy, encoding=encoding, damaged=damaged, notes=(guessed,) if guessed else ())
+    return replace(_recoded(plain, scratch, encoding), notes=(guessed,) if guessed else ())
 
 
 def _guessed_encoding(plain: PlainFile) -> str:
@@ -225,8 +222,8 @@ def _guessed_encoding(plain: PlainFile) -> str:
     return "cp1252"
 
 
-def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> tuple[Path, bool]:
-    """A copy in UTF-8 in which `UNDECODABLE` stands for what cannot be decoded, and whether there is any."""
+def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> PlainFile:
+    """A copy in UTF-8 in which `UNDECODABLE` stands for what cannot be decoded."""
     copy, damaged = _new_file(scratch), False
     check = TextCheck(plain.given)
     decoder = codecs.getincrementaldecoder(encoding)(errors="melon.undecodable")
@@ -243,7 +240,7 @@ def _recoded(plain: PlainFile, scratch: Path, encoding: str) -> tuple[Path, bool
                 check.feed(encoded)
             target.write(encoded)
             if not chunk:
-                return copy, damaged
+                return replace(plain, path=copy, encoding=encoding, damaged=damaged, has_quotes=check.has_quotes)
 
 
 def _require_encoding(name: str) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from melon.adam import Adam, Moments
@@ -43,8 +44,14 @@ class Practised:
 
 
 def practice_candidates(log: Interactions, seed: int, count: int) -> Candidates:
-    """Candidates for practice on a log: others than those that choose settings, from all items that the log has."""
-    return Candidates(log, seed=seed + _APART, count=min(count, log.n_items - 1))
+    """Candidates for practice on a log: others than those that choose settings, from all items that the log has.
+
+    They are fewer where no user has left so many items, as in a small catalogue.
+    """
+    left = log.n_items - 1 - np.diff(log.taken.starts)
+    if count > left.max():
+        count = min(max(int(np.median(left)), 1), log.n_items - 1)
+    return Candidates(log, seed=seed + _APART, count=count)
 
 
 def practise_through(updater: Updater, batches: Sequence[Batch], candidates: Candidates) -> Practised:

@@ -63,7 +63,10 @@ def record(updater: Updater, batches: Sequence[Batch], candidates: Candidates, d
         walk.take(batch, np.where(named.usable[:, None], named.items, UNPREDICTED))
     recorded = walk.recorded()
     if not recorded.predicted:
-        raise LearningError("no interaction of the practice stream can be predicted: it has too few items.")
+        raise LearningError(
+            "no interaction of the practice stream can be predicted: beside each there are too few items that its user "
+            "has not had. Bring a stream with more items, or practise not at all (passes = 0)."
+        )
     return recorded
 
 

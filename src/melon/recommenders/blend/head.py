@@ -15,12 +15,14 @@ from torch import Tensor
 from melon.adam import Adam, Moments
 from melon.errors import CheckpointError
 from melon.kernels import policy
+from melon.kernels.lessons import LINES_AT_ONCE
 from melon.kernels.types import array_of
 from melon.recommenders.blend.inputs import ACTIVE_ITEM, INPUTS, ITEM_FEATURES, PAIR_FEATURES, personal_score
 from melon.recommenders.evidence import FactorGradient, Values
 from melon.recommenders.heads import Head, HeadPractice, HeadStep, Lesson
 from melon.stream.saved import MOST
 from melon.tables import TableSpec
+from melon.types import Flags, Floats, Singles
 
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
 #: Scales come from the first interactions of practice, this many, then fixed.
@@ -56,6 +58,8 @@ class HeadSettings:
     trusts_rows: bool = True
     #: A head that has not practised rests for this many interactions, and its inputs are then scaled by them.
     rest: int = 256
+    #: Whether events on items that the user has had are lessons, too.
+    repeats: bool = True
 
 
 def head_tables(inputs: int, units: int) -> tuple[TableSpec, ...]:
@@ -73,7 +77,7 @@ class BlendHead(Head):
 
     def __init__(self, inputs: int, settings: HeadSettings, dtype: torch.dtype, device: torch.device) -> None:
         self.settings = settings
-        self.own, self.negatives = settings.own, settings.negatives
+        self.own, self.negatives, self.repeats = settings.own, settings.negatives, settings.repeats
         self.trust = float(settings.trusts_rows)
         self.centre = torch.zeros(inputs, dtype=dtype, device=device)
         # An input that is left out has scale 0: it says nothing and is taught nothing.
@@ -175,15 +179,16 @@ class BlendHead(Head):
         twin = BlendHead(len(self.centre), settings, self.centre.dtype, self.centre.device)
         twin.centre, scale = scales_of(lessons)
         twin.scale = scale * self._kept
-        current = {name: values[name] for name in TABLES}
-        memory: dict[str, Tensor] = {}
-        for number in range(settings.passes):
-            # Falling to a tenth, so that the last passes settle.
-            lr = settings.practice_lr * (1 - 0.9 * number / settings.passes)
+        # Falling to a tenth, so that the last passes settle.
+        rates = [settings.practice_lr * (1 - 0.9 * number / settings.passes) for number in range(settings.passes)]
+        loops = policy.load("lessons", like=lessons[0].inputs)
+        if loops is not None:
+            return {"centre": twin.centre, "scale": twin.scale, **twin._through(loops, values, lessons, rates)}
+        step = HeadStep({name: values[name] for name in TABLES}, {})
+        for lr in rates:
             for lesson in lessons:
-                step = twin._stepped(current, lesson, memory, lr)
-                current, memory = step.values, step.memory
-        return {"centre": twin.centre, "scale": twin.scale, **current}
+                step = twin._stepped(step.values, lesson, step.memory, lr)
+        return {"centre": twin.centre, "scale": twin.scale, **step.values}
 
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
         missing = sorted({"centre", "scale", *TABLES} - practice.keys())
@@ -237,30 +242,46 @@ class BlendHead(Head):
         return HeadStep(moved, memory_after)
 
     def _compiled_step(
-        self,
-        loops: policy.Loops,
-        values: Values,
-        lesson: Lesson,
-        memory: Mapping[str, Tensor],
-        steps: int,
-        lr: float,
+        self, loops: policy.Loops, values: Values, lesson: Lesson, memory: Mapping[str, Tensor], steps: int, lr: float
     ) -> HeadStep:
         """The same in one compiled pass."""
         held = [array_of(values[name]) for name in TABLES]
         moments = [f"{order}/{name}" for order in (1, 2) for name in TABLES]
         before = [array_of(memory[name]) for name in moments] if memory else [np.zeros_like(each) for each in held * 2]
         after = [np.empty_like(each) for each in held * 3]
-        one, other = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2
-        settled = 1 - _ADAM.beta_1**steps, 1 - _ADAM.beta_2**steps
-        shrink = 1 - lr * self.settings.decay
-        rates = np.array([one, other, _ADAM.eps, lr / settled[0], shrink, settled[1], 1 / len(lesson)])
-        scales = array_of(self.centre), array_of(self.scale)
-        loops.head_step(
-            array_of(lesson.inputs), array_of(lesson.allowed), *scales, self.trust, rates, *held, *before, *after
-        )
+        loops.head_step(*self._columns(loops, lesson), self._rates(steps, lr, lesson), *held, *before, *after)
         new = dict(zip((*TABLES, *moments), map(torch.from_numpy, after), strict=True))
         moved = {name: new.pop(name) for name in TABLES}
         return HeadStep(moved, {_STEPS: torch.tensor(steps, device="cpu"), **new})
+
+    def _through(
+        self, loops: policy.Loops, values: Values, lessons: Sequence[Lesson], rates: Sequence[float]
+    ) -> dict[str, Tensor]:
+        """Steps on all lessons at each rate, from weights and running means to others and back."""
+        held = [array_of(values[name]).copy() for name in TABLES]
+        now, then = [*held, *(np.zeros_like(each) for each in held * 2)], [np.empty_like(each) for each in held * 3]
+        given, steps = [(lesson, self._columns(loops, lesson)) for lesson in lessons], 0
+        for lr in rates:
+            for lesson, columns in given:
+                steps += 1
+                loops.head_step(*columns, self._rates(steps, lr, lesson), *now, *then)
+                now, then = then, now
+        return dict(zip(TABLES, map(torch.from_numpy, now), strict=False))
+
+    def _columns(self, loops: policy.Loops, lesson: Lesson) -> tuple[Singles, Singles, Flags]:
+        """A lesson as the compiled step takes it."""
+        lines, width, features = lesson.inputs.shape
+        many, blocks = min(lines, LINES_AT_ONCE) * width, -(-lines // LINES_AT_ONCE)
+        columns, personal = np.empty((blocks, features, many), np.float32), np.empty((blocks, many), np.float32)
+        given = (array_of(each) for each in (lesson.inputs, self.centre, self.scale))
+        loops.head_columns(*given, self.trust, columns, personal)
+        return columns, personal, np.ascontiguousarray(lesson.allowed.numpy())
+
+    def _rates(self, steps: int, lr: float, lesson: Lesson) -> Floats:
+        """AdamW's numbers for a step."""
+        one, other, shrink = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2, 1 - lr * self.settings.decay
+        settled = 1 - _ADAM.beta_1**steps, 1 - _ADAM.beta_2**steps
+        return np.array([one, other, _ADAM.eps, lr / settled[0], shrink, settled[1], 1 / len(lesson)])
 
 
 def head_scores(values: Values, scaled: Tensor) -> Tensor:
@@ -284,8 +305,8 @@ def scales_of(lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor]:
             break
     inputs = torch.cat(first).double()
     centre, like = inputs.mean((0, 1)), lessons[0].inputs
-    within = (inputs - inputs.mean(1, keepdim=True)).square().mean((0, 1))
-    return centre.to(like), _scale(within, inputs.square().mean((0, 1)) - centre.square()).to(like)
+    within = (inputs - inputs.mean(1, keepdim=True)).square_().mean((0, 1))
+    return centre.to(like), _scale(within, inputs.square_().mean((0, 1)) - centre.square()).to(like)
 
 
 def _scale(within: Tensor, overall: Tensor) -> Tensor:

@@ -81,6 +81,7 @@ class Blend(HeadedRecommender):
             tuple(INPUTS.index(name) for part in chosen.without for name in PARTS[part]),
             "personal" not in chosen.without,
             chosen.head_rest,
+            chosen.head_repeats,
         )
         self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
         numbers = np.float32 if self.dtype == torch.float32 else np.float64

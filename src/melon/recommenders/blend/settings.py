@@ -18,6 +18,7 @@ class BlendSettings(RecommenderSettings):
     head: Literal["own", "strategy"] = "own"
     head_units: int = Field(32, ge=0, le=4096)
     head_negatives: int = Field(30, ge=1)
+    head_repeats: bool = True
     head_rest: int = Field(256, ge=0)
     head_lr: float = Field(0.001, ge=0)
     head_decay: float = Field(0.01, ge=0)

@@ -1,0 +1,1 @@
+"""Parts of trials with practice and rates that go on learning."""
