@@ -225,7 +225,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         "propose": (updater.strategy, "propose", {}),
         "first write": (Table, "scatter", {"after": 0}),
         "second write": (Table, "scatter", {"after": 1}),
-        "observe": (updater.recommender, "observe", {}),
+        "observe": (updater.recommender, "observe", {}) if updater._observes else (updater.history, "undo_point", {}),
         "history.append": (updater.history, "append", {}),
         "keep": (updater.strategy, "keep", {"works": False}),
     }

@@ -230,6 +230,7 @@ def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> 
         ("blend", {}),
         ("ncf", {"layers": (8, 6)}),
         ("ncf", {"layers": (5,), "negatives": 3}),
+        ("ncf", {"layers": (70, 64), "dim": 65}),
     ],
 )
 def test_compiled_loops_take_the_steps_of_the_general_path(

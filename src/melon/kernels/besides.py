@@ -17,6 +17,7 @@ from melon.kernels.lists import (
     _WEIGHTS,
     HeadWeights,
     Remembered,
+    _divisor,
     _eights,
     _fold,
     _through_all,
@@ -42,7 +43,7 @@ def head_beside(
     usual: Floats,
     looks: Ints,
     columns: Singles,
-    divisors: Singles,
+    counts: Singles,
     lasts: Ints,
     weights: Floats,
     neighbours: Remembered,
@@ -89,8 +90,7 @@ def head_beside(
             for f in range(more):
                 block[_OF_ITEMS + f, lane] = besides[item, f]
             for kind in range(pairs):
-                divisor = divisors[1 if kind in (2, 4) else 0, item]
-                block[first + kind, lane] = math.log1p(sums[kind, start + lane] / divisor)
+                block[first + kind, lane] = math.log1p(sums[kind, start + lane] / _divisor(counts, kind, item))
         _through_all(block, linear, hidden, shift, output, constant, said)
         for lane in range(width):
             scores[met_items[start + lane]] = said[lane]

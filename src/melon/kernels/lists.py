@@ -61,6 +61,8 @@ SIGNATURES: dict[str, Signature] = {
 }
 
 _FREE, _NOTHING = np.int32(-1), np.float32(0)
+# As in `melon.kernels.lessons`.
+_SHRINK_ALL, _SHRINK_LATE = np.float32(5.0), np.float32(2.0)
 #: Items that are worked on at a time, so that they stay in the core's own cache.
 _BLOCK, _LANES = 256, 256
 # Inputs of the head, in the order of blend/features.py INPUTS: dot, bias, features of items, of pairs, then those times
@@ -221,10 +223,17 @@ def _through_all(
             out[lane] += said * total + other_said * other
 
 
+def _divisor(counts: Singles, kind: int, item: int) -> np.float32:
+    """What meetings with an item are divided by: those that decay by its recent count, the others by its whole one."""
+    if kind in (2, 4):
+        return np.float32(np.sqrt(counts[1, item] + _SHRINK_LATE))
+    return np.float32(np.sqrt(counts[0, item] + _SHRINK_ALL))
+
+
 def head(
     head: HeadWeights,
     columns: Singles,
-    divisors: Singles,
+    counts: Singles,
     active: Singles,
     lasts: Ints,
     weights: Floats,
@@ -235,7 +244,7 @@ def head(
 ) -> None:
     """Turn dot products into the blend's scores, in place.
 
-    `columns` are the items' biases and features × items, `divisors` what meetings are divided by, 2 × items.
+    `columns` are the items' biases and features × items, `counts` are all and recent interactions, 2 × items.
     Only items that met one of the user's last ones have features of pairs, so these are scored a second time. `slots`
     is scratch: an EMPTY for each item, before and after.
     """
@@ -273,7 +282,7 @@ def head(
                 for f in range(columns.shape[0]):
                     block[1 + f, lane] = columns[f, item]
                 for kind in range(pairs):
-                    divisor = divisors[1 if kind in (2, 4) else 0, item]
+                    divisor = _divisor(counts, kind, item)
                     block[_OF_ITEMS + kind, lane] = math.log1p(sums[kind, start + lane] / divisor)
             _through_all(block, linear, hidden, shift, output, head.constant, said)
             for lane in range(width):

@@ -98,14 +98,14 @@ def _least(numbers: Singles) -> int:
 
 def _place(here: SmallInts, late: Singles, other: np.int32) -> int:
     """The slot where a row has the other, or else the one that it takes: a free one, or that of the least count."""
-    width, at, taken = here.size, 0, 0
+    width, at, taken = here.size, np.int32(0), np.int32(0)
     for s in range(width):  # no way out, so that several slots are looked at together; neighbours are distinct
-        at += s + 1 if here[s] == other else 0
-        taken += here[s] != _FREE
+        at = np.int32(at + (np.int32(s + 1) if here[s] == other else np.int32(0)))
+        taken = np.int32(taken + np.int32(here[s] != _FREE))
     if at > 0:
-        return at - 1
+        return int(at) - 1
     if taken < width:
-        return taken
+        return int(taken)
     return _least(late)
 
 

@@ -49,7 +49,7 @@ from melon.types import Floats, Ints, Singles, SmallInts, Words
 #: Items that go through the network at a time: as many as a mask has bits.
 LINES = LANES
 #: Parts of a batch, and so the most threads that have work.
-SHARES = 4
+SHARES = 2
 #: Where `turns` says which share is next, up to which one they may be taken, and how many are done: all counted from
 #: the first batch of a call, and each in a line of the cache of its own.
 NEXT, LIMIT, DONE, TURNS = 0, 8, 16, 24
@@ -227,12 +227,15 @@ def _moved_rows(
 
 def _moved_weights(weights: Singles, rate: np.float32, sums: Singles) -> None:
     """Take the step that all shares give together, and begin their sums anew."""
+    whole = sums[0]
+    for share in range(1, SHARES):
+        more = sums[share]
+        for n in range(weights.size):
+            whole[n] += more[n]
+            more[n] = _F0
     for n in range(weights.size):
-        whole = sums[0, n]
-        for share in range(1, SHARES):
-            whole += sums[share, n]
-        weights[n] -= rate * whole
-    sums[:] = _F0
+        weights[n] -= rate * whole[n]
+        whole[n] = _F0
 
 
 def _turned(panel: Singles, out: Singles) -> None:

@@ -28,7 +28,7 @@ from melon.tables import Moment, Table
 from melon.types import Floats, Ints, Singles
 
 #: Catalogues with fewer items are scored as a whole: that costs less than two stages do.
-FROM = 10_000
+FROM = 5_000
 #: How many candidates of a two-stage list come from each source: the best products beyond the list's length, what is
 #: popular or new, and what the user's last items met.
 NEAR, OFFERED, MET = 60, 60, 150
@@ -72,7 +72,7 @@ class BlendCatalogue(Catalogue):
 
     @cached_property
     def _items(self) -> tuple[Singles, Singles]:
-        """Biases and features of all items, and what meetings with them are divided by."""
+        """Biases and features of all items, and their counts, by which meetings with them are divided."""
         of_items = np.empty((1 + len(ITEM_FEATURES), self._n_items), dtype=np.float32)
         of_items[0] = self._rows.bias
         return of_items, self._stream.of_all(self._loops, self._n_items, of_items[1:])

@@ -155,16 +155,16 @@ class StreamFeatures:
         return _log1p(columns), np.ascontiguousarray(divisors)  # one item is stored by rows, many by columns
 
     def of_all(self, loops: policy.Loops, n_items: int, columns: Singles) -> Singles:
-        """The same for items 0 … n_items-1, features × items, to float32's rounding; returns divisors × items."""
+        """The same for items 0 … n_items-1, features × items, to float32's rounding; returns all and recent counts."""
         by_kind = torch.from_numpy(self.counts.by_kind(loops, n_items, columns[ALWAYS:]))[:, :n_items]
         out, decays = (
             torch.from_numpy(columns),
             torch.from_numpy((-self.counts.rates[:ALWAYS, None]).astype(np.float32)),
         )
         torch.mul(out[ALWAYS], decays, out=out[:ALWAYS]).exp2_().mul_(by_kind[:ALWAYS])
-        divided = torch.stack([by_kind[ALWAYS] + SHRINK, out[RECENT] + SHRINK_RECENT]).sqrt_()
+        both = np.stack([by_kind[ALWAYS].numpy(), columns[RECENT]])
         out.log1p_()
-        return divided.numpy()
+        return both
 
     def met(self, users: Ints, items: Ints, past: History) -> Sums:
         """How often each of the items n × c met the user's last ones, three ways (`ItemNeighbours.add_up`).
@@ -271,8 +271,10 @@ class StreamFeatures:
         """
         first = 0
         for (takers, sides), prepared in zip(self.spaces(), factors, strict=True):
-            matches = takers.match_all(loops, sides, user, prepared, past, len(out), seen=seen)
-            out[:, first : first + len(MATCHES)] = matches
+            part = out if out.shape[1] == len(MATCHES) else np.empty((len(out), len(MATCHES)), dtype=np.float32)
+            takers.match_all(loops, sides, user, prepared, past, part, seen=seen)
+            if part is not out:
+                out[:, first : first + len(MATCHES)] = part
             first += len(MATCHES)
         if self.likeness:
             everything, rows = np.arange(len(out))[None, :], self._rows_of_blend()[1]

@@ -182,16 +182,13 @@ class BlendHead(Head):
         # Falling to a tenth, so that the last passes settle.
         rates = [settings.practice_lr * (1 - 0.9 * number / settings.passes) for number in range(settings.passes)]
         loops = policy.load("lessons", like=lessons[0].inputs)
-        current = {name: values[name] for name in TABLES}
         if loops is not None:
-            current = twin._compiled_practice(loops, current, lessons, rates)
-        else:
-            memory: Mapping[str, Tensor] = {}
-            for lr in rates:
-                for lesson in lessons:
-                    step = twin._stepped(current, lesson, memory, lr)
-                    current, memory = step.values, step.memory
-        return {"centre": twin.centre, "scale": twin.scale, **current}
+            return {"centre": twin.centre, "scale": twin.scale, **twin._through(loops, values, lessons, rates)}
+        step = HeadStep({name: values[name] for name in TABLES}, {})
+        for lr in rates:
+            for lesson in lessons:
+                step = twin._stepped(step.values, lesson, step.memory, lr)
+        return {"centre": twin.centre, "scale": twin.scale, **step.values}
 
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
         missing = sorted({"centre", "scale", *TABLES} - practice.keys())
@@ -252,13 +249,12 @@ class BlendHead(Head):
         moments = [f"{order}/{name}" for order in (1, 2) for name in TABLES]
         before = [array_of(memory[name]) for name in moments] if memory else [np.zeros_like(each) for each in held * 2]
         after = [np.empty_like(each) for each in held * 3]
-        columns = self._columns(loops, lesson)
-        loops.head_step(*columns, self._rates(steps, lr, lesson), *held, *before, *after)
+        loops.head_step(*self._columns(loops, lesson), self._rates(steps, lr, lesson), *held, *before, *after)
         new = dict(zip((*TABLES, *moments), map(torch.from_numpy, after), strict=True))
         moved = {name: new.pop(name) for name in TABLES}
         return HeadStep(moved, {_STEPS: torch.tensor(steps, device="cpu"), **new})
 
-    def _compiled_practice(
+    def _through(
         self, loops: policy.Loops, values: Values, lessons: Sequence[Lesson], rates: Sequence[float]
     ) -> dict[str, Tensor]:
         """Steps on all lessons at each rate, from weights and running means to others and back."""
@@ -274,18 +270,17 @@ class BlendHead(Head):
 
     def _columns(self, loops: policy.Loops, lesson: Lesson) -> tuple[Singles, Singles, Flags]:
         """A lesson as the compiled step takes it."""
-        inputs = array_of(lesson.inputs)
-        lines, width, features = inputs.shape
+        lines, width, features = lesson.inputs.shape
         many, blocks = min(lines, LINES_AT_ONCE) * width, -(-lines // LINES_AT_ONCE)
         columns, personal = np.empty((blocks, features, many), np.float32), np.empty((blocks, many), np.float32)
-        loops.head_columns(inputs, array_of(self.centre), array_of(self.scale), self.trust, columns, personal)
-        return columns, personal, lesson.allowed.numpy()
+        given = (array_of(each) for each in (lesson.inputs, self.centre, self.scale))
+        loops.head_columns(*given, self.trust, columns, personal)
+        return columns, personal, np.ascontiguousarray(lesson.allowed.numpy())
 
     def _rates(self, steps: int, lr: float, lesson: Lesson) -> Floats:
         """AdamW's numbers for a step."""
+        one, other, shrink = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2, 1 - lr * self.settings.decay
         settled = 1 - _ADAM.beta_1**steps, 1 - _ADAM.beta_2**steps
-        shrink = 1 - lr * self.settings.decay
-        one, other = 1 - _ADAM.beta_1, 1 - _ADAM.beta_2
         return np.array([one, other, _ADAM.eps, lr / settled[0], shrink, settled[1], 1 / len(lesson)])
 
 

@@ -105,33 +105,32 @@ class Takers:
         user: Ints,
         factors: RowArray,
         past: History,
-        n_items: int,
+        out: RowArray,
         *,
         seen: bool = True,
-    ) -> RowArray:
-        """`match` for one user and all items in order, by what `prepare` gave: n_items × 3.
+    ) -> None:
+        """`match` for one user and all items in order, by what `prepare` gave: into `out`, n_items × 3.
 
         The user's own part in what is said of an item is left out, as in `match`; without `seen` it stays in, for lists
         that have no item that the user has had.
         """
-        out, lasts = np.empty((n_items, len(MATCHES)), dtype=self._sums.dtype), np.empty((1, RING), dtype=np.int32)
+        lasts = np.empty((1, RING), dtype=np.int32)
         direction, profile = np.zeros((2, 1, self.dim), dtype=out.dtype)
         user = np.ascontiguousarray(user)
         loops.recent(*past.of_users.storage, past.of_users.rows, user, _FADE, *sides, lasts, direction, profile)
         loops.match_all(direction[0], profile[0], sides[1], self._sums[: self._count], factors, out)
         out[len(factors) :] = 0
         if not seen:
-            return out
+            return
         rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
         taken_items = np.empty(len(rings), dtype=np.int64)
         count = loops.taken_by(int(user[0]), rings, taken, taken_items)
         own = distinct(np.concatenate([lasts[0][lasts[0] >= 0].astype(np.int64), taken_items[:count]]))
-        own = own[own < n_items]
+        own = own[own < len(out)]
         if len(own):
             again = np.empty((1, len(own), len(MATCHES)), dtype=out.dtype)
             self.match(sides, user, own[None, :], past, again)
             out[own] = again[0]
-        return out
 
     def undo_point(self, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `observe` of these items."""
