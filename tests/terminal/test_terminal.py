@@ -10,7 +10,7 @@ from rich.console import Console
 
 from melon.bench.cell import Cell
 from melon.bench.config import CellConfig
-from melon.bench.record import Line
+from melon.bench.record import ResultLine
 from melon.console import BarProgress, LineProgress, model_progress
 from melon.data.interactions import Interactions
 from melon.terminal.tables import show_result, show_table
@@ -38,7 +38,7 @@ def test_the_terminal_shows_the_same(
 
 def test_a_table_marks_the_best_and_shows_what_is_missing() -> None:
     out = io.StringIO()
-    lines = [Line(name, name, {"HR@5": value}, ()) for name, value in (("one", 0.25), ("two", 0.5))]
+    lines = [ResultLine(name, name, {"HR@5": value}, ()) for name, value in (("one", 0.25), ("two", 0.5))]
     show_table("t", lines, Console(file=out, width=100))
     assert "0.250" in out.getvalue()
     assert "–" in out.getvalue()

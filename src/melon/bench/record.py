@@ -212,7 +212,7 @@ def read_any_json(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultLine:
     """One method of a result: its line in a table, and its HR@5 batch by batch."""
 
     method: str
@@ -236,20 +236,20 @@ def is_auto(request: Mapping[str, Any]) -> bool:
     return all(request.get(name) == value for name, value in usual.items() if name not in apart)
 
 
-def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[Line]:
+def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[ResultLine]:
     """Every method of one or several results on the same stream once, baselines of the first record first.
 
     `which` is `metrics`, `without_repeats` or `full_ranking`.
     """
     first = records[0]
-    lines: dict[str, Line] = {}
+    lines: dict[str, ResultLine] = {}
     for name, summary_of in first["baselines"].items():
         values = summary_of if which == "metrics" else (summary_of.get(which) or {})
         method = display.AUTO if name == "default" and is_auto(first["config"]["asked"]) else name
         text, search = display.label(method), first["config"]["chosen"].get(name)
         if search is not None and not search["trials"]:
             text = text.removesuffix(" (tuned)")  # nothing was searched: a budget of 0, or settings that were given
-        lines[method] = Line(method, text, values, first["baseline_batches"].get(name, ()))
+        lines[method] = ResultLine(method, text, values, first["baseline_batches"].get(name, ()))
     for record in records:
         method, same = method_name(record), record["recommender"] == first["recommender"]
         if same and method == "default":
@@ -260,5 +260,5 @@ def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -
         elif not same:
             other = display.recommender_label(record["recommender"])
             method, text = f"{method} ({other})", f"{text.removesuffix(' (tuned)')} on {other}"
-        lines[method] = Line(method, text, record[which] or {}, [batch["HR@5"] for batch in record["batches"]])
+        lines[method] = ResultLine(method, text, record[which] or {}, [batch["HR@5"] for batch in record["batches"]])
     return list(lines.values())

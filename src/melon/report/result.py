@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from melon import display
-from melon.bench.record import Line, is_auto, method_name, result_lines
+from melon.bench.record import ResultLine, is_auto, method_name, result_lines
 from melon.errors import require_plots
 from melon.report.document import (
     Bullets,
@@ -58,7 +58,7 @@ def result_document(records: Records, title: str = "") -> Document:
     return Document(title or f"{own} on {stream}", headline(records, lines), facts, sections, methods)
 
 
-def headline(records: Records, lines: Sequence[Line]) -> str:
+def headline(records: Records, lines: Sequence[ResultLine]) -> str:
     """Who did best, by how much, and what a model that is never updated loses."""
     record, ranked = (
         records[0],
@@ -110,7 +110,7 @@ def result_figure(records: Records) -> Figures:
     return Figures([Figure("result", story("result", drawn, width, thin), caption.strip())], wide=True)
 
 
-def _details(records: Records, lines: Sequence[Line]) -> list[Fold]:
+def _details(records: Records, lines: Sequence[ResultLine]) -> list[Fold]:
     """What is folded away: all metrics, other views, settings and protocol."""
     first = records[0]
     folds = [Fold("All metrics", [_table(lines, display.COLUMNS)])]
@@ -131,7 +131,7 @@ def _details(records: Records, lines: Sequence[Line]) -> list[Fold]:
     return [*folds, Fold("How it was measured", [Bullets(about)])]
 
 
-def _table(lines: Sequence[Line], columns: Sequence[str]) -> TextTable:
+def _table(lines: Sequence[ResultLine], columns: Sequence[str]) -> TextTable:
     """Methods down, the best first."""
     marked = {name: marks({line.method: line.metrics[name] for line in lines if line.metrics}) for name in columns}
     rows = [
@@ -169,17 +169,17 @@ def _chosen(choice: Plain) -> str:
     return ", ".join(f"{name} = {value}" for name, value in choice["settings"].items()) or "defaults"
 
 
-def _simple(lines: Sequence[Line], record: Mapping[str, Any]) -> list[Line]:
+def _simple(lines: Sequence[ResultLine], record: Mapping[str, Any]) -> list[ResultLine]:
     """Baselines that no strategy updates."""
     return [line for line in lines if line.method in record["baselines"] and line.method != "default"]
 
 
-def _updated(lines: Sequence[Line], record: Mapping[str, Any]) -> list[Line]:
+def _updated(lines: Sequence[ResultLine], record: Mapping[str, Any]) -> list[ResultLine]:
     """Update strategies on the first record's recommender."""
     return [line for line in lines if line not in _simple(lines, record) and line.method != display.AUTO]
 
 
-def _percent(line: Line) -> str:
+def _percent(line: ResultLine) -> str:
     return f"{line.metrics['HR@5']:.0%}".replace("%", " %")
 
 

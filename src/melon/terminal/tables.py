@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from melon import display
-from melon.bench.record import Line, result_lines
+from melon.bench.record import ResultLine, result_lines
 from melon.console import shown
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
@@ -79,7 +79,7 @@ def show_result(record: Mapping[str, Any]) -> None:
         console.print(f"chosen for {name}: {chosen}{edge}", markup=False)
 
 
-def show_table(title: str, lines: Sequence[Line], console: Console | None = None) -> None:
+def show_table(title: str, lines: Sequence[ResultLine], console: Console | None = None) -> None:
     """Metrics of several methods, the best of each column in bold."""
     table = RichTable(title=title, title_justify="left")
     table.add_column("")
