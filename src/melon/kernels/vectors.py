@@ -30,18 +30,18 @@ _MAKE_WAY = "SwitchToThread" if os.name == "nt" else "sched_yield"
 _Emit = Callable[[Any, Any, Any, Any], Any]
 
 
-class _Line(types.Type):
+class _LaneLine(types.Type):
     """64 numbers."""
 
     def __init__(self) -> None:
         super().__init__("line of 64 numbers")
 
 
-_LINE = _Line()
+_LINE = _LaneLine()
 
 
-@register_model(_Line)
-class _LineModel(models.PrimitiveModel):
+@register_model(_LaneLine)
+class _LaneLineModel(models.PrimitiveModel):
     def __init__(self, manager: Any, of: Any) -> None:
         super().__init__(manager, of, _VECTOR)  # type: ignore[no-untyped-call]  # numba is typed in parts
 
