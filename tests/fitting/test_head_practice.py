@@ -1,5 +1,7 @@
 """How a recommender with a head is trained: out of sample on the window, then taken over (docs/methods.md 8.5)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,15 @@ import torch
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.predictors import RowsAlone
+from melon.fitting.fit import Fitting
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.recommenders.blend.head import TABLES
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import NetworkMeLON
-from melon.stream.split import Parts, split
+from melon.stream.batch import batch_of
+from melon.stream.split import Parts, batches, split
 
 PROTOCOL = EvaluationProtocol(batch_size=64, negatives=30)
 SETTINGS = {"dim": 6, "slots": 32, "negatives": 1}
@@ -73,6 +77,44 @@ def test_the_head_knows_nothing_after_its_part_of_the_window(log: Interactions, 
         selection = selection_of(each, parts)
         found.append(selection.train_meta_model(Default(), before_window(selection, BLEND), parts.judged_from))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_the_head_practises_on_earlier_windows_with_rows_from_before_each(log: Interactions, parts: Parts) -> None:
+    selection, settings = selection_of(log, parts), {"epochs": 2}
+    start = before_window(selection, BLEND)
+    assert parts.earlier_windows == [(1_639, 2_048), (2_048, 2_560)]
+    practice = selection.train_meta_model(Default(), start, parts.train_stop, settings)
+    lessons = []
+    for first, stop in [*parts.earlier_windows, (parts.window_start, parts.train_stop)]:
+        past = log.head(first)
+        updater = deploy(Default(), refit(BLEND, past, settings), past)
+        for batch in (batch_of(log, *bounds) for bounds in batches(first, stop, PROTOCOL.batch_size)):
+            lessons.append(updater.lesson(batch))
+            updater.learn(batch, teach_head=False)
+    expected = updater.practise_head([lesson for lesson in lessons if lesson is not None])
+    assert practice.keys() == expected.keys()
+    assert all(torch.equal(practice[name], expected[name]) for name in practice)
+    short = selection.train_meta_model(Default(), start, parts.train_stop)
+    assert not torch.equal(short[f"head/{TABLES[0]}"], practice[f"head/{TABLES[0]}"])
+
+
+def test_earlier_windows_see_nothing_of_what_follows(log: Interactions, parts: Parts) -> None:
+    found = []
+    for each in (log, changed(log, parts.judged_from)):
+        selection = selection_of(each, parts)
+        start = before_window(selection, BLEND)
+        found.append(selection.train_meta_model(Default(), start, parts.judged_from, {"epochs": 2}))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_fitted_model_has_the_head_of_all_windows(log: Interactions, parts: Parts) -> None:
+    past = log.head(parts.train_stop)
+    fitting = Fitting(log.head(parts.validation_stop), parts, past, replace(BLEND, strategy="default"))
+    choices = fitting.choose()
+    practice, (pretraining, start) = fitting.practise("default", choices), fitting.window()
+    learner = fitting.plan.make_strategy(choices["default"]["settings"])
+    alike = fitting.selection.train_meta_model(learner, start, parts.train_stop, pretraining["settings"])
+    assert all(torch.equal(practice[name], alike[name]) for name in alike)
 
 
 def test_what_was_practised_is_deployed_with_counts_of_the_whole_past(log: Interactions, parts: Parts) -> None:

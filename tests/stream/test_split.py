@@ -1,6 +1,6 @@
 """Chronological parts and the batches inside them."""
 
-import itertools
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_aligned_parts_and_batches_never_cut_through_one_time(times: list[int], 
         assert parts.train_stop == slow_next_change(times, round(n * 0.5))
         assert parts.validation_stop == slow_next_change(times, round(n * 0.7))
     bounds = [0, parts.train_stop, parts.validation_stop, parts.stop]
-    for start, stop in itertools.pairwise(bounds):
+    for start, stop in pairwise(bounds):
         for _, end in batches(start, stop, size, log.times):
             assert end == len(times) or times[end] != times[end - 1]
 
@@ -78,7 +78,7 @@ def test_batches_tile_a_part_and_only_the_last_is_short(start: int, length: int,
 def test_batches_never_straddle_parts() -> None:
     parts = split(log_of(list(range(1000))), (0.7, 0.1, 0.2))
     bounds = [0, parts.train_stop, parts.validation_stop, parts.stop]
-    for start, stop in itertools.pairwise(bounds):
+    for start, stop in pairwise(bounds):
         ranges = list(batches(start, stop, 256))
         assert ranges[0][0] == start
         assert ranges[-1][1] == stop
@@ -155,6 +155,27 @@ def test_the_window_lies_inside_the_training_part(train_stop: int) -> None:
     parts = Parts(train_stop, train_stop + 1, train_stop + 2)
     assert 0 <= parts.window_start <= parts.judged_from <= train_stop
     assert train_stop - parts.window_start <= min(25_000, 0.2 * train_stop)
+    windows = [*parts.earlier_windows, (parts.window_start, train_stop)]
+    assert all(stop == start for (_, stop), (start, _) in pairwise(windows))
+    assert train_stop - windows[0][0] <= 25_000
+    assert all(256 <= stop - first <= 0.2 * stop for first, stop in windows[:-1])
+    assert len(windows) <= 3
+
+
+@pytest.mark.parametrize(
+    ("train_stop", "windows"),
+    [
+        (30_000, [(15_360, 19_200), (19_200, 24_000)]),
+        (96_000, [(71_000, 76_800)]),  # 19,200 in the window itself
+        (125_000, []),
+        (10**7, []),
+        (1_000, []),  # less than a batch
+        (1_600, [(1_024, 1_280)]),
+    ],
+)
+def test_earlier_windows(train_stop: int, windows: list[tuple[int, int]]) -> None:
+    """docs/methods.md 8.5: two at most, each a fifth of what precedes its end, 25,000 with the window itself."""
+    assert Parts(train_stop, train_stop + 1, train_stop + 2).earlier_windows == windows
 
 
 def test_a_batch_knows_its_events_and_the_keys_of_its_ids() -> None:

@@ -203,7 +203,8 @@ class Fitting:
             if self.unchosen is not None or not learns:
                 return {}
             self.progress.stage(f"{name} practises on the selection window")
-            return self.selection.train_meta_model(learner, self.window()[1], self.parts.train_stop)
+            pretraining, start = self.window()
+            return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 
         name = name_of(strategy)
         return self._memo.practice(f"practice/{name}", train)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 
 from melon.data.interactions import Interactions
-from melon.fitting.plan import EvaluationProtocol
-from melon.fitting.pretrained import Practice, PretrainedState
+from melon.fitting.plan import Plan
+from melon.fitting.pretrained import Practice, PretrainedState, refit
 from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
@@ -17,23 +18,37 @@ from melon.strategies.practised import LinearStrategy
 from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
+from melon.types import Plain
 
 
 class WindowPractice:
-    """Streams through the window of a log, which begins at `start`, behind the `past` before it."""
+    """Streams through the window of a log, which begins at `start`, behind the `past` before it.
 
-    def __init__(self, log: Interactions, start: int, past: Interactions, protocol: EvaluationProtocol) -> None:
-        self._log, self._start, self._past, self._protocol = log, start, past, protocol
+    The head of a recommender practises on `earlier` windows, too, where they are asked for (ADR 22).
+    """
 
-    def of(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
+    def __init__(
+        self,
+        log: Interactions,
+        start: int,
+        past: Interactions,
+        plan: Plan,
+        earlier: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._log, self._start, self._past, self._plan, self._earlier = log, start, past, plan, earlier
+        self._protocol = plan.protocol
+
+    def of(self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None) -> Practice:
+        """What a strategy and a head learn on the window up to `stop`, and the head on earlier ones: for these, rows
+        are trained with settings of `pretraining`, if they are given.
+        """
+        practice = self.of_strategy(strategy, start, stop)
+        return practice | self.of_head(strategy, start, stop, practice, pretraining)
+
+    def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
         """Let a learned strategy practise on the window up to `stop`: several passes in time order, each from a
         recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to practise.
         """
-        practice = self.of_strategy(strategy, start, stop)
-        return practice | self.of_head(strategy, start, stop, practice)
-
-    def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
-        """The strategy's part of it."""
         practice: Practice = {}
         if isinstance(strategy, LinearStrategy | UnrolledStrategy):
             updater = self._before_window(strategy, start, practice)
@@ -49,14 +64,31 @@ class WindowPractice:
             practice = updater.practice()
         return practice
 
-    def of_head(self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice) -> Practice:
+    def of_head(
+        self,
+        strategy: Strategy,
+        start: PretrainedState,
+        stop: int,
+        practice: Practice,
+        pretraining: Plain | None = None,
+    ) -> Practice:
         """Train a recommender's head out of sample (docs/methods.md 8.5): rows that know nothing of the window stream
         through it under the strategy, and the head learns from what was recorded on the way, in several passes.
         """
         if not start.headed:
             return {}
+        earlier = [] if pretraining is None else self._earlier_lessons(strategy, practice, pretraining)
         updater, lessons = self.recorded(deepcopy(strategy), start, stop, practice)
-        return updater.practise_head(lessons)
+        return updater.practise_head(earlier + lessons)
+
+    def _earlier_lessons(self, strategy: Strategy, practice: Practice, pretraining: Plain) -> list[Lesson]:
+        """Lessons of the windows before this one, each with rows that were trained on what precedes it."""
+        lessons: list[Lesson] = []
+        for first, stop in self._earlier:
+            past = self._log.head(first)
+            window = WindowPractice(self._log, first, past, self._plan)
+            lessons += window.recorded(deepcopy(strategy), refit(self._plan, past, pretraining), stop, practice)[1]
+        return lessons
 
     def recorded(
         self, strategy: Strategy, start: PretrainedState, stop: int, practice: Practice

@@ -74,7 +74,7 @@ class Selection:
             judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > self.protocol.negatives >= 1
         )
         self._candidates: Candidates | None = None
-        self._practice = WindowPractice(log, parts.window_start, self.before_window, self.protocol)
+        self._practice = WindowPractice(log, parts.window_start, self.before_window, plan, parts.earlier_windows)
         self._observed: LogStates = {}
         self._began, self.time_is_up = time.monotonic(), False
 
@@ -243,9 +243,11 @@ class Selection:
         starts.insert(1, {**space.starts[0], "fading": short})
         return Space({**space.axes, "fading": values}, tuple(starts))
 
-    def train_meta_model(self, strategy: Strategy, start: PretrainedState, stop: int) -> Practice:
-        """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice`)."""
-        return self._practice.of(strategy, start, stop)
+    def train_meta_model(
+        self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
+    ) -> Practice:
+        """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice.of`)."""
+        return self._practice.of(strategy, start, stop, pretraining)
 
     def _train_while_it_helps(self, training: Pretraining) -> tuple[float, int, PretrainedState]:
         top, top_epoch, stale, best = float("-inf"), 0, 0, None
@@ -338,12 +340,5 @@ class Selection:
     def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
         self._prepare()
         assert self._candidates is not None
-        return prequential(
-            predictor,
-            self.log,
-            self._candidates,
-            first,
-            last,
-            batch_size=self.protocol.batch_size,
-            align_ties=self.protocol.align_ties,
-        )
+        how: Plain = {"batch_size": self.protocol.batch_size, "align_ties": self.protocol.align_ties}
+        return prequential(predictor, self.log, self._candidates, first, last, **how)

@@ -20,6 +20,8 @@ DEFAULT_SPLIT = (0.95, 0.005, 0.045)
 PARTS = ("training", "validation", "test")
 # docs/methods.md 5.7: whatever is learned or chosen uses the end of the training part.
 WINDOW_SHARE, WINDOW_MOST, WINDOW_LEARN_SHARE = 0.2, 25_000, 0.6
+#: So many windows before it, at most, on which heads practise, too.
+EARLIER_WINDOWS = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,18 @@ class Parts:
     def window_start(self) -> int:
         """Where the selection window begins; it ends with the training part."""
         return self.train_stop - min(int(self.train_stop * WINDOW_SHARE), WINDOW_MOST)
+
+    @property
+    def earlier_windows(self) -> list[tuple[int, int]]:
+        """Windows before that one, oldest first: each by the same rule, WINDOW_MOST interactions at most with it."""
+        stop, room, windows = self.window_start, WINDOW_MOST - (self.train_stop - self.window_start), []
+        for _ in range(EARLIER_WINDOWS):
+            size = min(int(stop * WINDOW_SHARE), room)
+            if size < BATCH_SIZE:
+                break
+            windows.append((stop - size, stop))
+            stop, room = stop - size, room - size
+        return windows[::-1]
 
     @property
     def judged_from(self) -> int:
