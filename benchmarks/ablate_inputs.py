@@ -31,7 +31,7 @@ from melon.fitting.selection import Selection
 from melon.learning.pretrain import most_epochs
 from melon.learning.updater import Updater
 from melon.recommenders.base import Context
-from melon.recommenders.blend.head import TABLES, BlendHead
+from melon.recommenders.blend.head import HIDDEN, TABLES, BlendHead
 from melon.recommenders.blend.inputs import Named
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.heads import Lesson
@@ -78,13 +78,26 @@ def left_out(inputs: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]
 
 
 class Arm:
-    """One head beside rows that all arms share."""
+    """One head beside rows that all arms share, which learns online from `lessons` after it has practised.
 
-    def __init__(self, blend: Blend, without: tuple[str, ...], lessons: list[Lesson]) -> None:
+    It practises on these, or on `practice`, from first weights that all arms share, or from its own of the `hidden`
+    layer.
+    """
+
+    def __init__(
+        self,
+        blend: Blend,
+        without: tuple[str, ...],
+        lessons: list[Lesson],
+        practice: list[Lesson] | None = None,
+        hidden: Tensor | None = None,
+    ) -> None:
         settings = replace(blend.head.settings, left_out=left_out(blend.inputs, without))
         self._head = BlendHead(len(blend.inputs), settings, blend.dtype, blend.device)
         self._values = {name: blend.tables[name].everything().clone() for name in TABLES}
-        self._values = self._head.take_over(self._head.practise(self._values, lessons))
+        if hidden is not None:
+            self._values[HIDDEN] = hidden
+        self._values = self._head.take_over(self._head.practise(self._values, practice or lessons))
         self.ranks: list[Floats] = []
         for lesson in lessons:
             self.learn(lesson)
