@@ -116,7 +116,7 @@ class TestLearn:
         twin = melon.load(model).partial_fit(new)
         ended = run("learn", model, csv(new, tmp_path / "new.csv"))
         assert ended.code == 0, ended.err
-        assert "learned 101 interactions, 1 new users, 1 new items" in ended.out
+        assert "learned 101 interactions, 1 new user, 1 new item" in ended.out
         assert f"wrote {model}" in ended.out
         twin.save(tmp_path / "twin")
         assert content(model) == content(tmp_path / "twin")

@@ -14,6 +14,7 @@ import numpy as np
 from melon.data.files import load_stream
 from melon.data.ids import IdBook
 from melon.data.interactions import Interactions
+from melon.display import counted
 from melon.errors import DataError
 from melon.learning.model import LiveModel
 from melon.stream.pairs import pair_keys
@@ -39,7 +40,8 @@ class Learned:
     hits: int
 
     def __str__(self) -> str:
-        text = f"learned {self.interactions:,} interactions, {self.new_users:,} new users, {self.new_items:,} new items"
+        learned, users = counted(self.interactions, "interaction"), counted(self.new_users, "new user")
+        text = f"learned {learned}, {users}, {counted(self.new_items, 'new item')}"
         if not self.judged:
             return text
         rate = self.hits / self.judged

@@ -88,3 +88,9 @@ def _entry(registry: Registry, name: str) -> Entry | None:
         return registry[name]
     except SettingsError:
         return None
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 stream`, `2 streams`, `3 strategies`."""
+    plural = noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count:,} {noun if count == 1 else plural}"

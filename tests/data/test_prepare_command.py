@@ -13,6 +13,15 @@ bob;tea;yesterday
 """
 
 
+def test_only_what_was_guessed_is_called_guessed_and_one_is_not_plural(run: Run, tmp_path: Path) -> None:
+    raw, out = tmp_path / "one.csv", tmp_path / "s.parquet"
+    raw.write_text("user,item,bought\nanna,tea,1500000000\n")
+    ended = run("data", "prepare", raw, "--out", out, "--min-interactions", "1", "--time", "bought")
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith(f"{out}: 1 interaction of 1 user and 1 item\n")
+    assert "columns user = 'user', item = 'item' (guessed by name)" in ended.out
+
+
 def test_guesses_and_bad_rows_are_told_in_plain_words(run: Run, tmp_path: Path) -> None:
     raw, out = tmp_path / "shop.csv", tmp_path / "s.parquet"
     raw.write_bytes(TEXT.encode("latin-1"))

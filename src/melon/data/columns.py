@@ -32,13 +32,13 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the three columns that make an interaction, their positions from 0, and whether names were guessed."""
+    """Names of the three columns that make an interaction, their positions from 0, and whose were guessed."""
 
     user: str
     item: str
     time: str
     positions: tuple[int, int, int]
-    guessed: bool
+    guessed: tuple[str, ...]
 
 
 def first_line(error: Exception) -> str:
@@ -101,7 +101,7 @@ def find_columns(
     if len({user, item, time}) < len(ROLES):
         choice = f"user = {available[user]!r}, item = {available[item]!r}, time = {available[time]!r}"
         raise DataError(f"{place}: user, item and time must be three different columns, got {choice}.")
-    guessed = usual is USUAL_NAMES and not all(wanted.get(role) for role in ROLES)
+    guessed = tuple(role for role in ROLES if usual is USUAL_NAMES and not wanted.get(role))
     return Columns(available[user], available[item], available[time], (user, item, time), guessed)
 
 

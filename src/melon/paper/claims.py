@@ -8,9 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from melon.display import label
+from melon.display import counted, label
 from melon.report.contests import REFERENCE, Bench, Contest
-from melon.report.document import counted
 from melon.report.numbers import Compared, Comparisons, batch_sizes, curve, milliseconds, on_top, slope
 from melon.report.results import where
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from melon.bench.work import RatesKeeper
-from melon.display import color, label
+from melon.display import color, counted, label
 from melon.explain.matrix import BatchRates, RateFacts
 from melon.report.contests import REFERENCE, Bench, Contest
 from melon.report.document import (
@@ -22,7 +22,6 @@ from melon.report.document import (
     Section,
     TextCell,
     TextTable,
-    counted,
     interval,
     number,
     signed,

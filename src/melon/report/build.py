@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from melon.atomic import replacing, require_writable, write_text
-from melon.display import COLUMNS
+from melon.display import COLUMNS, counted
 from melon.errors import require_plots
 from melon.report.behaviour import cold_users, costs, learning_rates, over_time
 from melon.report.contests import Bench
 from melon.report.context import choices, made_of
-from melon.report.document import Document, Section, counted
+from melon.report.document import Document, Section
 from melon.report.html import html_page
 from melon.report.markdown import markdown_page
 from melon.report.numbers import Comparisons, podium, table_of

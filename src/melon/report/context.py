@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import melon
-from melon.display import label, recommender_label
+from melon.display import counted, label, recommender_label
 from melon.report.contests import REFERENCE, Bench, Contest, Run
-from melon.report.document import Block, Bullets, Code, Fold, Part, Section, TextCell, TextTable, counted
+from melon.report.document import Block, Bullets, Code, Fold, Part, Section, TextCell, TextTable
 from melon.report.results import where
 from melon.types import Plain
 

@@ -168,12 +168,6 @@ class Document:
         return replace(self, sections=[*self.sections[:at], section, *self.sections[at:]])
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 stream`, `2 streams`, `3 strategies`."""
-    plural = noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
-    return f"{count:,} {noun if count == 1 else plural}"
-
-
 def number(value: float | None, digits: int = 3) -> str:
     """A share without its leading zero, as tables of metrics have it."""
     if value is None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from melon import display
 from melon.bench.record import ResultLine, is_auto, method_name, result_lines
+from melon.display import counted
 from melon.errors import require_plots
 from melon.report.document import (
     Bullets,
@@ -20,7 +21,6 @@ from melon.report.document import (
     Section,
     TextCell,
     TextTable,
-    counted,
     number,
 )
 from melon.report.drawing import StoryLine, story

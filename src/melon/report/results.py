@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from melon.display import AUTO, COLUMNS, label, recommender_label
+from melon.display import AUTO, COLUMNS, counted, label, recommender_label
 from melon.evaluation.compare import Comparison
 from melon.report.contests import REFERENCE, Bench, Contest, View
 from melon.report.document import (
@@ -21,7 +21,6 @@ from melon.report.document import (
     Section,
     TextCell,
     TextTable,
-    counted,
     interval,
     number,
     signed,

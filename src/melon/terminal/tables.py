@@ -25,8 +25,8 @@ def show_preparation(report: PreparationReport, out: Path) -> None:
     """Print what was read, dropped and written."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        f"[bold]{escape(str(out))}[/bold]: {report.interactions:,} interactions of {report.users:,} users and "
-        f"{report.items:,} items"
+        f"[bold]{escape(str(out))}[/bold]: {display.counted(report.interactions, 'interaction')} of "
+        f"{display.counted(report.users, 'user')} and {display.counted(report.items, 'item')}"
     )
     console.print(
         f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad, "

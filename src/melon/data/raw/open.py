@@ -193,8 +193,8 @@ def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
         file = RawFile(plain, form, layout, *scan(plain, layout, scratch), notes=notes)
     notes, columns = file.layout.notes, file.layout.columns
     if columns.guessed:
-        names = f"user = {columns.user!r}, item = {columns.item!r}, time = {columns.time!r}"
-        notes += (f"columns {names} (guessed by name)",)
+        names = ", ".join(f"{role} = {getattr(columns, role)!r}" for role in columns.guessed)
+        notes += (f"{'columns' if len(columns.guessed) > 1 else 'column'} {names} (guessed by name)",)
     return replace(file, notes=file.notes + tuple(f"{given.name}: {note}" for note in notes))
 
 
