@@ -8,9 +8,11 @@ import torch
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
+from melon.errors import LearningError
 from melon.evaluation.predictors import RowsAlone
 from melon.fitting.fit import Fitting
 from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.practice import WindowPractice
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.recommenders.blend.head import TABLES
@@ -105,6 +107,34 @@ def test_earlier_windows_see_nothing_of_what_follows(log: Interactions, parts: P
         start = before_window(selection, BLEND)
         found.append(selection.train_meta_model(Default(), start, parts.judged_from, {"epochs": 2}))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_an_earlier_window_that_cannot_be_practised_on_is_left_out(log: Interactions, parts: Parts) -> None:
+    """One item alone before the oldest window, so nothing can be drawn beside it."""
+    items = log.items.copy()
+    items[: parts.earlier_windows[0][0]] = items[0]
+    few = Interactions.from_ids(log.user_ids[log.users], log.item_ids[items], log.times)
+    selection = selection_of(few, parts)
+    practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
+    later = WindowPractice(
+        few.head(parts.validation_stop), parts.window_start, selection.before_window, BLEND, parts.earlier_windows[1:]
+    )
+    expected = later.of(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
+    assert all(torch.equal(practice[name], expected[name]) for name in expected)
+
+
+def test_rows_that_diverge_on_an_earlier_window_cost_its_lessons_alone(
+    log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverges(plan: Plan, log: Interactions, settings: object) -> PretrainedState:
+        raise LearningError("a row left the finite numbers.")
+
+    selection = selection_of(log, parts)
+    start = before_window(selection, BLEND)
+    monkeypatch.setattr("melon.fitting.practice.refit", diverges)
+    practice = selection.train_meta_model(Default(), start, parts.train_stop, {"epochs": 2})
+    alone = selection.train_meta_model(Default(), start, parts.train_stop)
+    assert all(torch.equal(practice[name], alone[name]) for name in alone)
 
 
 def test_a_fitted_model_has_the_head_of_all_windows(log: Interactions, parts: Parts) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 
 from melon.data.interactions import Interactions
+from melon.errors import LearningError
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import Practice, PretrainedState, refit
 from melon.learning.practice.loop import practice_candidates, practise_through
@@ -82,12 +84,18 @@ class WindowPractice:
         return updater.practise_head(earlier + lessons)
 
     def _earlier_lessons(self, strategy: Strategy, practice: Practice, pretraining: Plain) -> list[Lesson]:
-        """Lessons of the windows before this one, each with rows that were trained on what precedes it."""
+        """Lessons of the windows before this one, each with rows that were trained on what precedes it.
+
+        A window that cannot be practised on is left out: these are lessons beside those of the selection window.
+        """
         lessons: list[Lesson] = []
         for first, stop in self._earlier:
             past = self._log.head(first)
+            if past.n_items < 2:
+                continue
             window = WindowPractice(self._log, first, past, self._plan)
-            lessons += window.recorded(deepcopy(strategy), refit(self._plan, past, pretraining), stop, practice)[1]
+            with suppress(LearningError):  # settings suit the whole log, and this is a shorter one
+                lessons += window.recorded(deepcopy(strategy), refit(self._plan, past, pretraining), stop, practice)[1]
         return lessons
 
     def recorded(
