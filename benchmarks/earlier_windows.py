@@ -93,7 +93,7 @@ def stretch(selection: Selection, plan: Plan, first: int, stop: int) -> tuple[Up
     """Rows that were trained on what precedes a window and have streamed through it, and lessons on the way."""
     past = selection.log.head(first)
     start = refit(plan, past, {"l2": 0.03, "epochs": most_epochs(first)})
-    return WindowPractice(selection.log, first, past, plan).recorded(
+    return WindowPractice(selection.log, first, past, plan.protocol).recorded(
         plan.make_strategy({"lr": 0.3}, "default"), start, stop, {}
     )
 

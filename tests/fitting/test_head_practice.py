@@ -117,7 +117,11 @@ def test_an_earlier_window_that_cannot_be_practised_on_is_left_out(log: Interact
     selection = selection_of(few, parts)
     practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
     later = WindowPractice(
-        few.head(parts.validation_stop), parts.window_start, selection.before_window, BLEND, parts.earlier_windows[1:]
+        few.head(parts.validation_stop),
+        parts.window_start,
+        selection.before_window,
+        PROTOCOL,
+        parts.earlier_windows[1:],
     )
     expected = later.of(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
     assert all(torch.equal(practice[name], expected[name]) for name in expected)
@@ -131,7 +135,7 @@ def test_rows_that_diverge_on_an_earlier_window_cost_its_lessons_alone(
 
     selection = selection_of(log, parts)
     start = before_window(selection, BLEND)
-    monkeypatch.setattr("melon.fitting.practice.refit", diverges)
+    monkeypatch.setattr("melon.fitting.pretrained.refit", diverges)
     practice = selection.train_meta_model(Default(), start, parts.train_stop, {"epochs": 2})
     alone = selection.train_meta_model(Default(), start, parts.train_stop)
     assert all(torch.equal(practice[name], alone[name]) for name in alone)

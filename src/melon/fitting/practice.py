@@ -8,8 +8,8 @@ from copy import deepcopy
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
-from melon.fitting.plan import Plan
-from melon.fitting.pretrained import Practice, PretrainedState, refit
+from melon.fitting.plan import EvaluationProtocol
+from melon.fitting.pretrained import Practice, PretrainedState
 from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
@@ -34,11 +34,10 @@ class WindowPractice:
         log: Interactions,
         start: int,
         past: Interactions,
-        plan: Plan,
+        protocol: EvaluationProtocol,
         earlier: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._log, self._start, self._past, self._plan, self._earlier = log, start, past, plan, earlier
-        self._protocol = plan.protocol
+        self._log, self._start, self._past, self._protocol, self._earlier = log, start, past, protocol, earlier
 
     def of(self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None) -> Practice:
         """What a strategy and a head learn on the window up to `stop`, and the head on earlier ones: for these, rows
@@ -79,11 +78,13 @@ class WindowPractice:
         """
         if not start.headed:
             return {}
-        earlier = [] if pretraining is None else self._earlier_lessons(strategy, practice, pretraining)
+        earlier = [] if pretraining is None else self._earlier_lessons(strategy, start, practice, pretraining)
         updater, lessons = self.recorded(deepcopy(strategy), start, stop, practice)
         return updater.practise_head(earlier + lessons)
 
-    def _earlier_lessons(self, strategy: Strategy, practice: Practice, pretraining: Plain) -> list[Lesson]:
+    def _earlier_lessons(
+        self, strategy: Strategy, start: PretrainedState, practice: Practice, pretraining: Plain
+    ) -> list[Lesson]:
         """Lessons of the windows before this one, each with rows that were trained on what precedes it.
 
         A window that cannot be practised on is left out: these are lessons beside those of the selection window.
@@ -93,9 +94,10 @@ class WindowPractice:
             past = self._log.head(first)
             if past.n_items < 2:
                 continue
-            window = WindowPractice(self._log, first, past, self._plan)
+            window = WindowPractice(self._log, first, past, self._protocol)
             with suppress(LearningError):  # settings suit the whole log, and this is a shorter one
-                lessons += window.recorded(deepcopy(strategy), refit(self._plan, past, pretraining), stop, practice)[1]
+                rows = start.trained_on(past, pretraining)
+                lessons += window.recorded(deepcopy(strategy), rows, stop, practice)[1]
         return lessons
 
     def recorded(

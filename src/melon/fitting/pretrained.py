@@ -106,6 +106,10 @@ class PretrainedState:
         """The same recommender before it learned anything."""
         return self._plan.build()
 
+    def trained_on(self, log: Interactions, settings: Plain) -> PretrainedState:
+        """The same recommender, trained on another log instead."""
+        return refit(self._plan, log, settings)
+
     def copy(self) -> Recommender:
         """A recommender with the trained rows."""
         if self._once is not None:

@@ -74,7 +74,9 @@ class Selection:
             judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > self.protocol.negatives >= 1
         )
         self._candidates: Candidates | None = None
-        self._practice = WindowPractice(log, parts.window_start, self.before_window, plan, parts.earlier_windows)
+        self._practice = WindowPractice(
+            log, parts.window_start, self.before_window, plan.protocol, parts.earlier_windows
+        )
         self._observed: LogStates = {}
         self._began, self.time_is_up = time.monotonic(), False
 
