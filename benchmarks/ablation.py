@@ -120,7 +120,8 @@ class Bench:
         """Practise on the window, then stream through validation into test."""
         before, whole = self._trained(variant)
         strategy = Default({**self._update, **variant.update}, seed=self._seed)
-        practice = self._selection.train_meta_model(strategy, before, self._parts.train_stop)
+        pretraining = {**self._pretrain, **variant.pretrain}
+        practice = self._selection.train_meta_model(strategy, before, self._parts.train_stop, pretraining)
         past = self._log.head(self._parts.train_stop)
         updater, tally = deploy(strategy, whole, past, practice), Tally()
         for point in self._points(updater):

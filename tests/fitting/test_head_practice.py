@@ -116,13 +116,8 @@ def test_an_earlier_window_that_cannot_be_practised_on_is_left_out(log: Interact
     few = Interactions.from_ids(log.user_ids[log.users], log.item_ids[items], log.times)
     selection = selection_of(few, parts)
     practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
-    later = WindowPractice(
-        few.head(parts.validation_stop),
-        parts.window_start,
-        selection.before_window,
-        PROTOCOL,
-        parts.earlier_windows[1:],
-    )
+    known, past, newer = few.head(parts.validation_stop), selection.before_window, parts.earlier_windows[1:]
+    later = WindowPractice(known, parts.window_start, past, PROTOCOL, newer)
     expected = later.of(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
     assert all(torch.equal(practice[name], expected[name]) for name in expected)
 
