@@ -6,7 +6,7 @@
 
 CPU milliseconds on one thread, medians; nothing is predicted. The log is made by rule: 6,022 users, 3,043 items of a
 heavy-tailed popularity, 950 thousand interactions, d = 64. Goals: one event in 0.2 ms on bpr and 1 ms on blend; on
-blend 16 events in 2 ms and 256 in 8. `general` is the same with the general path (MELON_KERNEL=torch) in the same run.
+blend 16 events in 2 ms and 256 in 8.
 """
 
 from __future__ import annotations
@@ -78,29 +78,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recommenders", default="bpr,blend")
     parser.add_argument("--fading", type=float)
-    parser.add_argument("--alone", action="store_true", help="leave the general path out")
     parser.add_argument("--settings", type=json.loads, default={}, help="of the recommenders, as JSON")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{USERS:,} users, {ITEMS:,} items, {EVENTS:,} interactions; 1 thread; CPU ms, medians")
-    print(f"{'recommender':14}{'events':>8}{'ms':>10}{'general':>10}")
+    print(f"{'recommender':14}{'events':>8}{'ms':>10}")
     for recommender in asked.recommenders.split(","):
         model, rng = lived(recommender, asked.fading, asked.settings), np.random.default_rng(1)
-        general = model if asked.alone else lived(recommender, asked.fading, asked.settings)
         for size, times in SIZES.items():
-            taken = []
-            for number in range(times):
-                os.environ.pop("MELON_KERNEL", None)
-                ours = spent(model, rng, size, EVENTS + number)
-                if number % 4 == 0 and not asked.alone:
-                    os.environ["MELON_KERNEL"] = "torch"
-                    taken.append((ours, spent(general, rng, size, EVENTS + number)))
-                else:
-                    taken.append((ours, np.nan))
-            ours = np.median([own for own, _ in taken[times // 5 :]])
-            theirs = np.nan if asked.alone else np.nanmedian([other for _, other in taken[times // 5 :]])
-            print(f"{recommender:14}{size:8}{ours:10.3f}{theirs:10.2f}", flush=True)
-        os.environ.pop("MELON_KERNEL", None)
+            taken = [spent(model, rng, size, EVENTS + number) for number in range(times)]
+            print(f"{recommender:14}{size:8}{np.median(taken[times // 5 :]):10.3f}", flush=True)
         users, lines, taken = rng.integers(0, USERS, 256), rng.integers(0, ITEMS, (256, 100)), []
         for _ in range(20):
             began = time.process_time()

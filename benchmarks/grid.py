@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from melon.bench.config import CellConfig
-from melon.bench.executors import LocalExecutor
-from melon.bench.grid import Outcome, run_grid, tasks_of
 from melon.demo import write_synthetic
+from melon.fitting.config import CellConfig
+from melon.lab.bench import CellOutcome, run_grid, tasks_of
+from melon.lab.executors import LocalExecutor
 from melon.progress import Progress
 
 GOAL = 0.6
@@ -40,7 +40,7 @@ def run(streams: dict[str, Path], jobs: int, folder: Path) -> tuple[float, dict[
     """Seconds of the whole grid, and every record as text, without its timings."""
     tasks = tasks_of(dict.fromkeys(streams, SPLIT), ["bpr"], STRATEGIES, SEEDS, BASE)
     began = time.perf_counter()
-    executor: LocalExecutor[Outcome] = LocalExecutor(streams, folder, jobs=jobs, threads=1)
+    executor: LocalExecutor = LocalExecutor(streams, folder, jobs=jobs, threads=1)
     try:
         outcomes = list(run_grid(tasks, {}, executor, lambda _: None, Progress()))
     finally:
@@ -49,7 +49,7 @@ def run(streams: dict[str, Path], jobs: int, folder: Path) -> tuple[float, dict[
     return taken, {outcome.task.key: told(outcome) for outcome in outcomes}
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: CellOutcome) -> str:
     """A record without what the clock decides."""
     if outcome.record is None:
         raise SystemExit(f"{outcome.task.key} failed: {outcome.problem or outcome.not_applicable}")

@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join(STREAMS))
     parser.add_argument("--events", type=int, default=10_000, help="at most so many interactions are learned")
     parser.add_argument("--inputs", choices=["blend", "auto"], default="blend", help="of the head, for recall")
-    sources = ("near", "offered", "met")
+    sources = ("candidates", "offered", "met")
     for source in sources:
         parser.add_argument(
             f"--{source}", type=int, default=getattr(catalogue, source.upper()), help="two stages: items"

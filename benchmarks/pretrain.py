@@ -1,16 +1,15 @@
-"""Pre-training speed: interactions per CPU second in compiled loops, beside the general path (PyTorch batch by batch).
+"""Pre-training speed: interactions per CPU second in compiled kernels.
 
     python benchmarks/pretrain.py
     python benchmarks/pretrain.py --threads 2
 
 A made-up log of MovieLens-1M's size (6,022 users, 3,043 items, 950 thousand interactions, skewed counts), d = 64,
-batches of 256. Each figure is the median of several epochs; "general" is measured on a shorter log in the same run.
+batches of 256. Each figure is the median of several epochs.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 
@@ -53,18 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--general", type=int, default=100_000, help="interactions of the general path")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     log = skewed_log(6_022, 3_043, 950_000)
     print(f"{log.n_users:,} users, {log.n_items:,} items, {len(log):,} interactions; {given.threads} thread(s)")
     for name, negatives in CASES:
-        os.environ["MELON_KERNEL"] = "auto"
-        compiled = speed(name, negatives, log, given.epochs)
-        os.environ["MELON_KERNEL"] = "torch"
-        general = speed(name, negatives, log.head(given.general), given.epochs)
-        ratio = f"{compiled / general:.1f} ×"
-        print(f"{name}, {negatives} negative(s): {compiled:,.0f} interactions/s; general {general:,.0f} ({ratio})")
+        print(f"{name}, {negatives} negative(s): {speed(name, negatives, log, given.epochs):,.0f} interactions/s")
 
 
 if __name__ == "__main__":

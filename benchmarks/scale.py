@@ -38,21 +38,18 @@ PIECE = 1_000_000
 
 def write_log(path: Path, interactions: int, users: int, items: int) -> None:
     """User, item and second of each interaction, a million at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import polars as pl
 
-    writer = None
-    for first in range(0, interactions, PIECE):
-        n, rng = min(PIECE, interactions - first), np.random.default_rng(first)
-        who = (users * rng.random(n) ** 1.5).astype(np.int64)
-        drift = first * items // (4 * interactions)
-        spread = np.minimum(rng.pareto(0.9, n) * items / 100, items).astype(np.int64)
-        what = (spread + drift + (who % 64) * (items // 64)) % items
-        table = pa.table({"user": who, "item": what, "time": 1_700_000_000 + first + np.arange(n)})
-        writer = writer or pq.ParquetWriter(path, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+    with TemporaryDirectory(dir=path.parent) as pieces:
+        for first in range(0, interactions, PIECE):
+            n, rng = min(PIECE, interactions - first), np.random.default_rng(first)
+            who = (users * rng.random(n) ** 1.5).astype(np.int64)
+            drift = first * items // (4 * interactions)
+            spread = np.minimum(rng.pareto(0.9, n) * items / 100, items).astype(np.int64)
+            what = (spread + drift + (who % 64) * (items // 64)) % items
+            piece = pl.DataFrame({"user": who, "item": what, "time": 1_700_000_000 + first + np.arange(n)})
+            piece.write_parquet(Path(pieces) / f"{first:012}.parquet")
+        pl.scan_parquet(pieces).sink_parquet(path)
 
 
 def leave(gigabytes: float) -> None:

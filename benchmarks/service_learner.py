@@ -24,9 +24,9 @@ from melon.learning.forgetting import observe_only
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.registry import RECOMMENDERS
+from melon.service.config import ServeSettings
 from melon.service.learner.loop import Learner
 from melon.service.learner.replaying import replay
-from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Event
 from melon.service.log.events import EventLog
 from melon.service.log.steps import DeltaReader
@@ -84,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         model, folder = Path(home) / "model", Path(home) / "live"
         deployed(model, given.pairing, given.users, given.items)
-        some = LearnerSettings(folder, model, checkpoint_seconds=1e9, checkpoint_events=1 << 40, fit_after=0)
+        some = ServeSettings(data=folder, model=model, checkpoint_s=1e9, checkpoint_events=1 << 40, fit_after=0)
         with EventLog(folder) as log, Learner(some) as learner:
             print(f"{given.pairing}, {given.users} users, {given.items} items, one thread")
             for count in (1, 10, 100, 1_000):

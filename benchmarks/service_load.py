@@ -6,7 +6,7 @@
     python benchmarks/service_load.py --recommender auto --two-stage --lists 300
 
 Starts `melon serve` on loopback with a model of that size, waits until it has learned an event, and loads it with
-`melon load` (open loop, latency from when a request was due), one rate after another. The generator runs on the same
+`benchmarks/load.py` (open loop, latency from when a request was due), one rate after another. It runs on the same
 machine; its CPU is told apart from that of the service. A rate may be named several times. `learned` counts the events
 that the served model knows when the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists
 under the service's rules, each 1, 8 or 16 made together, also right after an update.
@@ -115,14 +115,15 @@ def children(pid: int) -> dict[str, int]:
     return {role: int(one) for one, role in re.findall(r"^\s*(\d+) .*supervisor (\w+) ", listed.stdout, re.MULTILINE)}
 
 
-def measured(melon: str, url: str, pids: dict[str, int], lists: float, args: argparse.Namespace) -> dict[str, Any]:
+def measured(url: str, pids: dict[str, int], lists: float, args: argparse.Namespace) -> dict[str, Any]:
     """One load, with what each process used for it."""
     first = call(f"{url}/v1/status")["log"]["offset"]
     before = {role: cpu(pid) for role, pid in pids.items()}
     given = {"lists": lists, "user-form": "{}", "item-form": "{}"}
     given |= {name: getattr(args, name) for name in ("events", "batch", "seconds", "users", "items", "connections")}
     words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
-    done = subprocess.run([melon, "load", url, *words, "--json"], capture_output=True, text=True, check=True)
+    load = [sys.executable, Path(__file__).with_name("load.py"), url, *words]
+    done = subprocess.run(load, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     report["learned"] = report["model"]["offset"] - first
     report["cpu_s"] = {role: round(cpu(pid) - before[role], 2) for role, pid in pids.items()}
@@ -168,7 +169,7 @@ def main() -> None:
             time.sleep(0.1)
         report["learns_s"] = round(time.monotonic() - started, 1)
         pids = children(service.pid)
-        report["loads"] = [{"asked": lists, **measured(melon, url, pids, lists, args)} for lists in args.lists]
+        report["loads"] = [{"asked": lists, **measured(url, pids, lists, args)} for lists in args.lists]
         report |= {"cores": os.cpu_count(), "settings": {name: str(value) for name, value in vars(args).items()}}
         print(json.dumps(report, indent=1))
         service.send_signal(signal.SIGTERM)

@@ -27,7 +27,7 @@ import torch
 
 from melon.kernels import policy
 from melon.kernels.melon import functions
-from melon.kernels.suites import SUITES
+from melon.kernels.modules import MODULES
 from melon.learning.examples import Gatherer, Offers
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -50,7 +50,7 @@ def parts() -> list[tuple[Any, str]]:
         (RateStrategy, "_unit_terms"), (RateStrategy, "_updated"), (Updater, "_write"), (History, "append"),
         (functions, "spread"),
     ]  # fmt: skip
-    return found if loops is None else found + [(loops, name) for name in SUITES["melon"].signatures]
+    return found if loops is None else found + [(loops, name) for name in MODULES["melon"].signatures]
 
 
 def watch(owner: Any, name: str, spent: dict[str, list[float]], clock: Callable[[], float]) -> None:

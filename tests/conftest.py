@@ -13,8 +13,8 @@ import pytest
 from commands import Ended, Run
 
 if TYPE_CHECKING:
-    from melon.bench.config import CellConfig
     from melon.data.interactions import Interactions
+    from melon.fitting.config import CellConfig
 
 # Set before anything imports torch: results are the same on any number of cores, and side-by-side tests do not compete.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,7 +66,7 @@ def flips() -> "Interactions":
 @pytest.fixture(scope="session")
 def small() -> MakeConfig:
     """A small cell."""
-    from melon.bench.config import CellConfig
+    from melon.fitting.config import CellConfig
 
     def config(**more: Any) -> "CellConfig":
         given: dict[str, Any] = {

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from melon.bench.config import CellConfig
-from melon.report.contests import Bench, Contest
-from melon.report.reading import read_bench
+from melon.fitting.config import CellConfig
+from melon.lab.records import Bench, MethodComparison, read_bench
 
 Ranks = Sequence[float]
 BASELINES = ("frozen", "popularity", "recent_popularity", "default")
@@ -98,10 +97,10 @@ def write_run(
     return path
 
 
-def contest_of(folder: Path) -> Contest:
-    """The only contest of a folder."""
-    (contest,) = read_bench([folder]).contests
-    return contest
+def comparison_of(folder: Path) -> MethodComparison:
+    """The only comparison of a folder."""
+    (comparison,) = read_bench([folder]).comparisons
+    return comparison
 
 
 def bench_of(folder: Path) -> Bench:

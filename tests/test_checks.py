@@ -32,7 +32,7 @@ from melon.strategies.melon.linear import MeLON
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
-from melon.strategies.s2meta.strategy import S2Meta
+from melon.strategies.s2meta import S2Meta
 from melon.strategies.sml import SML
 from melon.stream.history import History
 from melon.tables import TableSpec
@@ -65,16 +65,13 @@ _FORGETS = "beside its step it forgets: θ' = f θ − Σ w g; without forgettin
 _EXPLAIN = "learning_rates_explain_the_update"
 _LONG = "200 meta-steps take a while; checked by a slow test"
 EXEMPT: dict[str, dict[str, str]] = {
-    "als": {
-        "permutation_is_noise": "interactions are solved for one after another",
-    },
     "s2meta": {"learning_rates_explain_the_update": _FORGETS},
     "melon": {"learning_rates_explain_the_update": _FORGETS},
     "melon_i": {"learning_rates_explain_the_update": _FORGETS},
     "melon_p": {"learning_rates_explain_the_update": _FORGETS},
 }
 #: Pairings that do not exist; any other refusal is a failure.
-REFUSED = {("ncf", "als"), ("blend", "als"), *(("ials", strategy) for strategy in STRATEGIES.names())}
+REFUSED = {("ials", strategy) for strategy in STRATEGIES.names()}
 
 
 def maker(name: str) -> Callable[..., Recommender]:

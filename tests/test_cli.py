@@ -20,7 +20,7 @@ from melon.cli.help import EXAMPLES
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
 from melon.demo import write_synthetic
-from melon.display import label
+from melon.evaluation.labels import label
 from melon.evaluation.ranking import metrics
 from melon.fitting.auto import SETTINGS
 
@@ -97,6 +97,27 @@ def test_help_names_every_choice(run: Run) -> None:
     shown = " ".join(run("evaluate", "--help").out.split())
     for name in (*RECOMMENDERS.names(), *STRATEGIES.names(), *MODES):
         assert name in shown, name
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [(("tune", "s.parquet", "--out", "x.toml"), "--save-config"), (("reproduce", "--tune"), "--budget")],
+)
+def test_names_of_earlier_versions_are_refused_with_the_new_one(words: tuple[str, ...], new: str, run: Run) -> None:
+    ended = run(*words)
+    assert ended.code == 2
+    assert new in ended.said
+
+
+def test_chosen_settings_are_saved_as_a_config(stream: Path, tmp_path: Path, run: Run) -> None:
+    result, config, again = tmp_path / "result.json", tmp_path / "flip-bpr-eals.toml", tmp_path / "again.json"
+    asked = ("evaluate", stream, "--recommender", "bpr", "--strategy", "eals", *SMALL, "--seed", "1")
+    assert run(*asked, "--json", result, "--save-config", config).code == 0
+    assert run("evaluate", stream, "--config", config, "--seed", "1", "--json", again).code == 0
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (result, again)]
+    assert records[0]["metrics"] == records[1]["metrics"]
+    assert records[1]["config"]["asked"]["settings"] == records[0]["config"]["chosen"]["eals"]["settings"]
+    assert run(*asked, "--save-config", tmp_path / "x.json").code == 2
 
 
 def test_from_raw_file_to_info_to_result_as_real_processes(tmp_path: Path, run: Run) -> None:

@@ -158,7 +158,7 @@ class TestLearn:
         before = content(tmp_path / "m")
         refused = run("learn", tmp_path / "m", csv([("ann", 3, 2_000_000_000)], tmp_path / "new.csv"))
         assert refused.code == 1
-        assert "user 'ann' cannot be learned: the model's user ids are integers" in refused.said
+        assert "user 'ann' cannot be in this model, whose user ids are integers" in refused.said
         assert content(tmp_path / "m") == before
 
     def test_nothing_there(self, model: Path, tmp_path: Path, run: Run) -> None:
@@ -187,7 +187,7 @@ def test_short_help_and_examples(command: str, run: Run) -> None:
 
 
 def test_defaults_in_help_are_those_of_the_configuration(run: Run) -> None:
-    from melon.bench.config import CellConfig
+    from melon.fitting.config import CellConfig
 
     shown = " ".join(run("evaluate", "--help").out.replace("│", " ").split())
     for name in ("batch_size", "negatives", "candidates", "seed", "budget", "threads", "device", "preset", "pretrain"):

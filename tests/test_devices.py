@@ -27,13 +27,13 @@ SETTINGS = {
 #: Settings with code of their own; the others are covered by the check `follows_the_model`.
 VARIANTS: list[tuple[str, str, dict[str, object]]] = [
     ("bpr", "default", {"optimizer": "adam_dense"}),
-    ("blend", "eals", {"replay": 8, "neg": "pop"}),
-    ("ncf", "s2meta", {"variant": "B", "state": "persist", "fading": 100.0}),
+    ("blend", "eals", {}),
+    ("ncf", "s2meta", {"variant": "B", "fading": 100.0}),
     ("bpr", "sml", {"width": 8, "optimizer": "adam_lazy", "fading": 100.0}),
     (
         "bpr",
         "melon",
-        {"form": "network", "inputs": ["touches", "idle", "item_rate", "role"], "flat_rates": True, "fading": 100.0},
+        {"form": "network", "inputs": ["touches", "idle", "item_rate", "role"], "fading": 100.0},
     ),
 ]
 

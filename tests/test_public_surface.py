@@ -59,6 +59,11 @@ def test_importing_them_is_light(name: str) -> None:
     assert not HEAVY & set(done.stdout.split())
 
 
+def test_importing_melon_leaves_the_environment_alone() -> None:
+    code = "import os; before = dict(os.environ); import melon; assert dict(os.environ) == before"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("name", ["melon", "melon.recommenders", "melon.strategies"])
 def test_type_checkers_see_every_name(name: str) -> None:
     """The lazy names stand in the block for type checkers too."""

@@ -130,7 +130,7 @@ class Searched(Default):
 class TestSearchSpaces:
     def test_a_name_has_that_of_its_entry(self) -> None:
         assert space_of("default") is STRATEGIES["default"].space
-        assert space_of("als").axes
+        assert space_of("eals").axes
 
     def test_a_class_has_the_one_that_it_declares(self) -> None:
         assert space_of(Searched) is Searched.space

@@ -13,7 +13,6 @@ from melon import fading, tables
 from melon.errors import LearningError, SettingsError
 from melon.fading import Fading, fade
 from melon.kernels import policy
-from melon.sparse_table import SparseTable
 from melon.tables import Clock, Moment, Table, TableSpec
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
@@ -210,10 +209,10 @@ STEPS = st.lists(
 
 class TestTakingBack:
     @settings(max_examples=60)
-    @given(STEPS, STEPS, st.sampled_from([Table, SparseTable]))
-    def test_a_table_that_was_put_back_is_as_before(self, past: list, batch: list, kind: type) -> None:
+    @given(STEPS, STEPS)
+    def test_a_table_that_was_put_back_is_as_before(self, past: list, batch: list) -> None:
         clock, spec = Clock(), TableSpec("state", "user", "embedding", 3)
-        table, number, undo = kind(spec, clock=clock), 0, []
+        table, number, undo = Table(spec, clock=clock), 0, []
 
         def run(steps: list, *, record: bool) -> None:
             nonlocal number
@@ -296,57 +295,6 @@ class TestState:
         table.restore(state)
         table.scatter(torch.tensor([0]), torch.zeros(1, 3))
         assert torch.equal(state["values"], everything(table_of(3)))
-
-
-class TestSparseTables:
-    SPEC = TableSpec("factors.state", "user", "embedding", 3)
-
-    @settings(max_examples=60)
-    @given(
-        steps=st.lists(
-            st.tuples(st.integers(0, 40), st.lists(st.integers(0, 39), unique=True, max_size=6)), min_size=1, max_size=8
-        )
-    )
-    def test_they_are_as_rows_that_were_there_from_the_start(self, steps: list[tuple[int, list[int]]]) -> None:
-        clock = Clock()
-        lazy, plain = SparseTable(self.SPEC, clock=clock), Table(self.SPEC, clock=clock)
-        for number, (size, wanted) in enumerate(steps):
-            clock.now = number
-            for table in (lazy, plain):
-                table.grow(size, np.arange(table.rows, size))
-            rows = torch.tensor([row for row in wanted if row < plain.rows], dtype=torch.int64)
-            values = torch.randn(len(rows), 3)
-            for table in (lazy, plain):
-                table.scatter(rows, values)
-            asked = torch.arange(45).view(5, 9)  # some of them absent
-            assert lazy.rows == plain.rows
-            assert torch.equal(lazy.gather(asked), plain.gather(asked))
-        copy = SparseTable(self.SPEC, clock=clock)
-        copy.restore(lazy.state())
-        copy.grow(plain.rows, np.arange(plain.rows))
-        assert torch.equal(copy.gather(asked), plain.gather(asked))
-        for part, held in lazy.state().items():
-            assert torch.equal(held, copy.state()[part]), part
-
-    def test_only_what_was_written_is_stored(self) -> None:
-        table = SparseTable(self.SPEC)
-        table.grow(1_000_000, np.arange(1_000_000))
-        for rows in ([999_999, 3], [3, 500_000]):
-            table.scatter(torch.tensor(rows), torch.ones(2, 3))
-        assert table.state()["row"].tolist() == [3, 500_000, 999_999]
-        assert table.state()["values"].shape == (3, 3)
-
-    def test_a_row_is_made_before_it_is_written(self) -> None:
-        table = SparseTable(self.SPEC)
-        table.grow(2, np.arange(2))
-        with pytest.raises(LearningError, match=r"row 2 of 'factors\.state' was written before it was made"):
-            table.scatter(torch.tensor([2]), torch.ones(1, 3))
-
-    def test_rows_that_do_not_start_as_zeros_are_refused(self) -> None:
-        with pytest.raises(SettingsError, match="stored at once"):
-            SparseTable(SPEC)
-        with pytest.raises(SettingsError, match="stored at once"):
-            SparseTable(TableSpec("mix", "shared", "weight", 3, rows=2))
 
 
 class TestWatch:

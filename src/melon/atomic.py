@@ -31,10 +31,13 @@ def replacing(path: Path) -> Iterator[Path]:
             unfinished.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    with replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a file in one step; nobody whom `mode` leaves out may read it, from the first byte on."""
+    with (
+        replacing(path) as unfinished,
+        open(unfinished, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+    ):
+        file.write(text)
 
 
 def require_writable(path: Path) -> None:

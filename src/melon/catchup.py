@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from melon.data.files import load_stream
-from melon.data.ids import IdBook
+from melon.data.ids import IdBook, Ids
 from melon.data.interactions import Interactions
-from melon.display import counted
 from melon.errors import DataError
 from melon.learning.model import LiveModel
+from melon.progress import counted
 from melon.stream.pairs import pair_keys
 from melon.stream.split import batches
-from melon.types import Ints
 
 if TYPE_CHECKING:
     from melon.estimator import Melon
@@ -101,16 +99,10 @@ def _read(paths: Sequence[Path], columns: dict[str, Any]) -> tuple[Interactions,
         return load_stream(out), [*report.notes, *(notes if report.bad_rows else [])]
 
 
-def _as_in(book: IdBook, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _as_in(book: IdBook, ids: Ids) -> Ids:
     """Ids as the kind that the model's ids have: a file cannot say whether 7 is a number or a text."""
-    kinds: dict[str, type] = {"int": int, "str": str, "uuid": uuid.UUID}
-    if book.kind is None or isinstance(ids[:1].tolist()[0], kinds[book.kind]):
+    if book.kind in (None, "int" if ids.dtype.kind in "iu" else "str"):
         return ids
-    converted: Ints | np.ndarray[Any, Any] = np.empty(len(ids), dtype=np.int64 if book.kind == "int" else object)
-    for row, one in enumerate(ids.tolist()):
-        try:
-            converted[row] = kinds[book.kind](str(one))
-        except (ValueError, OverflowError):
-            kind = {"int": "integers", "uuid": "UUIDs"}[book.kind]
-            raise DataError(f"{book.what} {one!r} cannot be learned: the model's {book.what} ids are {kind}.") from None
+    converted: Ids = np.empty(len(ids), dtype=np.int64 if book.kind == "int" else object)
+    converted[:] = [book.parse(str(one)) for one in ids.tolist()]
     return converted

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from melon.atomic import write_text
-from melon.bench.cell import Cell
-from melon.bench.config import CellConfig
-from melon.bench.record import result_lines, write_result
-from melon.bench.work import Work
-from melon.console import model_progress, say
 from melon.data.files import load_stream, write_stream
 from melon.data.synthetic import SYNTHETIC, synthetic_stream
 from melon.errors import SettingsError, require_plots, unknown_name
+from melon.evaluation.cell import Cell
+from melon.evaluation.record import result_lines, write_result
+from melon.evaluation.work import Work
 from melon.fitting.auto import AUTO, settle_auto
-from melon.report.html import html_page
-from melon.report.result import result_document
+from melon.fitting.config import CellConfig
+from melon.lab.page import html_page
+from melon.lab.result_page import result_document
+from melon.lab.terminal import show_table
+from melon.progress import model_progress, say
 from melon.strategies.registry import ALL_STRATEGIES
-from melon.terminal.tables import show_table
 
 _SPLIT = (0.7, 0.02, 0.28)
 #: Settings tried for each strategy: fewer than an evaluation takes, so that all of them fit into a short demo.

@@ -134,5 +134,8 @@ def require_serving(purpose: str) -> None:
     """Raise now if no service can be run here."""
     from importlib.util import find_spec
 
-    if not all(find_spec(name) for name in ("apsw", "fastapi", "httptools", "prometheus_client", "uvicorn")):
+    if not all(
+        find_spec(name)
+        for name in ("apsw", "fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
+    ):
         raise MissingExtraError(purpose, "serve")

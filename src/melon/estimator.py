@@ -26,7 +26,7 @@ from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFact
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.progress import Progress, Reported
+from melon.progress import Progress, Reported, model_progress
 from melon.stream.split import BATCH_SIZE
 from melon.types import Plain
 
@@ -124,11 +124,6 @@ class Melon(Arguments):
                 self.save(folder)
                 files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
         return _restored, (type(self), self.get_params(), files)
-
-    @property
-    def choices(self) -> dict[str, Plain]:
-        """The former name of `choices_`."""
-        return self.choices_
 
     @property
     def n_users(self) -> int:
@@ -269,8 +264,6 @@ class Melon(Arguments):
         return {"estimator": about | results}
 
     def _shown(self) -> Progress:
-        from melon.console import model_progress
-
         return Reported(model_progress() if self.progress else Progress(), self.report or (lambda _: None))
 
     def _names(self) -> str:

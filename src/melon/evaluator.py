@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from melon.atomic import require_writable
-from melon.bench.cell import Cell
-from melon.bench.config import CellConfig, config_from
-from melon.bench.record import write_result
-from melon.bench.result import Evaluation
-from melon.bench.work import Work, start_afresh, work_folder
-from melon.console import model_progress
 from melon.data.files import load_stream
 from melon.data.frames import interactions_from
 from melon.data.interactions import Interactions
 from melon.errors import SettingsError, StoppedError
+from melon.evaluation.cell import Cell
+from melon.evaluation.record import write_result
+from melon.evaluation.result import Evaluation
+from melon.evaluation.work import Work, start_afresh, work_folder
 from melon.fitting import values
 from melon.fitting.auto import AUTO, settle_auto
+from melon.fitting.config import CellConfig, config_from
 from melon.fitting.fit import threads as limited_threads
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
 from melon.fitting.workers import cores
-from melon.progress import Progress
+from melon.progress import Progress, model_progress
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Entry, Registry, Space
 from melon.strategies.registry import STRATEGIES
@@ -35,6 +35,9 @@ def evaluate(
     recommender: RecommenderChoice = AUTO,
     strategy: StrategyChoice = AUTO,
     *,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
     split: tuple[float, float, float] | str | None = None,
     seed: int | None = None,
     seeds: int | Iterable[int] | None = None,
@@ -65,6 +68,7 @@ def evaluate(
         stream: a prepared stream's path, or interactions as `Melon.fit` takes them.
         recommender: a name, or a `Recommender` class of your own; "auto" is the blend.
         strategy: a name, or a `Strategy` class of your own; "auto" is default with fading.
+        user: the column with the users where its name is unusual; `item` and `time` likewise.
         split: shares of training, validation and test in time order, by default (0.95, 0.005, 0.045).
         seed: the root of everything random; or `seeds`, for a result over several: 5 means 0 to 4.
         budget: trials for each choice on the selection window; 0 takes the defaults without a trial.
@@ -86,21 +90,26 @@ def evaluate(
         progress: whether to show on standard error its progress.
     """
     given = {name: value for name, value in locals().items() if name in _FIELDS and value is not None}
-    given |= {"recommender": _named(RECOMMENDERS, recommender), "strategy": _named(STRATEGIES, strategy)}
-    config = config_from(settle_auto(given))
-    out = Path(json) if json is not None else None
-    if out is not None and out.suffix != ".json":
-        raise SettingsError(f"--json {out} must end in .json; the ranks go beside it.")
-    configs = [replace(config, seed=one) for one in _seeds(config.seed, seeds)]
-    files = [_file(out, one.seed, several=len(configs) > 1) for one in configs]
-    for file in files:
-        if file is not None:
-            require_writable(file)
-    path = str(stream) if isinstance(stream, str | os.PathLike) else ""
-    log = load_stream(path) if path else interactions_from(stream)
-    return Evaluation(
-        tuple(_run(log, one, path, file, resume, progress) for one, file in zip(configs, files, strict=True))
-    )
+    with _named(RECOMMENDERS, recommender) as recommender_name, _named(STRATEGIES, strategy) as strategy_name:
+        given |= {"recommender": recommender_name, "strategy": strategy_name}
+        config = config_from(settle_auto(given))
+        out = Path(json) if json is not None else None
+        if out is not None and out.suffix != ".json":
+            raise SettingsError(f"--json {out} must end in .json; the ranks go beside it.")
+        configs = [replace(config, seed=one) for one in _seeds(config.seed, seeds)]
+        files = [_file(out, one.seed, several=len(configs) > 1) for one in configs]
+        for file in files:
+            if file is not None:
+                require_writable(file)
+        path = str(stream) if isinstance(stream, str | os.PathLike) else ""
+        if path and (user or item or time):
+            raise SettingsError(
+                "user, item and time name columns of a table; the columns of a prepared stream are known."
+            )
+        log = load_stream(path) if path else interactions_from(stream, user=user, item=item, time=time)
+        return Evaluation(
+            tuple(_run(log, one, path, file, resume, progress) for one, file in zip(configs, files, strict=True))
+        )
 
 
 #: Arguments that are fields of a configuration under the same name.
@@ -146,7 +155,7 @@ def _file(out: Path | None, seed: int, *, several: bool) -> Path | None:
 
 @dataclass(frozen=True)
 class _ClassEntry(Entry):
-    """A class that the caller wrote, known by its name for as long as the process lives."""
+    """A class that the caller wrote, known by its name while it is evaluated."""
 
     factory: Any = None
 
@@ -154,11 +163,13 @@ class _ClassEntry(Entry):
         return self.factory
 
 
-def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> str:
-    """The name under which a registry knows the choice; a class is added to it."""
+@contextmanager
+def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> Iterator[str]:
+    """The name under which a registry knows the choice; a class is lent to it."""
     values.name_or_class(registry.kind, choice)
     if isinstance(choice, str):
-        return choice
+        yield choice
+        return
     name = name_of(choice)
     if name in registry.names():
         if registry[name].load() is not choice:
@@ -166,7 +177,9 @@ def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> st
                 f"there is another {registry.kind} named {name!r}; give {getattr(choice, '__name__', choice)} a name "
                 "of its own."
             )
-        return name
+        yield name
+        return
     space = search_space(choice, {}) if registry is STRATEGIES else Space()  # type: ignore[arg-type]
-    registry.add(_ClassEntry(name, (getattr(choice, "__doc__", None) or name).strip(), "", space, factory=choice))
-    return name
+    summary = (getattr(choice, "__doc__", None) or name).strip()
+    with registry.lent(_ClassEntry(name, summary, "", space, factory=choice)):
+        yield name

@@ -1,4 +1,4 @@
-"""What a long run reports while it works: one vocabulary for fitting, evaluating, benching and tuning.
+"""What a long run reports while it works: one vocabulary for fitting, evaluating and benching.
 
 Code that works calls these methods and prints nothing; `melon.terminal` has the subclasses that show them to people.
 """
@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress as RichProgress
+
+_LINE_EVERY_S = 5.0
 
 #: Without their wrappers, which look each handler up in an enumeration and take longer than the calls themselves.
 _get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
@@ -97,6 +105,163 @@ class Reported(Progress):
 
     def share(self, done: int | None, total: int) -> None:
         self._shown.share(done, total)
+
+
+def say(text: str) -> None:
+    """A line on standard output, as it is."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say_aside(text: str) -> None:
+    """A line on standard error, as it is."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class LiveProgress(Progress):
+    """Draws something live where standard error is a terminal; lines are printed in a pipe as well."""
+
+    def __init__(self, live: Live | RichProgress) -> None:
+        self.terminal, self._drawn = sys.stderr.isatty(), live
+
+    def __enter__(self) -> Self:
+        if self.terminal:
+            self._drawn.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.terminal:
+            self._drawn.stop()
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        if self.terminal:
+            self._drawn.console.print(text, markup=False, highlight=False)
+        else:
+            say_aside(text)
+
+
+def time_left(seconds: float) -> str:
+    """A guess in words."""
+    minutes = seconds / 60
+    return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+
+
+def last_line(text: str | None) -> str:
+    """What a problem comes to: the last line of its message or traceback."""
+    return ((text or "").strip().splitlines() or [""])[-1]
+
+
+def shown(value: float | None) -> str:
+    """A metric as tables print it."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 stream`, `2 streams`, `3 strategies`."""
+    plural = noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+class BarProgress(LiveProgress):
+    """A live bar for the stage under way."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._progress = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[extra]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        super().__init__(self._progress)
+        self.terminal = True  # `model_progress` makes it for terminals only
+        self._task = self._progress.add_task("starting", total=None, extra="")
+        self._began = time.perf_counter()
+
+    def stage(self, name: str) -> None:
+        self._began = time.perf_counter()
+        self._progress.reset(self._task, description=name, total=None, extra="")
+
+    def note(self, text: str) -> None:
+        self._progress.update(self._task, extra=text)
+
+    def notice(self, text: str) -> None:
+        self.line(text)
+
+    def tick(self, text: str) -> None:
+        self.note(text)
+
+    def share(self, done: int | None, total: int) -> None:
+        if done is None:
+            self._progress.update(self._task, advance=1, total=total)
+        else:
+            self._progress.update(self._task, completed=done, total=total)
+
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
+        text = _rate_and_score(done, self._began, hit_rate)
+        self._progress.update(self._task, completed=done, total=total, extra=text)
+
+
+class LineProgress(Progress):
+    """Plain lines on standard error, a few seconds apart."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._done = self._total = 0
+
+    def stage(self, name: str) -> None:
+        self._began = self._last = time.perf_counter()
+        self._done = self._total = 0
+        say_aside(name)
+
+    def note(self, text: str) -> None:
+        say_aside(f"  {text}{self._left()}")
+
+    def share(self, done: int | None, total: int) -> None:
+        self._done, self._total = self._done + 1 if done is None else done, total
+
+    def notice(self, text: str) -> None:
+        say_aside(text)
+
+    def tick(self, text: str) -> None:
+        if self._due():
+            say_aside(f"  {text}{self._left()}")
+
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
+        if self._due() or done == total:
+            say_aside(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+
+    def _left(self) -> str:
+        """How much of the stage is left, where that is known."""
+        if not 0 < self._done < self._total:
+            return ""
+        seconds = (time.perf_counter() - self._began) / self._done * (self._total - self._done)
+        return f" ({self._done} of {self._total}, {time_left(seconds)})"
+
+    def _due(self) -> bool:
+        due = time.perf_counter() - self._last > _LINE_EVERY_S
+        if due:
+            self._last = time.perf_counter()
+        return due
+
+
+def _rate_and_score(done: int, began: float, hit_rate: float | None) -> str:
+    return f"{done / max(time.perf_counter() - began, 1e-9):,.0f}/s  HR@5 {shown(hit_rate)}"
+
+
+def model_progress() -> BarProgress | LineProgress:
+    """The one that fits where standard error goes."""
+    return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 
 class Stop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -104,6 +105,15 @@ class Registry:
         if entry.name in self._entries:
             raise SettingsError(f"there is a {self.kind} named {entry.name!r} already; choose another name.")
         self._entries[entry.name] = entry
+
+    @contextmanager
+    def lent(self, entry: Entry) -> Iterator[None]:
+        """Know one more entry inside the block."""
+        self.add(entry)
+        try:
+            yield
+        finally:
+            del self._entries[entry.name]
 
     def _plugin_points(self) -> dict[str, EntryPoint]:
         """Entry points of other packages by name; a name that melon has already stays melon's, with a warning."""

@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 SmallInts = npt.NDArray[np.int32]
 #: Bits: random ones, and masks.
 Words = npt.NDArray[np.uint64]
-#: The same in 8 bits: rough copies of rows.
+#: The same in 8 bits: quantised rows.
 TinyInts = npt.NDArray[np.int8]
 #: One truth value for each interaction or row.
 Flags = npt.NDArray[np.bool_]

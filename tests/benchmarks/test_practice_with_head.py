@@ -1,4 +1,4 @@
-"""`benchmarks/head_practice.py`: the gradient through the blend's head is exact."""
+"""`research/benchmarks/head_practice.py`: the gradient through the blend's head is exact."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture
 def trial(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with its loops in the place of practice's, run by Python in any precision."""
-    monkeypatch.syspath_prepend(str(TESTS.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(TESTS.parent / "research" / "benchmarks"))
     monkeypatch.syspath_prepend(str(TESTS / "learning"))
     import head_practice
     from trials import head_loops

@@ -1,4 +1,4 @@
-"""The strong peers of `benchmarks/strong_peers.py`: each runs on a small stream, and none sees what comes later."""
+"""`research/benchmarks/strong_peers.py`: each peer runs on a small stream, and none sees what comes later."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from melon.evaluation.prequential import Tally, prequential
 from melon.stream.candidates import Candidates
 from melon.stream.split import BATCH_SIZE, Parts, split
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "research" / "benchmarks"
 ONLINE = {"replays": 1, "reach": 200, "lr": 0.01}
 NETWORK = {"lr": 0.01, "dropout": 0.2, "epochs": 1}
 #: A peer, its variant and settings under which it is quick.
@@ -119,7 +119,7 @@ def test_choices_and_records(
             assert json.loads(record.read_text())["metrics"]["HR@5"] == pytest.approx((frame["rank"] <= 5).mean())
     auto = tmp_path / "catalogue" / "auto-further-inputs"
     auto.mkdir(parents=True)
-    for part in ("json", "ranks.parquet"):  # in place of what benchmarks/auto.py writes
+    for part in ("json", "ranks.parquet"):  # in place of what research/benchmarks/auto.py writes
         (auto / f"toy-blend-0-default.{part}").write_bytes((tmp_path / f"toy-ials-0-streaming.{part}").read_bytes())
     capsys.readouterr()
     strong_peers.tables(tmp_path, ["toy"], ["ials", "gru4rec"], 2, tmp_path)

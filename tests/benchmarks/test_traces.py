@@ -1,4 +1,4 @@
-"""`benchmarks/trials/traces.py`: gradients that are carried forward are those that come back from the end."""
+"""`research/benchmarks/trials/traces.py`: gradients that are carried forward are those that come back from the end."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(("negatives", "fading"), [(1, None), (2, 40.0)])
 def test_gradient_is_that_of_adjoints(monkeypatch: pytest.MonkeyPatch, negatives: int, fading: float | None) -> None:
-    monkeypatch.syspath_prepend(str(TESTS.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(TESTS.parent / "research" / "benchmarks"))
     monkeypatch.syspath_prepend(str(TESTS / "learning"))
     from practice_scenes import SLOW_LOOPS, scene
 

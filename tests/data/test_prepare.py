@@ -198,26 +198,22 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("", {}, "is empty"),
         ("\n \n", {}, "is empty"),
-        ("user,item,time\n", {}, "no interaction in .*no line after the header"),
-        ("user,item,time\n1,2,x\n", {}, r"no good row in .*1 × unparsable time.*line 2"),
-        ("user,item,time\n1,2,3\n", {"min_interactions": 2}, "nothing is left of 1 interactions.*--min-interactions"),
-        ("who,item,time\n1,2,3\n", {}, "no column looks like the user. Columns there: 'who', 'item', 'time'.*--user"),
-        ("user,item,time\n1,2,3\n", {"user": "usr"}, "no column 'usr' for the user.*'user', 'item', 'time'"),
+        ("user,item,time\n", {}, "no line after the header"),
+        ("user,item,time\n1,2,x\n", {}, "1 × unparsable time.*line 2"),
+        ("user,item,time\n1,2,3\n", {"min_interactions": 2}, "--min-interactions"),
+        ("who,item,time\n1,2,3\n", {}, "'who', 'item', 'time'.*--user"),
+        ("user,item,time\n1,2,3\n", {"user": "usr"}, "'usr'.*'user', 'item', 'time'"),
         ("user,item,time\n1,2,3\n", {"item": "user"}, "three different columns"),
         ("user,user,item,time\n1,2,3,4\n", {"user": "user"}, "several columns named 'user'"),
-        ("user,userId,user_id,item,time\n1,2,3,4,5\n", {"user": None}, None),
-        ("userId,user_id,item,time\n1,2,3,4\n", {}, "several columns could be the user: 'userId', 'user_id'"),
-        ("user,item,time\n1,2,3\n", {"min_interactions": 0}, "--min-interactions must be 1 or more, got 0"),
-        ("user,item,time\n1,2,3\n", {"out": "s.csv"}, "--out must end in .parquet, got"),
+        ("userId,user_id,item,time\n1,2,3,4\n", {}, "'userId', 'user_id'"),
+        ("user,item,time\n1,2,3\n", {"min_interactions": 0}, "got 0"),
+        ("user,item,time\n1,2,3\n", {"out": "s.csv"}, "must end in .parquet"),
     ],
 )
-def test_bad_input(text: str, options: dict[str, Any], message: str | None, tmp_path: Path) -> None:
+def test_bad_input(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "raw.csv").write_text(text)
     given_ = {"out": "s.parquet", "min_interactions": 1} | options
     given_["out"] = tmp_path / given_["out"]
-    if message is None:
-        prepare(tmp_path / "raw.csv", **given_)
-        return
     with pytest.raises((DataError, SettingsError), match=message):
         prepare(tmp_path / "raw.csv", **given_)
     assert not list(tmp_path.glob("s.*"))

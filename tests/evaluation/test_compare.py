@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from melon.errors import StreamError
-from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm, verdicts
+from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, conclusions, holm
+from melon.evaluation.ranking import gains, hits
 
 
 def test_hits_and_gains_by_hand() -> None:
@@ -20,7 +21,7 @@ def test_equal_methods_do_not_differ() -> None:
     assert found.difference == 0
     assert found.by_user == (0, 0)
     assert found.p_value == 1
-    assert verdicts({"same": found}, 0.001) == {"same": "level or better"}
+    assert conclusions({"same": found}, 0.001) == {"same": "no significant loss"}
     assert not holm({"same": found})["same"]
 
 
@@ -99,18 +100,18 @@ def test_a_mean_over_nothing_or_over_other_seeds_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "p_value", "verdict"),
+    ("interval", "p_value", "conclusion"),
     [
         ((0.001, 0.02), 0.001, "better"),
-        ((0.001, 0.02), 0.2, "level or better"),
-        ((-0.01, 0.03), 0.4, "level or better"),
-        ((-0.014, -0.009), 0.001, "within the margin, but behind"),
+        ((0.001, 0.02), 0.2, "no significant loss"),
+        ((-0.01, 0.03), 0.4, "no significant loss"),
+        ((-0.014, -0.009), 0.001, "worse within the margin"),
         ((-0.04, -0.02), 0.001, "worse"),
-        ((-0.04, 0.01), 0.3, "not decided"),
+        ((-0.04, 0.01), 0.3, "no significant difference"),
     ],
 )
-def test_a_verdict_cannot_be_misread(interval: tuple[float, float], p_value: float, verdict: str) -> None:
-    """An interval that lies wholly below 0 is never called level, however wide the margin is."""
+def test_a_verdict_cannot_be_misread(interval: tuple[float, float], p_value: float, conclusion: str) -> None:
+    """An interval that lies wholly below 0 is never called no loss, however wide the margin is."""
     found = Comparison(sum(interval) / 2, interval, interval, None, p_value)
-    assert verdicts({"one": found}, 0.015) == {"one": verdict}
+    assert conclusions({"one": found}, 0.015) == {"one": conclusion}
     assert found.turned().by_user == (-interval[1], -interval[0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from melon.errors import LearningError
-from melon.evaluation.ranking import CUTS, metrics, rank_among_all, rank_first, selection_score
+from melon.evaluation.ranking import metrics, rank_among_all, rank_first, selection_score
 
 Scores = npt.NDArray[Any]
 # Few levels, so that ties are the rule; the two zeros are equal and must tie.
@@ -31,8 +31,7 @@ def test_a_constant_ranks_in_the_middle(constant: float, dtype: type) -> None:
     ranks = rank_first(np.full((7, 100), constant, dtype=dtype), "a test")
     assert ranks.rank.tolist() == [50.5] * 7
     assert ranks.ties.tolist() == [99] * 7
-    assert all(metrics(ranks.rank)[f"HR@{cut}"] == 0 for cut in CUTS)
-    assert all(metrics(ranks.rank)[f"NDCG@{cut}"] == 0 for cut in CUTS)
+    assert set(metrics(ranks.rank).values()) == {0.0}
 
 
 def test_one_better_negative_is_rank_two() -> None:
@@ -114,3 +113,19 @@ def test_a_random_ranker_gets_the_known_values() -> None:
     found = metrics(rank_first(scores, "a test").rank)
     known = {"HR@5": 0.05, "HR@10": 0.1, "HR@20": 0.2, "NDCG@5": 0.0295, "NDCG@10": 0.0454, "NDCG@20": 0.0704}
     assert found == {name: pytest.approx(value, abs=0.006) for name, value in known.items()}
+
+
+def test_one_more_metric_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from melon.evaluation.ranking import METRICS
+    from melon.evaluation.table import metric_table
+    from melon.service.learner.quality import _counts, shares
+
+    monkeypatch.setitem(METRICS, "MRR@10", lambda rank: np.where(rank <= 10, 1 / rank, 0.0))
+    rank = np.array([1.0, 2.0, 30.0])
+    scores = metrics(rank)
+    assert scores["MRR@10"] == pytest.approx(0.5)
+    assert shares(_counts(rank))["MRR@10"] == pytest.approx(0.5)
+    table = metric_table([("x", "x", scores)], list(METRICS))
+    assert "MRR@10" in table.to_csv()
+    assert "MRR@10" in table.to_html()
+    assert "MRR@10" in str(table)

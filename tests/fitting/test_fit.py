@@ -12,17 +12,16 @@ import pytest
 import torch
 
 from commands import Run
-from melon.bench.cell import Cell
-from melon.bench.config import CellConfig
 from melon.data.files import write_stream
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.estimator import Melon
+from melon.evaluation.cell import Cell
+from melon.fitting.config import CellConfig
 from melon.fitting.fit import PRETRAINING, Fitted, fit
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import deploy, refit
 from melon.fitting.selection import Selection
-from melon.learning.pretrain import Pretraining
 from melon.progress import Progress
 from melon.recommenders.bpr import BPR
 from melon.registry import Space
@@ -176,6 +175,22 @@ class TestWhatIsSaid:
         assert load(tmp_path).notes_ == model.notes_
         assert said in model._repr_html_()
 
+    @pytest.mark.parametrize(
+        ("preset", "said"), [("default", "takes the plain steps of 'default'"), ("paper", "learns on the stream alone")]
+    )
+    def test_a_learned_strategy_that_was_not_trained(
+        self, preset: str, said: str, stream: Path, tmp_path: Path, run: Run
+    ) -> None:
+        words = ("--recommender", "bpr", "--strategy", "melon", "--preset", preset, "--negatives", "15")
+        ended = run("evaluate", stream, *WORDS, *words, "--budget", "0", "--json", tmp_path / "r.json")
+        record = json.loads((tmp_path / "r.json").read_text())
+        note = record["notes"][1]
+        assert "'melon' was not meta-trained" in note
+        assert said in note
+        assert note in ended.err.replace("\n", " ")
+        same = all(record["baselines"]["default"][name] == value for name, value in record["metrics"].items())
+        assert same == (preset == "default")
+
     def test_a_short_log(self, log: Interactions) -> None:
         assert "too few for a selection window" in Melon("bpr", "default", **SMALL).fit(log.head(60)).notes_[0]
 
@@ -204,24 +219,6 @@ class TestWhatIsSaid:
 
 
 class TestSteps:
-    def test_a_strategy_that_trains_the_tables_itself_is_not_trained_twice(
-        self, log: Interactions, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        trained: list[int] = []
-        inner = Pretraining.__init__
-
-        def spy(self: Pretraining, recommender: Any, given: Interactions, *rest: Any, **more: Any) -> None:
-            trained.append(len(given))
-            inner(self, recommender, given, *rest, **more)
-
-        monkeypatch.setattr(Pretraining, "__init__", spy)
-        fitted = fit(log, plan(strategy="als", budget=1))
-        assert len(log) not in trained
-        assert fitted.model.updater.recommender.rows_of("item") == log.n_items
-        trained.clear()
-        fit(log, plan(strategy="default", budget=1))
-        assert trained.count(len(log)) == 1
-
     @pytest.mark.parametrize("recommender", ["bpr", "blend"])
     def test_rows_that_are_deployed_without_a_copy_are_the_same(self, log: Interactions, recommender: str) -> None:
         chosen = plan(recommender=recommender, budget=0, epochs=1)

@@ -42,8 +42,6 @@ def test_it_gives_the_same_state(monkeypatch: pytest.MonkeyPatch, observed_at_on
 
 def test_only_what_has_nothing_in_common_is_observed_beside() -> None:
     assert plan().build().observes_apart
-    assert not plan(head="strategy").build().observes_apart
-    assert not plan(inputs=("own_profiles",)).build().observes_apart
     assert BPR().observes_apart
 
     class Other(Blend):

@@ -1,14 +1,11 @@
 """The search: near the best of smooth toys within its budget, and never over it."""
 
-import os
-import signal
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 
-from melon.errors import LearningError
 from melon.fitting.search import Curve, Search, Trial, neighbours, search
 from melon.fitting.workers import Workers
 from melon.recommenders.registry import RECOMMENDERS
@@ -227,22 +224,6 @@ def test_trials_are_the_same_for_any_number_of_workers(budget: int) -> None:
     assert budget < 17 or any(trial.problem for trial in wanted.trials)
     for count in (2, 3):
         assert search(PLANE, budget, judge, workers=Workers(count)) == wanted
-
-
-def test_a_worker_that_is_killed_is_replaced_and_an_error_is_raised_here() -> None:
-    here = os.getpid()
-
-    def dies(point: Plain, _: Curve | None) -> Trial:
-        if os.getpid() != here and point["x"] == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return Trial(point, float(point["x"]))
-
-    def breaks(point: Plain, _: Curve | None) -> Trial:
-        raise LearningError(f"x = {point['x']} is too much.")
-
-    assert search(LINE, 4, dies, workers=Workers(2)) == search(LINE, 4, dies)
-    with pytest.raises(LearningError, match="x = 3 is too much"):
-        search(LINE, 4, breaks, workers=Workers(2))
 
 
 @pytest.mark.parametrize("count", [1, 2])

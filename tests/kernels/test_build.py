@@ -1,4 +1,4 @@
-"""Compiled suites on disk: one compilation for all processes, and a folder that cannot be used is no failure."""
+"""Compiled kernels on disk: one compilation for all processes, and a folder that cannot be used is no failure."""
 
 import logging
 import os
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from melon.kernels import build
-from melon.kernels.suites import SUITES
+from melon.kernels.modules import MODULES
 
 
 def test_the_first_process_reads_what_its_child_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that a process compiles itself may differ in the last digits from what others read from disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loops = build.compiled("neighbours")
-    functions = [getattr(loops, name) for name in SUITES["neighbours"].signatures]
+    functions = [getattr(loops, name) for name in MODULES["neighbours"].signatures]
     assert all(function.stats.cache_hits.total() for function in functions)
     assert not any(function.stats.cache_misses.total() for function in functions)
     counts = np.zeros((3, 1))
@@ -35,7 +35,7 @@ import hashlib
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
-from melon.strategies.melon.strategy import MeLON
+from melon.strategies.melon.strategy import NetworkMeLON as MeLON
 updater = Updater(BPR({"dim": 32}, seed=1), MeLON(), seed=1)
 for batch in toy_batches():
     updater.learn(batch)
@@ -57,10 +57,10 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files that would have been compiled, in order."""
     files: list[Path] = []
 
-    def entries(suite: Any, file: Path) -> dict[str, Any]:
+    def entries(kernels: Any, file: Path) -> dict[str, Any]:
         files.append(file)
-        assert file.read_text(encoding="utf-8") == suite.text()
-        return dict.fromkeys(suite.signatures)
+        assert file.read_text(encoding="utf-8") == kernels.text()
+        return dict.fromkeys(kernels.signatures)
 
     monkeypatch.setattr(build, "_entries", entries)
     monkeypatch.setattr(build, "_temporary", [])
@@ -78,7 +78,7 @@ def test_nowhere_to_keep_it_is_no_failure_and_said_once(
     assert [file.name.split("_")[1] for file in built] == ["factor", "stream"]
     assert not any(tmp_path in file.parents for file in built)
     (message,) = [record.getMessage() for record in caplog.records]
-    assert f"compiled loops cannot be kept in {tmp_path / 'file' / 'melon' / 'kernels'}" in message
+    assert f"compiled kernels cannot be kept in {tmp_path / 'file' / 'melon' / 'kernels'}" in message
     assert "XDG_CACHE_HOME" in message
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_choice import choose_kernel
 from melon.recommenders.bpr import BPR
 from melon.recommenders.evidence import Evidence, Examples, losses_by_evidence
 from melon.recommenders.factorisation import compiled_dots
@@ -36,7 +37,7 @@ def test_scores_are_those_of_pytorch(seed: int, lines: int, width: int) -> None:
         found = []
         for choice in ("torch", "numba"):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("MELON_KERNEL", choice)
+                choose_kernel(patch, choice)
                 model = bpr()
                 model.clock.now = 20
                 model.tables["item_factors"].half_life = half_life
@@ -56,7 +57,7 @@ def test_dots_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch, half_life: f
     clock.now, table.half_life = 30, half_life
     rows, named = torch.tensor([4, 9, 2, 0, 30]), torch.randint(0, 5, (7, 6), generator=generator)
     factors = torch.randn(7, 9, generator=generator)
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     found = compiled_dots(factors, table, rows, named.numpy())
     assert found is not None
     torch.testing.assert_close(found, (table.gather(rows)[named] * factors[:, None]).sum(-1))
@@ -65,7 +66,7 @@ def test_dots_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch, half_life: f
 
 
 def test_equal_rows_tie_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     model = bpr(items=40)
     for name in ("item_factors", "item_bias"):
         table = model.tables[name]
@@ -83,7 +84,7 @@ def test_evidence_is_that_of_pytorch(loss: str, negatives: int, monkeypatch: pyt
     )
 
     def found(choice: str, dtype: torch.dtype) -> Evidence:
-        monkeypatch.setenv("MELON_KERNEL", choice)
+        choose_kernel(monkeypatch, choice)
         model = bpr(dtype, loss=loss, negatives=negatives)
         return model.evidence({name: 3 * table.everything() for name, table in model.tables.items()}, examples)
 
@@ -98,7 +99,7 @@ def test_evidence_is_that_of_pytorch(loss: str, negatives: int, monkeypatch: pyt
 @pytest.mark.parametrize(("margin", "loss"), [(0.0, 0.6931472), (90.0, 90.0), (-90.0, 0.0), (1e5, 1e5)])
 def test_losses_are_finite_for_any_finite_score(margin: float, loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/methods.md 2.1: softplus, not the log of a sigmoid."""
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     model = bpr()
     values = {name: torch.zeros_like(table.everything()) for name, table in model.tables.items()}
     values["item_bias"][1] = margin
@@ -108,7 +109,7 @@ def test_losses_are_finite_for_any_finite_score(margin: float, loss: float, monk
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows(broken: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     model = bpr()
     values = {name: table.everything().clone() for name, table in model.tables.items()}
     values["user_factors"][3, 2] = broken

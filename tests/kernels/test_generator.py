@@ -6,7 +6,7 @@ import numpy as np
 
 from melon.kernels import generator
 from melon.kernels.melon import layout, tiles
-from melon.kernels.suites import SUITES
+from melon.kernels.modules import MODULES
 
 
 def test_kernels_mean_what_they_say_as_plain_python() -> None:
@@ -17,7 +17,7 @@ def test_kernels_mean_what_they_say_as_plain_python() -> None:
     plain, written = scratch.copy(), scratch.copy()
     tiles.first_layer(plain, weights)
     names: dict[str, Any] = {"entry": lambda function: function, "part": lambda function: function}
-    text = SUITES["melon"].text(layout.WIDTH).replace("from melon.kernels.build import entry, part", "")
+    text = MODULES["melon"].text(layout.WIDTH).replace("from melon.kernels.build import entry, part", "")
     exec(compile(text, "<written out>", "exec"), names)
     names["first_layer"](written, weights)
     np.testing.assert_allclose(plain, written, rtol=1e-6)

@@ -18,7 +18,7 @@ from melon.checks import SMALL_RECOMMENDERS
 from melon.checks.pairing import Pairing
 from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
-from melon.kernels.suites import SUITES
+from melon.kernels.modules import MODULES
 from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
@@ -29,7 +29,6 @@ from melon.recommenders.catalogue import Within, best
 from melon.strategies.default import Default
 from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
-from melon.strategies.s2meta.strategy import S2Meta
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
 
@@ -99,11 +98,10 @@ def _bytes(values: tuple[Any, ...]) -> list[bytes]:
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Every compiled function rechecks itself; counts the calls of each."""
     counts: dict[str, int] = {}
-    monkeypatch.setattr(policy, "PATIENCE", 0)
-    for name, suite in SUITES.items():
-        loops = policy.load(name, 20 if suite.layout is not None else 0)
+    for name, kernels in MODULES.items():
+        loops = policy.load(name, 20 if kernels.layout is not None else 0)
         assert loops is not None
-        for function in suite.signatures:
+        for function in kernels.signatures:
             monkeypatch.setattr(loops, function, Recheck(f"{name}.{function}", getattr(loops, function), counts))
     return counts
 
@@ -116,10 +114,9 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         (SMALL_RECOMMENDERS["bpr"], partial(NetworkMeLON, {})),
         (partial(BPR, {"dim": 64}), partial(NetworkMeLON, {})),
         (SMALL_RECOMMENDERS["ncf"], partial(NetworkMeLON, {})),
-        (SMALL_RECOMMENDERS["ncf"], partial(S2Meta, {"state": "persist"})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {"fading": 40.0})),
         (
-            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "likeness", "tastes")}),
+            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "preferences")}),
             partial(Default, {}),
         ),
     ):
@@ -137,12 +134,12 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         if isinstance(updater.recommender, Blend):
             updater.recommender.features(torch.arange(2), torch.arange(6).reshape(2, 3), updater._context(10**6))
             updater.recommender.fit_past(log.users, log.items)
+            updater.recommender.stream.neighbours.add_up(np.array([[0, 1]]), np.ones((1, 2)), np.array([[2, 3]]))
     updater, first, *rest = Updater(BPR({"dim": 7}), LinearMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
     practise_through(updater, rest, practice_candidates(log, 0, 5))
     PartnerRings().append(log.users, log.items)
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()
-    # `network_help` takes shares of `network_batches`, which calls the same parts, in threads beside it.
-    every = {f"{name}.{function}" for name, suite in SUITES.items() for function in suite.signatures}
-    assert seen.keys() | {"network.network_help"} == every
+    every = {f"{name}.{function}" for name, kernels in MODULES.items() for function in kernels.signatures}
+    assert seen.keys() == every

@@ -47,7 +47,7 @@ RECOMMENDERS: dict[str, tuple[Any, dict[str, Any]]] = {
 STRATEGIES = {
     "sgd": (Default, {"optimizer": "sgd", "lr": 0.3}),
     "adam_lazy": (Default, {"optimizer": "adam_lazy", "lr": 0.01}),
-    "eals": (EALS, {"optimizer": "adam_lazy", "lr": 0.01, "replay": 16, "neg": "pop"}),
+    "eals": (EALS, {"optimizer": "adam_lazy", "lr": 0.01}),
 }
 
 

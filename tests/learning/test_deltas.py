@@ -26,19 +26,6 @@ PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
         "default",
         {"fading": 300.0},
     ),
-    "blend default, every input": (
-        Blend,
-        {
-            "dim": 6,
-            "slots": 8,
-            "head_units": 4,
-            "head_rest": 60,
-            "inputs": ("profiles", "own_profiles", "likeness", "tastes"),
-            "transitions": True,
-        },
-        "default",
-        {"fading": 300.0},
-    ),
 }
 USERS = [f"u{n}" for n in range(60)]
 

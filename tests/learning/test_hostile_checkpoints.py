@@ -140,7 +140,7 @@ def test_a_sample_of_hostile_arrays(name: str, saved: dict[str, Path], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["torch", "numba"])
+@pytest.mark.parametrize("kernel", ["python", "numba"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_hostile_array(
     name: str, kernel: str, saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import melon
 from melon.errors import DataError
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
@@ -31,7 +27,6 @@ KINDS: dict[str, tuple[type[Recommender], dict[str, Any]]] = {
     "blend": (Blend, {"dim": 5, "slots": 8, "head_units": 5, "head_negatives": 4, "head_rest": 20, **SETTINGS}),
     "blend without hidden units": (Blend, {"dim": 5, "slots": 8, "head_units": 0, "head_rest": 20}),
     "blend with transitions": (Blend, {"dim": 4, "slots": 8, "head_units": 4, "head_rest": 20, "transitions": True}),
-    "blend without rows": (Blend, {"dim": 4, "head_units": 4, "head_rest": 20, "without": ("personal",)}),
 }
 
 
@@ -142,7 +137,7 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
     model, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     exact = copy.deepcopy(model)
     exact.updater.recommender.settings = exact.updater.recommender.settings.model_copy(update={"lists": "exact"})
-    for name, number in (("FROM", 0), ("NEAR", 40), ("OFFERED", 100)):
+    for name, number in (("FROM", 0), ("CANDIDATES", 40), ("OFFERED", 100)):
         monkeypatch.setattr(catalogue, name, number)
     limits = {"allowed": np.arange(ITEMS + 60) % 3 > 0, "exclude": np.arange(9)}
     for round_ in range(3):
@@ -159,7 +154,7 @@ def test_two_stages_find_what_was_just_taken(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_list_in_two_stages_does_not_depend_on_when_lists_were_asked_for_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, number in (("FROM", 0), ("NEAR", 15), ("OFFERED", 15), ("MET", 15)):
+    for name, number in (("FROM", 0), ("CANDIDATES", 15), ("OFFERED", 15), ("MET", 15)):
         monkeypatch.setattr(catalogue, name, number)
     asked, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     silent = copy.deepcopy(asked)
@@ -176,7 +171,9 @@ def test_a_list_in_two_stages_does_not_depend_on_when_lists_were_asked_for_befor
 def test_few_items_are_scored_as_a_whole() -> None:
     """Two stages would cost more; the candidates are few here, and the lists are exact all the same."""
     model, users = model_of("blend", lists="two_stage"), np.arange(USERS)
-    assert not isinstance(model.updater.catalogue(model.rows_of("item"), model.last_time), catalogue.TwoStageCatalogue)
+    made = model.updater.catalogue(model.rows_of("item"), model.last_time)
+    assert isinstance(made, catalogue.BlendCatalogue)
+    assert made._near is None
     exact = copy.deepcopy(model)
     exact.updater.recommender.settings = exact.updater.recommender.settings.model_copy(update={"lists": "exact"})
     for one, other in zip(
@@ -185,7 +182,7 @@ def test_few_items_are_scored_as_a_whole() -> None:
         assert (one[0].tolist(), one[1].tobytes()) == (other[0].tolist(), other[1].tobytes())
 
 
-@pytest.mark.parametrize("kind", ["blend", "blend with transitions", "blend without rows"])
+@pytest.mark.parametrize("kind", ["blend", "blend with transitions"])
 def test_two_stages_score_as_the_model_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "FROM", 0)
     model, users = model_of(kind, lists="two_stage"), np.arange(USERS)
@@ -194,23 +191,3 @@ def test_two_stages_score_as_the_model_does(kind: str, monkeypatch: pytest.Monke
             line = model.updater.score(users[user : user + 1], rows[None, :], model.last_time)[0]
             assert scores == pytest.approx(line, rel=1e-5, abs=1e-5)
             assert scores.tolist() == sorted(scores.tolist(), reverse=True)
-
-
-def test_a_reader_walks_through_few_functions() -> None:
-    """docs/design.md, "Two walks": from a user's id to a list, right after an event; holds what was reached."""
-    model, home, entered = model_of("bpr", fading=None), str(Path(melon.__file__).parent), set[tuple[str, str]]()
-    model.recommend([3], 5)
-    model.learn_events([3], [4])
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(home) and not code.co_name.startswith("<"):
-            entered.add((code.co_filename, code.co_qualname))
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        model.recommend([3], 5)
-    finally:
-        sys.setprofile(before)
-    assert len(entered) <= 15, sorted(entered)

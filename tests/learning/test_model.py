@@ -13,7 +13,6 @@ from melon.data.frames import interactions_from
 from melon.data.ids import IdBook
 from melon.errors import DataError, LearningError, SettingsError
 from melon.fitting.auto import SETTINGS
-from melon.kernels import policy
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -22,6 +21,7 @@ from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
 from melon.recommenders.plain import FactorStep, PlainSteps
 from melon.recommenders.streaming.counts import ItemCounts
+from melon.strategies.melon.linear import MeLON
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
 from melon.tables import Table
@@ -76,13 +76,6 @@ def learned_by_logs(model: LiveModel, log: list[Event], batch_size: int) -> None
         model.last_time = int(times[-1])
 
 
-@pytest.fixture(autouse=True)
-def one_kernel(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """MeLON's kernel is compiled by a thread: what is compared bit for bit must not change kernels on its way."""
-    if "melon" in request.node.name:
-        monkeypatch.setenv("MELON_KERNEL", "torch")
-
-
 class TestEvents:
     @pytest.mark.parametrize("recommender", RECOMMENDERS)
     @pytest.mark.parametrize("strategy", ["default", "eals", "melon"])
@@ -128,6 +121,17 @@ class TestEvents:
         learn(model, events(10))
         model.learn_events(["u1"], ["i1"])
         assert (model.last_time, model.late) == (27, 0)
+
+    def test_now_is_when_they_are_learned_and_not_when_they_came(self) -> None:
+        model = make()
+        learn(model, events(10))
+        waiting = threading.Thread(target=model.learn_events, args=(["u1"], ["i1"]))
+        with model._lock:
+            waiting.start()
+            waiting.join(0.05)
+            model.learn_events(["u2"], ["i1"], [5_000])
+        waiting.join()
+        assert (model.last_time, model.late) == (5_000, 0)
 
     def test_what_cannot_be_learned_is_refused_and_leaves_nothing(self, tmp_path: Path) -> None:
         model = make()
@@ -215,7 +219,8 @@ POINTS = (
 
 def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> None:
     updater = model.updater
-    plain = updater.recommender.plain_steps is not None and updater.strategy.plain_rates(1) is not None
+    rates = "line_rates" if isinstance(updater.strategy, MeLON) else "plain_rates"
+    plain = rates == "line_rates" or updater.strategy.plain_rates(1) is not None
     places: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "ids": (model.items, "rows", {}),
         "popular.observe": (model.popular, "observe", {}),
@@ -229,9 +234,9 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         "history.append": (updater.history, "append", {}),
         "keep": (updater.strategy, "keep", {"works": False}),
     }
-    if plain and policy.load("factor") is not None:  # the same moments of a step that compiled loops make
+    if plain and updater.recommender.plain_steps is not None:  # the same moments of a step that kernels make
         places["evidence"] = (PlainSteps, "of", {})
-        places["propose"] = (updater.strategy, "plain_rates", {})
+        places["propose"] = (updater.strategy, rates, {})
         places["first write"] = (FactorStep, "write", {})
         places["second write"] = (Table, "written", {"after": 1})
     owner, name, how = places[point]
@@ -247,7 +252,6 @@ class TestBatchesThatFail:
             ("blend", "default", {"fading": 60.0, "fading_clock": "seconds"}),
             ("blend", "melon", {"fading": 60.0}),
             ("bpr", "metasgd", {}),
-            ("bpr", "als", {}),
         ],
     )
     def test_they_leave_nothing(

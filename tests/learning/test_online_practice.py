@@ -10,6 +10,7 @@ import torch
 from practice_scenes import ahead, behind, stream
 from torch import Tensor
 
+from kernel_choice import choose_kernel
 from melon.errors import CheckpointError
 from melon.learning import checkpoint
 from melon.learning.practice import stream as stream_practice
@@ -115,8 +116,8 @@ def test_rates_move_from_the_second_batch_on(make: Any) -> None:
 
 def test_compiled_loops_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
-    for kernel in ("auto", "torch"):
-        monkeypatch.setenv("MELON_KERNEL", kernel)
+    for kernel in ("numba", "torch"):
+        choose_kernel(monkeypatch, kernel)
         updater, strategy = going_on(bpr(torch.float32), fading=40.0)
         for batch in ahead(stream()):
             updater.learn(batch)

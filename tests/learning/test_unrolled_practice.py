@@ -17,9 +17,9 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
+from melon.strategies import s2meta
 from melon.strategies.default import Default
 from melon.strategies.registry import STRATEGIES
-from melon.strategies.s2meta.cell import TorchCell
 from melon.strategies.sml import Transfer
 from melon.strategies.unrolled import UnrolledStrategy
 
@@ -54,10 +54,8 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._seen: list[Any] = []
         self._again: Iterator[Any] | None = None
-        features, transfer = TorchCell.scale_and_sign, Transfer.__call__
-        monkeypatch.setattr(
-            TorchCell, "scale_and_sign", staticmethod(lambda *values: self._held(lambda: features(*values)))
-        )
+        features, transfer = s2meta.scale_and_sign, Transfer.__call__
+        monkeypatch.setattr(s2meta, "scale_and_sign", lambda *values: self._held(lambda: features(*values)))
         monkeypatch.setattr(
             Transfer, "__call__", lambda own, *rows: transfer(own, *self._held(lambda: tuple(r.clone() for r in rows)))
         )
@@ -155,9 +153,7 @@ def test_a_recommender_whose_gradients_are_closed_is_refused() -> None:
         practised("sml", Own({"dim": 3}, seed=3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [("s2meta", {"state": "persist"}), ("sml", {"bounded": False}), ("sml", {"residual": False})]
-)
+@pytest.mark.parametrize(("name", "settings"), [("sml", {"bounded": False}), ("sml", {"residual": False})])
 def test_what_cannot_be_practised_is_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(settings))} = "):
         made(name, **settings)

@@ -27,7 +27,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     "sgd": (Default, {"lr": 0.05}),
     "adam": (Default, {"optimizer": "adam_lazy", "lr": 0.01, "reduction": "mean"}),
     "dense": (Default, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),
-    "eals": (EALS, {"lr": 0.02, "w_new": 4.0, "replay": 7, "neg": "pop"}),
+    "eals": (EALS, {"lr": 0.02, "w_new": 4.0}),
 }
 EVERY = pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind in RECOMMENDERS for how in STRATEGIES])
 SIZE = 16

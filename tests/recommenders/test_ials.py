@@ -80,8 +80,8 @@ class Twin:
         return matrix, vectors.sum(0)
 
 
-def made(dtype: type = np.float32) -> ImplicitALS:
-    return ImplicitALS(DIM, missing=MISSING, reg=REG, seed=3, dtype=dtype)
+def made() -> ImplicitALS:
+    return ImplicitALS(DIM, missing=MISSING, reg=REG, seed=3)
 
 
 def log_of(events: int = 900) -> tuple[Ints, Ints]:
@@ -99,14 +99,10 @@ def streamed(model: ImplicitALS, past: History, users: Ints, items: Ints, cut: i
         past.append(*batch)
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "near"), [("torch", np.float64, 1e-9), ("auto", np.float32, 1e-5)])
 @pytest.mark.parametrize("fitted", [0, 300])
-def test_rows_are_those_of_the_slow_twin(
-    kernel: str, dtype: type, near: float, fitted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MELON_KERNEL", kernel)
+def test_rows_are_those_of_the_slow_twin(fitted: int) -> None:
     users, items = log_of()
-    model, past = made(dtype), History()
+    model, past, near = made(), History(), 1e-5
     model.items.grow(30)  # as the log has them from its first batch on
     twin = Twin(model.items.rows)
     if fitted:

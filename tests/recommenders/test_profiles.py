@@ -1,4 +1,4 @@
-"""Profiles and tastes against slow twins that keep the whole past, and what they must not tell."""
+"""Profiles and preferences against slow twins that keep the whole past, and what they must not tell."""
 
 import math
 from functools import partial
@@ -7,20 +7,16 @@ import numpy as np
 import pytest
 
 from melon.checks import check_recommender
-from melon.checks.toys import toy_batches, toy_log
-from melon.errors import CheckpointError, SettingsError
-from melon.fitting.auto import SETTINGS
-from melon.learning.updater import Updater
+from melon.errors import CheckpointError
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.streaming.counts import ItemCounts
+from melon.recommenders.streaming.preferences import OF_ITEMS, Preferences
 from melon.recommenders.streaming.profiles import Profiles
-from melon.recommenders.streaming.tastes import LOOKS, Tastes
-from melon.strategies.default import Default
 from melon.stream.history import RING, History
 from melon.types import Ints
 
 USERS, ITEMS = 7, 25
-KERNELS = [("torch", np.float64, 1e-9), ("auto", np.float32, 2e-5)]
+NEAR = 2e-5
 
 
 def log_of(events: int = 600) -> tuple[Ints, Ints]:
@@ -29,8 +25,8 @@ def log_of(events: int = 600) -> tuple[Ints, Ints]:
 
 
 def matched(model: Profiles, users: Ints, items: Ints, history: History) -> np.ndarray:
-    out = np.empty((*items.shape, 3), dtype=model.sides[1].dtype)
-    model.takers.match(model.sides, users, items, history, out)
+    out = np.empty((*items.shape, 3), dtype=model.rows.items.rows.dtype)
+    model.match(users, items, history, out)
     return out
 
 
@@ -66,13 +62,9 @@ class Past:
         ]
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "near"), KERNELS)
-def test_matches_are_those_of_the_slow_twin(
-    kernel: str, dtype: type, near: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MELON_KERNEL", kernel)
+def test_matches_are_those_of_the_slow_twin() -> None:
     users, items = log_of()
-    model, history, past = Profiles(seed=2, dtype=dtype), History(), Past()
+    model, history, past = Profiles(seed=2), History(), Past()
     model.fit(users[:300], items[:300])
     for start in range(0, len(users), 50):
         batch = users[start : start + 50], items[start : start + 50]
@@ -85,7 +77,7 @@ def test_matches_are_those_of_the_slow_twin(
     assert not given[:, ITEMS:].any()
     assert not given[USERS, :, 0].any()
     wanted = [[past.match(user, item, model) for item in range(ITEMS)] for user in range(USERS)]
-    assert given[:USERS, :ITEMS] == pytest.approx(np.array(wanted), abs=near)
+    assert given[:USERS, :ITEMS] == pytest.approx(np.array(wanted), abs=NEAR)
 
 
 def test_what_a_user_took_alone_says_nothing_of_its_takers() -> None:
@@ -98,7 +90,7 @@ def test_what_a_user_took_alone_says_nothing_of_its_takers() -> None:
     assert (takers, profile_takers) == (0, 0)
 
 
-class EveryTaste:
+class EveryPreference:
     """Means of log(1 + looks) by the definition, one event at a time, with counts added up from the start."""
 
     def __init__(self) -> None:
@@ -123,62 +115,28 @@ class EveryTaste:
         self.items.append(item)
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "near"), KERNELS)
 @pytest.mark.parametrize("cut", [1, 64])
-def test_tastes_are_those_of_the_slow_twin(
-    kernel: str, dtype: type, near: float, cut: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MELON_KERNEL", kernel)
+def test_preferences_are_those_of_the_slow_twin(cut: int) -> None:
     users, items = log_of(200)
-    times = 1_000 * np.arange(len(users))
-    tastes, counts, twin = Tastes(dtype=dtype), ItemCounts([300.0, 5_000.0]), EveryTaste()
+    preferences, counts, twin = Preferences(), ItemCounts([300.0, 5_000.0]), EveryPreference()
     for start in range(0, len(users), cut):
         batch = slice(start, start + cut)
-        tastes.observe(users[batch], items[batch], times[batch], counts)
+        preferences.observe(users[batch], items[batch], counts)
         counts.observe(items[batch])
     for user, item in zip(users.tolist(), items.tolist(), strict=True):
         twin.observe(user, item)
-    assert tastes.usual == pytest.approx(twin.overall, abs=near)
-    given = tastes.read(np.arange(USERS + 1), 10**6, len(users))
+    assert preferences.usual == pytest.approx(twin.overall, abs=NEAR)
+    given = preferences.read(np.arange(USERS + 1))
     for user in range(USERS):
-        taken, last = twin.taken[user], int(np.flatnonzero(users == user)[-1])
-        leaning = [taken / (taken + 3) * (twin.means[user][f] - twin.overall[f]) for f in range(len(LOOKS))]
-        gaps = [math.log1p((10**6 - 1_000 * last) / 86_400), math.log1p(len(users) - last)]
-        known = math.log1p(taken) / 4 - 1
-        assert given[user] == pytest.approx([*leaning, *gaps, known], abs=10 * near)
-    assert given[USERS].tolist() == [0, 0, 0, 0, 6.0, math.log1p(len(users)), -1]
-
-
-def test_leanings_are_tastes_without_gaps_and_not_asked_for_twice() -> None:
-    users, items = log_of(200)
-    tastes, counts = Tastes(), ItemCounts([300.0, 5_000.0])
-    tastes.observe(users, items, np.arange(200), counts)
-    whole, part = (tastes.read(np.arange(USERS), 10**6, 200, gaps=gaps) for gaps in (True, False))
-    assert np.array_equal(whole[:, : len(LOOKS)], part)
-    assert Blend({"inputs": ["leanings"]}).inputs == Blend({"inputs": ["tastes"]}).inputs[:-3]
-    with pytest.raises(SettingsError, match="one of the two"):
-        Blend({"inputs": ["leanings", "tastes"]})
-
-
-def test_lessons_and_scores_are_those_of_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, **SETTINGS}
-    updater, batches = Updater(Blend(settings), Default({"fading": 100.0})), toy_batches(toy_log())
-    for batch in batches[:-1]:
-        updater.learn(batch)
-    lines = np.stack([batches[-1].items, batches[-1].items[::-1]], axis=1)
-    both = []
-    for kernel in ("auto", "torch"):
-        monkeypatch.setenv("MELON_KERNEL", kernel)
-        lesson = updater.lesson(batches[-1])
-        assert lesson is not None
-        both.append((lesson.inputs.numpy(), updater.score(batches[-1].users, lines, int(batches[-1].times[0]))))
-    for compiled, general in zip(*both, strict=True):
-        assert compiled == pytest.approx(general, abs=2e-4)
+        taken = twin.taken[user]
+        preferred = [taken / (taken + 3) * (twin.means[user][f] - twin.overall[f]) for f in range(len(OF_ITEMS))]
+        assert given[user] == pytest.approx(preferred, abs=10 * NEAR)
+    assert not given[USERS].any()
 
 
 def test_a_blend_with_every_input_conforms() -> None:
     small = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "transitions": True}
-    report = check_recommender(partial(Blend, {**small, "inputs": ("profiles", "own_profiles", "likeness", "tastes")}))
+    report = check_recommender(partial(Blend, {**small, "inputs": ("profiles", "preferences")}))
     assert not report.not_applicable
 
 
@@ -189,16 +147,14 @@ def test_a_blend_with_every_input_conforms() -> None:
         ("profiles.weight", np.full(ITEMS, -1.0)),
         ("profiles.last", np.full(ITEMS, 10**6)),
         ("profiles.rows.items", np.zeros((3, 32), np.float32)),
-        ("own.takers", np.zeros((ITEMS, 5), np.float32)),
-        ("own.weight", None),
-        ("tastes.means", np.full((USERS, 4), np.inf, np.float32)),
-        ("tastes.moments", np.zeros((USERS, 2), np.int64)),
-        ("tastes.overall", None),
+        ("preferences.means", np.full((USERS, 4), np.inf, np.float32)),
+        ("preferences.taken", np.full(USERS, -1)),
+        ("preferences.overall", None),
     ],
 )
 def test_a_broken_state_is_refused(name: str, broken: np.ndarray | None) -> None:
     users, items = log_of()
-    blend, times = Blend({"dim": 4, "inputs": ("profiles", "own_profiles", "tastes")}), np.arange(len(users))
+    blend, times = Blend({"dim": 4, "inputs": ("profiles", "preferences")}), np.arange(len(users))
     for column in (users, items, times):
         column.setflags(write=False)  # as those of a recorded log may be
     blend.observe(users, items, times, History())

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import SettingsError
-from melon.kernels import policy
 from melon.recommenders.streaming.counts import ItemCounts
 
 RUNS = st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=6)
@@ -113,19 +112,18 @@ def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None
 @pytest.mark.parametrize("asked_before", [False, True])
 @given(st.lists(st.lists(st.integers(0, 30), max_size=40), max_size=4), st.integers(1, 12))
 def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs: list[list[int]], many: int) -> None:
-    counts, loops, kinds = ItemCounts(HALF_LIVES), policy.load("lists"), np.array([3, 0, 1])
-    assert loops is not None
+    counts, kinds = ItemCounts(HALF_LIVES), np.array([3, 0, 1])
     for run in runs:
         taken = np.array(run, dtype=np.int64)
         undo = counts.undo_point(taken)
         counts.observe(taken)
         if asked_before:
-            counts.most_counted(loops, kinds, many)
+            counts.most_counted(kinds, many)
             undo()
-            counts.most_counted(loops, kinds, many)
+            counts.most_counted(kinds, many)
             counts.observe(taken)
     items = np.arange(31)
-    found, known = counts.most_counted(loops, kinds, many), items[counts.seen(items)]
+    found, known = counts.most_counted(kinds, many), items[counts.seen(items)]
     for kind, rows in zip(kinds, np.split(found, len(kinds)), strict=True):
         held = counts.read(known)[:, kind]
         assert len(set(rows.tolist())) == len(rows) == min(many, len(known))
@@ -134,21 +132,18 @@ def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs:
 
 def test_the_highest_counts_do_not_depend_on_when_they_were_asked_for_before() -> None:
     """Where counts have decayed to nothing and tie, too."""
-    loops, kinds, draws = policy.load("lists"), np.array([0, 1]), np.random.default_rng(0)
-    assert loops is not None
+    kinds, draws = np.array([0, 1]), np.random.default_rng(0)
     asked = ItemCounts([0.05, 3.0])
     for _ in range(40):
         asked.observe(draws.integers(0, 40, 5) if draws.random() < 0.5 else np.full(9, 7))
         fresh = ItemCounts.from_state(asked.state())
-        found, wanted = (np.split(one.most_counted(loops, kinds, 12), 2) for one in (asked, fresh))
+        found, wanted = (np.split(one.most_counted(kinds, 12), 2) for one in (asked, fresh))
         assert [sorted(rows.tolist()) for rows in found] == [sorted(rows.tolist()) for rows in wanted]
 
 
 def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("melon.recommenders.streaming.counts._LATELY", 40)
-    policy.warm_up("lists")
-    loops, rng = policy.load("lists"), np.random.default_rng(0)
-    assert loops is not None
+    rng = np.random.default_rng(0)
     counts = ItemCounts([5.0, 100.0, float("inf")])
     counts._lately = np.zeros(40, dtype=np.int64)
     for round_ in range(30):
@@ -156,12 +151,12 @@ def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: 
         if round_ % 7 == 3:
             undo = counts.undo_point(items)
             counts.observe(items)
-            counts.by_kind(loops, 50, np.empty((2, 50), dtype=np.float32))
+            counts.by_kind(50, np.empty((2, 50), dtype=np.float32))
             undo()
         counts.observe(items)
         n_items = int(rng.integers(10, 130))
         since = np.empty((2, n_items), dtype=np.float32)
-        table = counts.by_kind(loops, n_items, since)
+        table = counts.by_kind(n_items, since)
         known = min(n_items, len(counts.storage[0]))
         assert np.array_equal(table[:, :known], counts.storage[0][:known].T.astype(np.float32))
         assert not table[:, known:n_items].any()

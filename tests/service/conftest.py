@@ -28,8 +28,8 @@ class Service:
 
     def __init__(self, settings: Any) -> None:
         from melon.service.http.app import make_server
-        from melon.service.learner.run import run_learner
-        from melon.service.supervisor import learner_settings, listen, url_of
+        from melon.service.learner.loop import run_learner
+        from melon.service.supervisor import listen, url_of
 
         self.settings = settings
         self.key: str | None = None
@@ -40,7 +40,7 @@ class Service:
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}),
-            threading.Thread(target=run_learner, args=(learner_settings(settings), self._stop)),
+            threading.Thread(target=run_learner, args=(settings, self._stop)),
         ]
         for thread in self._threads:
             thread.start()

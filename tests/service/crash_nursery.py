@@ -10,8 +10,8 @@ from typing import Any
 
 from service_scenes import LOG
 
-from melon.service.learner.run import run_learner
-from melon.service.learner.settings import LearnerSettings
+from melon.service.config import ServeSettings
+from melon.service.learner.loop import run_learner
 from melon.service.log.base import Event
 from melon.service.log.events import EventLog
 
@@ -25,8 +25,8 @@ def event(number: int) -> Event:
 
 def learn(folder: Path, model: Path, seed: int) -> None:
     run_learner(
-        LearnerSettings(
-            folder, model, batch_most=30, batch_every=0.0, checkpoint_events=200, negatives=9, fit_after=0,
+        ServeSettings(
+            data=folder, model=model, batch_most=30, batch_every_ms=0, checkpoint_events=200, negatives=9, fit_after=0,
             keep_deltas_bytes=300_000, frozen=False,
         )
     )  # fmt: skip

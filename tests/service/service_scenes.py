@@ -14,13 +14,12 @@ from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.recommenders.blend.recommender import Blend
 from melon.recommenders.bpr import BPR
+from melon.service.config import ServeSettings
 from melon.service.learner.course import Course, unlearned
 from melon.service.learner.loop import Learner
-from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
-from melon.service.log.events import LogSettings
-from melon.service.log.reader import LogReader
+from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
 from melon.strategies.registry import STRATEGIES
 
@@ -40,7 +39,7 @@ PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
         {"fading": 300.0},
     ),
 }
-LOG = LogSettings(reserve=0)
+LOG = ServeSettings(reserve_bytes=0)
 
 
 def stream(count: int, seed: int = 3, start: int = 0) -> list[Event]:
@@ -65,9 +64,9 @@ def saved_model(folder: Path, pairing: str = "bpr default", events: int = 150) -
     return folder
 
 
-def settings(folder: Path, model: Path | None, **more: Any) -> LearnerSettings:
-    given: dict[str, Any] = {"batch_most": 40, "batch_every": 0.0, "negatives": 15, "fit_after": 0}
-    return LearnerSettings(folder, model, **{**given, **more})
+def settings(folder: Path, model: Path | None, **more: Any) -> ServeSettings:
+    given: dict[str, Any] = {"batch_most": 40, "batch_every_ms": 0.0, "negatives": 15, "fit_after": 0}
+    return ServeSettings(data=folder, model=model, **{**given, **more})
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -90,6 +89,6 @@ def clean_replay(folder: Path) -> tuple[LiveModel, bytes]:
         course = Course(saved.model, saved.position, log, unlearned(log, steps))
         for step in steps.after(saved.position.batch):
             if step.done is not None:
-                outcome = course.perform(step, steps.aside_of(step))
+                outcome = course.perform(step, steps.retried_by(step))
                 assert outcome.digest == step.digest, f"step {step.number}"
     return course.model, course.position.digest

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from melon.cli.serve import _assigned
 from melon.errors import DataError, SettingsError
 from melon.service.config import ServeSettings, read_settings
 from melon.service.ids import read_id, read_time
@@ -17,25 +18,49 @@ from melon.service.keys import Bucket, KeyFile
 
 
 class TestSettings:
-    def test_flags_beat_the_environment_beats_the_file(self, tmp_path: Path) -> None:
+    def test_flags_beat_the_environment_beats_the_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "melon.toml"
         file.write_text('port = 1\nhost = "localhost"\nbatch_most = 7\nlearn = ["view"]\nhide = ["no"]\n')
-        environment = {
-            "MELON_PORT": "2",
-            "MELON_BATCH_MOST": "8",
-            "MELON_LEARN": "view, buy",
-            "MELON_DATA": "elsewhere",
-        }
-        settings = read_settings(file, {"port": 3, "host": None}, environment)
+        for name, text in {"PORT": "2", "BATCH_MOST": "8", "LEARN": "view, buy"}.items():
+            monkeypatch.setenv(f"MELON_SERVE_{name}", text)
+        monkeypatch.setenv("MELON_DATA", "elsewhere")  # where benchmarks look for streams
+        settings = read_settings(file, {"port": 3, "host": None})
         assert (settings.port, settings.host, settings.batch_most) == (3, "localhost", 8)
         assert settings.uses() == {"view": "learn", "buy": "learn", "no": "hide", "impression": "store"}
         assert settings.data is None
+
+    @pytest.mark.parametrize("name", ServeSettings.model_fields)
+    def test_every_field_is_set_by_file_environment_and_flag_and_documented(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        default = ServeSettings.model_fields[name].default
+        value = {bool: not default, int: 7777, float: 77.5, str: "::1", tuple: ("x",)}.get(type(default), "a/b")
+        more = {"tls_cert": {"tls_key": "k"}, "tls_key": {"tls_cert": "c"}}.get(name, {})
+        plain = list(value) if isinstance(value, tuple) else value
+        wanted = ServeSettings.parse({name: plain, **more}, "test")
+        file = tmp_path / "melon.toml"
+        file.write_text(f"{name} = {json.dumps(plain)}\n")
+        assert read_settings(file, more) == wanted
+        assert read_settings(None, {**more, **_assigned([f"{name}={json.dumps(plain)}"])}) == wanted
+        monkeypatch.setenv(f"MELON_SERVE_{name.upper()}", plain[0] if isinstance(plain, list) else str(plain))
+        assert read_settings(None, more) == wanted
+        assert getattr(wanted, name) != default
+        assert f"| `{name}` |" in (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+
+    def test_variables_that_are_no_settings_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MELON_SERVE_PROT", "1")
+        with pytest.raises(SettingsError, match="MELON_SERVE_PORT"):
+            read_settings(None, {})
+        monkeypatch.delenv("MELON_SERVE_PROT")
+        monkeypatch.setenv("MELON_PORT", "1")
+        with pytest.raises(SettingsError, match="MELON_SERVE_PORT"):
+            read_settings(None, {})
 
     def test_what_is_shown_can_be_read_again(self, tmp_path: Path) -> None:
         settings = ServeSettings(port=81, model=Path("model"), rate=2.5, log_ids=True)
         file = tmp_path / "melon.toml"
         file.write_text(settings.toml())
-        assert read_settings(file, {}, {}) == settings
+        assert read_settings(file, {}) == settings
 
     def test_the_folder_stands_beside_the_model(self) -> None:
         assert ServeSettings(model=Path("here/model")).folder == Path("here/model.live")
@@ -56,19 +81,20 @@ class TestSettings:
     )
     def test_bad_values_are_named(self, values: dict[str, Any], message: str) -> None:
         with pytest.raises(SettingsError, match=message):
-            read_settings(None, values, {})
+            read_settings(None, values)
 
-    def test_bad_files_and_variables_are_named(self, tmp_path: Path) -> None:
+    def test_bad_files_and_variables_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SettingsError, match="cannot be read"):
-            read_settings(tmp_path / "none.toml", {}, {})
+            read_settings(tmp_path / "none.toml", {})
         (tmp_path / "bad.toml").write_text("port = = 3")
         with pytest.raises(SettingsError, match="no valid TOML"):
-            read_settings(tmp_path / "bad.toml", {}, {})
+            read_settings(tmp_path / "bad.toml", {})
         (tmp_path / "odd.toml").write_text("prot = 3")
         with pytest.raises(SettingsError, match=r"odd\.toml"):
-            read_settings(tmp_path / "odd.toml", {}, {})
-        with pytest.raises(SettingsError, match="MELON_PORT"):
-            read_settings(None, {}, {"MELON_PORT": "many"})
+            read_settings(tmp_path / "odd.toml", {})
+        monkeypatch.setenv("MELON_SERVE_PORT", "many")
+        with pytest.raises(SettingsError, match="port = 'many'"):
+            read_settings(None, {})
 
 
 class TestIds:
@@ -145,7 +171,25 @@ class TestKeys:
         for content in ("{", json.dumps({"keys": [{"id": "a"}]}), json.dumps({"keys": [1]})):
             keys.path.write_text(content)
             with pytest.raises(DataError, match=r"keys\.json"):
-                KeyFile(keys.path).keys()
+                keys.add(["read"])
+            damaged = KeyFile(keys.path)
+            assert (damaged.keys(), damaged.required) == ({}, True)
+            assert damaged.problem is not None
+
+    def test_a_folder_that_had_keys_needs_them_for_ever(self, tmp_path: Path) -> None:
+        assert not KeyFile(tmp_path / "keys.json").required
+        assert KeyFile(tmp_path / "keys.json", required=True).required
+        keys = KeyFile(tmp_path / "keys.json", tmp_path / "data")
+        _, key = keys.add(["admin"])
+        keys.revoke(key.id)
+        keys.path.unlink()
+        assert KeyFile(tmp_path / "keys.json", tmp_path / "data").required
+        elsewhere = tmp_path / "other"
+        assert not KeyFile(tmp_path / "keys.json", elsewhere).required
+        keys.add(["read"])
+        assert KeyFile(tmp_path / "keys.json", elsewhere).required  # a service that sees keys marks its own folder
+        keys.path.unlink()
+        assert KeyFile(tmp_path / "keys.json", elsewhere).required
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:

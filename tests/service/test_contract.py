@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Service, Start
+from melon.service.keys import keys_of
 
 pytest.importorskip("schemathesis")
 
@@ -34,10 +35,8 @@ checks.negative_data_rejection.expected-statuses = [202, 400, 401, 403, 404, 405
 @pytest.fixture(scope="module")
 def guarded(start: Start) -> Service:
     """A service with a key, so that routes are also tried without one."""
-    from melon.service.keys import KeyFile
-
     service = start()
-    service.key, _ = KeyFile(service.settings.key_file).add(["read", "write", "admin"])
+    service.key, _ = keys_of(service.settings).add(["read", "write", "admin"])
     service.wait(lambda: service.call("GET", "/v1/status", Authorization="none").status == 401)
     return service
 

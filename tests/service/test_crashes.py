@@ -21,10 +21,10 @@ from service_scenes import LOG, clean_replay, learn_all, saved_model, settings, 
 
 from melon.errors import DiskFullError
 from melon.learning.deltas import state_digest
+from melon.service.config import ServeSettings
 from melon.service.learner.loop import Learner
 from melon.service.log.base import Appended, Event
-from melon.service.log.events import EventLog, LogSettings
-from melon.service.log.reader import LogReader
+from melon.service.log.events import EventLog, LogReader
 from melon.service.replica import Replica
 
 
@@ -213,7 +213,7 @@ def cut_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int) -> Non
     hook = lambda connection: connection.pragma("locking_mode", "exclusive")  # noqa: E731
     monkeypatch.setattr("apsw.connection_hooks", [hook])
     monkeypatch.setattr("apsw.Connection", lambda name, **more: plain(name, vfs="forgetful", **more))
-    log = EventLog(tmp_path / "log", LogSettings(reserve=0))
+    log = EventLog(tmp_path / "log", ServeSettings(reserve_bytes=0))
     monkeypatch.undo()
     log._connection.wal_autocheckpoint(6)  # so that cuts also hit checkpoints
     futures: list[Future[Appended]] = []
@@ -308,7 +308,7 @@ def test_a_full_disk_loses_nothing_and_ends_by_itself(tmp_path: Path, small_disk
     model, folder, stop = saved_model(tmp_path / "model"), small_disk / "live", threading.Event()
     (small_disk / "filler").write_bytes(bytes(3 << 20))
     events, some = stream(60_000), settings(folder, model, batch_most=256, negatives=0, keep_deltas_bytes=100_000)
-    with EventLog(folder, LogSettings(reserve=2 << 20)) as log, Learner(some) as learner:
+    with EventLog(folder, ServeSettings(reserve_bytes=2 << 20)) as log, Learner(some) as learner:
         for file in (learner.feed, learner.book):  # on a disk this small
             file._connection.wal_autocheckpoint(50)
         thread = threading.Thread(target=learner.run, args=(stop,))

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +51,13 @@ SHAPES = {
     "utf-16": sized('{"user": "u", "item": "i"}'.encode("utf-16")),
     "infinity": sized(b'{"user": "u", "item": "i", "time": 1e400}'),
     "long number": sized(b'{"user": "u", "item": "i", "time": ' + b"9" * 100_000 + b"}"),
+    "a time of 400 digits": sized(b'{"user": "u", "item": "i", "time": ' + b"9" * 400 + b"}"),
+    "a filter of 400 digits": sized(
+        b'{"users": ["u1"], "rules": {"filter": {"field": "price", "lt": ' + b"9" * 400 + b"}}}"
+    ).replace(b"/v1/interactions", b"/v1/recommendations"),
+    "a filter of 100 digits": sized(
+        b'{"users": ["u1"], "rules": {"filter": {"field": "price", "lt": ' + b"9" * 100 + b"}}}"
+    ).replace(b"/v1/interactions", b"/v1/recommendations"),
     "deep arrays": sized(b"[" * 1_000_000),
     "deep objects": sized(b'{"a":' * 200_000 + b"1" + b"}" * 200_000),
     "a name twice": sized(b'{"user": "u", "user": "v", "item": "i"}'),
@@ -79,6 +88,24 @@ def test_shapes(service: Service, name: str) -> None:
     if name == "pipelined":
         assert codes == [200] * 5
     still_serves(service)
+
+
+_PARSED = """
+import sys
+from melon.errors import ServiceError
+from melon.service.http.strict import parse
+for body in (b"[" * 20 + b'"' + b'\\\\"' * 2_000_000, b"[" * 20 + b'"' + b"\\\\" * 4_000_001, b'["' * 2_000_000):
+    try:
+        parse(body)
+    except ServiceError as problem:
+        print(problem.code)
+"""
+
+
+def test_a_body_of_quotes_is_refused_in_linear_time() -> None:
+    """4 MB that an expression with a failing end would scan anew from each quote: hours, not seconds."""
+    done = subprocess.run([sys.executable, "-c", _PARSED], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["invalid_json"] * 3
 
 
 def noise(seed: int) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import Service, Start
+from melon.service.keys import keys_of
 
 NEW = {"user": "u1", "item": "i1"}
 
@@ -326,8 +327,8 @@ class TestAdmin:
         assert set(told["model"]) == {"version", "batch", "offset", "recommender", "strategy"}
         assert set(told["quality"]) == {"HR@10"}
         assert set(told["freshness_s"]) == {"p50", "p95"}
-        assert told["set_aside"] == 0
-        assert (told["batch_size"]["tuned"], told["fallback"]) == (32, None)
+        assert told["quarantined"] == 0
+        assert told["batch_size"]["tuned"] == 32
         assert told["model"]["offset"] == told["log"]["offset"]
         quality = service.get("/v1/quality?window=15m")
         assert {"served", "popular"} <= set(quality["models"])
@@ -358,12 +359,12 @@ class TestAdmin:
             ("pager", f"i{n}", f"page {n}") for n in range(5)
         ]
 
-    def test_batches_set_aside(self, service: Service) -> None:
-        assert service.get("/v1/batches?status=set_aside") == {"batches": []}
+    def test_batches_quarantined(self, service: Service) -> None:
+        assert service.get("/v1/batches?status=quarantined") == {"batches": []}
         assert service.call("POST", "/v1/batches/987654/retry").status == 404
         assert service.call("POST", "/v1/batches/1/retry").status == 409
 
-    def test_bad_batches_are_set_aside_while_answers_go_on(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bad_batches_are_quarantined_and_answers_go_on(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         from melon.errors import LearningError
 
         service = start()
@@ -375,7 +376,7 @@ class TestAdmin:
             broken.setattr("melon.learning.updater.Updater.learn_undoable", fail)
             for n in range(10):
                 service.post({"user": "u1", "item": f"i{n}"})
-                service.wait(lambda n=n: service.get("/v1/status")["set_aside"] > n)  # type: ignore[misc]
+                service.wait(lambda n=n: service.get("/v1/status")["quarantined"] > n)  # type: ignore[misc]
                 assert len(service.get("/v1/recommendations/u2?k=3")["items"]) == 3
             service.post({"user": "u1", "item": "i11"})
             service.wait(lambda: any("learning waits" in one for one in service.get("/v1/status")["alarms"]))
@@ -388,7 +389,7 @@ class TestAdmin:
         for job in (resumed.content["job"], retried):
             service.wait(lambda job=job: service.get(f"/v1/jobs/{job}")["done"])  # type: ignore[misc]
         told = service.get("/v1/status")
-        assert (told["set_aside"], told["lag"]) == (9, 0)
+        assert (told["quarantined"], told["lag"]) == (9, 0)
 
     def test_the_stream_tells_of_batches(self, service: Service) -> None:
         seen: list[str] = []
@@ -440,11 +441,9 @@ class TestAdmin:
 
 class TestKeysAndLimits:
     def test_keys_open_what_their_scopes_say(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-        from melon.service.keys import KeyFile
-
         monkeypatch.setattr("melon.service.keys._CHECK_EVERY_S", 0.0)
         service = start(rate=5.0, burst=8)
-        keys = KeyFile(service.settings.key_file)
+        keys = keys_of(service.settings)
         read, _ = keys.add(["read"])
         write, entry = keys.add(["write"])
         admin, _ = keys.add(["admin", "read"], days=1)
@@ -462,6 +461,38 @@ class TestKeysAndLimits:
         refused = [one for one in codes if one.status == 429]
         assert refused
         assert int(refused[0].headers["Retry-After"]) >= 1
+
+    def test_keys_fail_closed(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Once there was a key, nobody is answered without one: not after the last is gone, nor without the file."""
+        monkeypatch.setattr("melon.service.keys._CHECK_EVERY_S", 0.0)
+        service = start()
+        assert service.call("GET", "/v1/status").status == 200
+        keys = keys_of(service.settings)
+        text, key = keys.add(["read", "write", "admin"])
+        for scheme, status in (("Bearer", 200), ("bearer", 200), ("Basic xBearer", 401)):
+            assert service.call("GET", "/v1/status", Authorization=f"{scheme} {text}").status == status
+        requests = [("GET", "/v1/status", None), ("POST", "/v1/interactions", NEW), ("POST", "/v1/resume", None)]
+
+        def statuses() -> set[int]:
+            return {service.call(*request).status for request in requests}
+
+        keys.revoke(key.id)
+        assert statuses() == {401}
+        for content in (b"", b"{"):
+            keys.path.write_bytes(content)
+            assert statuses() == {503}
+            assert b"keys.json" not in json.dumps(service.call("GET", "/v1/status").content).encode()
+            assert service.call("GET", "/health/ready").status == 503
+        keys.path.unlink()
+        assert statuses() == {401}
+        assert service.call("GET", "/health/ready").status == 200
+        later = start(model=service.settings.model, data=service.settings.folder / "copy")
+        (later.settings.folder / "keys.required").touch()  # as a service finds it that starts after the file was lost
+        assert later.call("GET", "/v1/status").status == 401
+
+    def test_without_keys_a_proxy_is_refused(self, service: Service) -> None:
+        for header in ("X_Forwarded_For", "Forwarded", "Via", "X_Real_Ip"):
+            assert service.call("GET", "/v1/status", **{header: "10.0.0.7"}).status == 403
 
     def test_pairs_are_bounded(self, start: Start) -> None:
         service = start(max_pairs=400)

@@ -1,8 +1,7 @@
-"""The learner and its replicas: exact restarts, exact copies, batches set aside, people forgotten, refusals."""
+"""The learner and its replicas: exact restarts, exact copies, batches quarantined, people forgotten, refusals."""
 
 import dataclasses
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,15 @@ from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
 from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
-from melon.service.learner.guard import ENOUGH, Alarms, Guard
-from melon.service.learner.loop import Learner
+from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
+from melon.service.learner.loop import Learner, run_learner
 from melon.service.learner.quality import PARTS, between, shares
-from melon.service.learner.run import run_learner
 from melon.service.learner.start import warm_up
-from melon.service.learner.watch import Watch
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
-from melon.service.log.events import EventLog
-from melon.service.log.reader import LogReader
+from melon.service.log.events import EventLog, LogReader
 from melon.service.log.steps import StepReader
-from melon.service.quality import quality_between
+from melon.service.metrics import quality_between
 from melon.service.replica import Replica
 from melon.stream.pairs import pair_keys
 
@@ -77,7 +73,7 @@ def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
-    for name, number in (("FROM", 0), ("NEAR", 5), ("OFFERED", 5), ("MET", 5)):
+    for name, number in (("FROM", 0), ("OFFERED", 5), ("MET", 5)):
         monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", number)
     model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
     events = stream(600)
@@ -175,7 +171,7 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
             for kind in PARTS:
                 served, other = totals["served"][kind], totals[rival][kind]
                 assert served["ranked"] == other["ranked"]
-                assert served["hits@10"] - other["hits@10"] == other["won@10"] - other["lost@10"]
+                assert served["HR@10"] - other["HR@10"] == other["won@10"] - other["lost@10"]
         told = quality_between(None, learner.book.last())
         assert 0.9 < told["full_rank"]["sampled"] + totals["served"]["repeats"]["ranked"] / 200 <= 2
         assert 0 < told["full_rank"]["HR@10"] < 1
@@ -194,7 +190,7 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
             scores = live.updater.score_catalogue(np.array([user]), live.updater.history.items_born, live.last_time)[0]
             free = [n for n in range(len(scores)) if not seen.contains(pair_keys(np.array([user]), np.array([n])))[0]]
             expected, hits = expected + 1, hits + (sum(scores[n] > scores[item] for n in free) < 10)
-        assert (counts["full"]["ranked"], counts["full"]["hits@10"]) == (expected, hits)
+        assert (counts["full"]["ranked"], counts["full"]["HR@10"]) == (expected, hits)
 
 
 def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> None:
@@ -228,7 +224,7 @@ def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> 
 
 
 class TestGuard:
-    def test_a_batch_that_cannot_be_learned_is_set_aside_and_can_be_retried(
+    def test_a_batch_that_cannot_be_learned_is_quarantined_and_can_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
@@ -243,17 +239,17 @@ class TestGuard:
                     )
                     learner.step()
                 learn_all(learner)
-                (aside,) = learner.book.set_aside()
-                assert (aside.number, aside.first, aside.last) == (2, 41, 80)
-                assert "not finite" in str(aside.reason)
-                assert "set aside" in learner.book.alarms()[0]
+                (quarantined,) = learner.book.quarantined()
+                assert (quarantined.number, quarantined.first, quarantined.last) == (2, 41, 80)
+                assert "not finite" in str(quarantined.reason)
+                assert "quarantined" in learner.book.alarms()[0]
                 events = learner.course.model.updater.history.events
                 assert events == 150 + 120  # its past is known, its rows are not taught
                 log.control("retry", {"batch": 2}).result()
                 log.control("retry", {"batch": 1}).result()  # nothing to retry: a step that does nothing
                 learn_all(learner)
                 assert learner.course.model.updater.history.events == events
-                assert not learner.book.set_aside()
+                assert not learner.book.quarantined()
                 replica.load()
                 replica.follow()
                 copy, digest = clean_replay(folder)
@@ -271,9 +267,9 @@ class TestGuard:
                     broken.setattr("melon.learning.updater.Updater.moved", property(lambda self: 1e6))
                     learner.step()
                 learn_all(learner)
-                (aside,) = learner.book.set_aside()
-                assert aside.number == 23
-                assert "20 times the usual" in str(aside.reason)
+                (quarantined,) = learner.book.quarantined()
+                assert quarantined.number == 23
+                assert "20 times the usual" in str(quarantined.reason)
                 copy, digest = clean_replay(folder)
                 assert digest == learner.position.digest
                 assert state_digest(copy) == state_digest(learner.course.model)
@@ -293,13 +289,13 @@ class TestGuard:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
             texts: list[list[str]] = []
-            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append), lambda write: write())
-            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}}, 0)  # too few
-            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}}, 0)  # too near
+            watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append))
+            watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}})  # too few
+            watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}})  # too near
             assert not texts
-            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}}, 0)
+            watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}})
             assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1][0]
-            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}}, 0)
+            watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
             assert texts[-1] == []
             for rose in (True, True, False, True, None, True):
                 watch.loss(rose=rose)
@@ -414,7 +410,7 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
 
 @pytest.mark.slow
 def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When another person is unlearned, when a batch that was set aside is retried, and after a restart."""
+    """When another person is unlearned, when a batch that was quarantined is retried, and after a restart."""
     folder, events = tmp_path / "live", stream(120)
     with EventLog(folder, LOG) as log:
         with Learner(settings(folder, None)) as learner:
@@ -423,8 +419,8 @@ def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
                 learner.step()
             learn_all(learner)
-            (aside,) = learner.book.set_aside()
-            people = [str(one.user) for one in learner.log.events(aside.first, aside.last)]
+            (quarantined,) = learner.book.quarantined()
+            people = [str(one.user) for one in learner.log.events(quarantined.first, quarantined.last)]
             for person in (people[0], people[1]):
                 offset = log.forget(person, unlearn=True).result()
                 learn_all(learner)
@@ -437,7 +433,7 @@ def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     return learner.book.unlearned() >= offset
 
                 wait_until(unlearned, 600)
-            log.control("retry", {"batch": aside.number}).result()
+            log.control("retry", {"batch": quarantined.number}).result()
             learn_all(learner)
             names = [str(control.body["pseudonym"]) for control in learner.log.to_unlearn()]
             assert learner.course.model.users.rows(names).tolist() == [-1, -1]
@@ -498,30 +494,49 @@ class TestRefusals:
             Learner(settings(folder, model))
 
 
-def test_a_parent_that_ignores_its_children_does_not_hinder_checkpoints(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with EventLog(tmp_path / "live", LOG) as log:
-            log.append(stream(60))
-            with Learner(settings(tmp_path / "live", saved_model(tmp_path / "model"))) as learner:
-                learn_all(learner)
-                learner.save(wait=True)
-                assert learner.position.batch in learner.checkpoints.numbers()
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+def test_a_write_that_fails_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no room")
 
-
-def test_a_process_that_is_killed_while_it_saves_is_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with EventLog(tmp_path / "live", LOG) as log:
         log.append(stream(60))
         with Learner(settings(tmp_path / "live", saved_model(tmp_path / "model"))) as learner:
             learn_all(learner)
-            monkeypatch.setattr(Checkpoints, "write", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            learner.save(wait=True)
+            with monkeypatch.context() as broken:
+                broken.setattr(Checkpoints, "write", fail)
+                learner.save(wait=True)
             assert learner.position.batch not in learner.checkpoints.numbers()
-            assert any("was ended" in text for text in learner.book.alarms())
+            assert any("no room" in text for text in learner.book.alarms())
+            learner.save(wait=True)
+            assert learner.position.batch in learner.checkpoints.numbers()
+            assert learner.book.alarms() == []
+
+
+def test_what_is_written_is_the_model_when_saving_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning goes on while a thread writes; no process is forked."""
+    going_on, write = threading.Event(), Checkpoints.write
+
+    def late(*given: Any) -> None:
+        assert going_on.wait(60)
+        write(*given)
+
+    monkeypatch.setattr(Checkpoints, "write", late)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process with threads was forked"))
+    with EventLog(tmp_path / "live", LOG) as log:
+        going_on.set()
+        log.append(stream(60))
+        with Learner(settings(tmp_path / "live", saved_model(tmp_path / "model"))) as learner:
+            learn_all(learner)
+            position, digest = learner.position, state_digest(learner.course.model)
+            going_on.clear()
+            learner.save()
+            log.append(stream(60, seed=4))
+            learn_all(learner)
+            assert learner.position.batch > position.batch
+            going_on.set()
+            learner._saved(wait=True)
+            saved = learner.checkpoints.load(position.batch)
+            assert (saved.position, state_digest(saved.model)) == (position, digest)
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -596,7 +611,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
 
 def test_a_cold_start_and_the_process(tmp_path: Path) -> None:
     folder, stop = tmp_path / "live", threading.Event()
-    process = threading.Thread(target=run_learner, args=(settings(folder, None, batch_every=0.01), stop))
+    process = threading.Thread(target=run_learner, args=(settings(folder, None, batch_every_ms=10), stop))
     process.start()
     with EventLog(folder, LOG) as log, Replica(folder) as replica:
         replica.load()

@@ -12,6 +12,7 @@ from conftest import Start
 from melon.errors import DataError
 from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel
+from melon.service.keys import keys_of
 from melon.service.learner.loop import Learner
 from melon.service.log.base import Event
 from melon.service.log.events import EventLog
@@ -76,8 +77,6 @@ def test_export_and_import_go_round(live: Path, run: Run, tmp_path: Path) -> Non
 
 
 def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, tmp_path: Path) -> None:
-    from melon.service.keys import KeyFile
-
     service, lines = start(), tmp_path / "events.ndjson"
     service.app.state.backend.log.announce(service.url)
     folder = service.settings.folder
@@ -90,7 +89,7 @@ def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, 
     assert refused.code == 1
     assert "eaten" in refused.err
     assert f"by the service on {service.url}" in run("log", "forget", folder, "ann").out
-    key, _ = KeyFile(service.settings.key_file).add(["admin", "read"])
+    key, _ = keys_of(service.settings).add(["admin", "read"])
     service.wait(lambda: service.call("GET", "/v1/status").status == 401)
     service.key = key
     service.wait(lambda: service.get("/v1/jobs/forget-1201")["done"])

@@ -130,7 +130,10 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     assert "ann@example.org" not in "".join(running.lines)
     again = run("doctor", "--data", tmp_path / "live", "--json")
     assert again.code == 0, again.said
-    assert {"ok": True, "what": "log", "found": "50 events, offset 50"} in json.loads(again.out)
+    found = {one["what"]: one["found"] for one in json.loads(again.out)}
+    about = json.loads(run("log", "info", tmp_path / "live", "--json").out)
+    assert found["log"] == f"{about['events']} events, offset {about['offset']}" == "50 events, offset 50"
+    assert found["model"] == f"{about['model']} of the folder, steps: {about['steps']}"
 
 
 @pytest.mark.slow
@@ -236,7 +239,7 @@ class Traffic:
 def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(shop: Path, tmp_path: Path) -> None:
     """`kill -9` of a random victim at random moments under load; MELON_KILLS says how often, MELON_SEED which."""
     from melon.service.log.checkpoints import Checkpoints
-    from melon.service.log.reader import LogReader
+    from melon.service.log.events import LogReader
 
     draws, folder = random.Random(int(os.environ.get("MELON_SEED", "1"))), tmp_path / "live"
     victims = dict.fromkeys(("api", "learner", "supervisor"), 0)
@@ -291,7 +294,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(shop: Path, t
 @pytest.mark.slow
 def test_a_full_disk_is_a_507_until_there_is_room(shop: Path, tmp_path: Path) -> None:
     """The whole service on a file system of 48 MB: refused posts lose nothing, lists go on, and no hand is needed."""
-    from melon.service.log.reader import LogReader
+    from melon.service.log.events import LogReader
 
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -399,36 +402,6 @@ class TestStartUp:
         assert run("keys", "revoke", key.split("_")[1], "--data", tmp_path).code == 0
         assert run("keys", "list", "--data", tmp_path).out == ""
         assert run("keys", "add", "--data", tmp_path, "--scope", "rule").code == 2
-
-
-def test_load_measures_a_running_service(service: Service, run: Run) -> None:
-    ended = run("load", service.url, "--seconds", 1, "--lists", 40, "--events", 100, "--json")
-    told = json.loads(ended.out)
-    assert told["lists"]["codes"] == {"200": 40}
-    assert told["posts"]["codes"] == {"202": 10}
-    assert set(told["lists"]["ms"]) == {"p50", "p90", "p99", "p99.9", "max"}
-    assert "lists" in run("load", service.url, "--seconds", 0.2, "--events", 0).out
-    assert run("load", "http://127.0.0.1:9", "--seconds", 1).code == 1
-    assert run("load", service.url, "--seconds", 0).code == 2
-    assert run("load", "ftp://x", "--seconds", 1).code == 2
-
-
-def test_latency_counts_from_when_a_request_was_due(start: Start) -> None:
-    """A server that stands still for a while delays all requests that were due meanwhile, not just one."""
-    from melon.service.load import Load, run_load
-
-    service, held = start(), threading.Event()
-
-    def hold() -> None:
-        with service.app.state.backend.replica.reading():
-            held.set()
-            time.sleep(1.5)  # longer than the load lasts, whatever time it takes to begin
-
-    threading.Thread(target=hold).start()
-    held.wait()
-    told = run_load(Load(service.url, lists=50, events=0, seconds=1.0, connections=2))
-    assert told["lists"]["requests"] == 50
-    assert told["lists"]["ms"]["p50"] > 20
 
 
 def test_a_forgotten_person_leaves_no_trace_that_doctor_finds(start: Start, run: Run) -> None:

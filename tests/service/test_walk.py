@@ -1,4 +1,4 @@
-"""A random walk: post, repeat, crash, forget, unlearn, set aside, retry. The log is a dictionary, bytes a replay's."""
+"""A random walk: post, repeat, crash, forget, unlearn, quarantine, retry. The log is a dictionary, bytes a replay's."""
 
 import dataclasses
 import os
@@ -26,8 +26,7 @@ from melon.learning.deltas import state_digest
 from melon.learning.updater import Updater
 from melon.service.learner.loop import Learner
 from melon.service.log.base import Event
-from melon.service.log.events import EventLog
-from melon.service.log.reader import LogReader
+from melon.service.log.events import EventLog, LogReader
 from melon.service.replica import Replica
 
 PEOPLE, THINGS = st.integers(0, 6).map("u{}".format), st.integers(0, 30).map("i{}".format)
@@ -107,7 +106,7 @@ class Walk(RuleBasedStateMachine):
         self.known = {name: one for name, one in self.known.items() if one.user != user}
 
     @rule()
-    def set_aside(self) -> None:
+    def quarantined(self) -> None:
         def fail(*_: object) -> float:
             raise LearningError("not finite")
 
@@ -118,9 +117,9 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def retry(self) -> None:
-        aside = self.learner.book.set_aside()
-        if aside:
-            self.log.control("retry", {"batch": aside[0].number}).result()
+        quarantined = self.learner.book.quarantined()
+        if quarantined:
+            self.log.control("retry", {"batch": quarantined[0].number}).result()
             self.order.append(None)
 
     @rule()

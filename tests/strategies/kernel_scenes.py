@@ -8,6 +8,7 @@ import pytest
 import torch
 from learned_scenes import look_ahead_of
 
+from kernel_choice import choose_kernel
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
 from melon.recommenders.ncf import NCF
@@ -37,13 +38,13 @@ def require_whole_steps_agree(
     """Issue 5: meta-gradients to 1e-5 of the largest, parameters to 2e-5 (and `atol`), row state likewise."""
     found = []
     for asked in ("torch", "numba"):
-        monkeypatch.setenv("MELON_KERNEL", "torch")
+        choose_kernel(monkeypatch, "torch")
         updater, batch = updater_with_a_past(kind, made())
         rng = np.random.default_rng(5)
         for _ in range(6 if trained else 0):
             updater.learn(batch)
             batch = next_batch(updater.history, rng)
-        monkeypatch.setenv("MELON_KERNEL", asked)
+        choose_kernel(monkeypatch, asked)
         situation, meta_loss = look_ahead_of(updater, batch)
         gradients, loss = updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
         proposal = updater.strategy.propose(replace(situation, reach=None))

@@ -1,4 +1,4 @@
-"""Whole steps of MeLON and S2Meta: compiled loops and PyTorch agree, and the loops get the threads."""
+"""Whole steps of MeLON: compiled loops and PyTorch agree, and the loops get the threads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,11 +7,11 @@ import pytest
 import torch
 from kernel_scenes import require_whole_steps_agree
 
+from kernel_choice import choose_kernel
 from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.recommenders.ncf import NCF
 from melon.strategies.melon.strategy import NetworkMeLON
-from melon.strategies.s2meta.strategy import S2Meta
 
 MELON: dict[str, dict[str, Any]] = {
     "default": {},
@@ -19,13 +19,6 @@ MELON: dict[str, dict[str, Any]] = {
     "pairwise": {"pairwise": True},
     "without theta": {"theta_feature": False, "inputs": ["touches"]},
     "every input": {"inputs": ["touches", "idle", "item_rate", "role"]},
-    "fading": {"fading": 50.0},
-}
-S2META: dict[str, dict[str, Any]] = {
-    "A": {},
-    "A persist": {"state": "persist"},
-    "B": {"variant": "B", "width": 20},
-    "B persist": {"variant": "B", "state": "persist"},
     "fading": {"fading": 50.0},
 }
 
@@ -45,14 +38,6 @@ def test_steps_of_melon_agree(kind: str, option: str, trained: bool, monkeypatch
     require_whole_steps_agree(kind, lambda: NetworkMeLON(settings), monkeypatch, trained=trained, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "option", "trained"), sweep(S2META, ("bpr", "A", True), ("ncf", "A", False), ("bpr", "B persist", False))
-)
-def test_steps_of_s2meta_agree(kind: str, option: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**S2META[option], "meta_lr": 0.02}
-    require_whole_steps_agree(kind, lambda: S2Meta(settings), monkeypatch, trained=trained, atol=4e-6)
-
-
 @pytest.fixture
 def allowed() -> Iterator[Any]:
     before = torch.get_num_threads()
@@ -60,15 +45,14 @@ def allowed() -> Iterator[Any]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("strategy", [NetworkMeLON, S2Meta])
 @pytest.mark.parametrize(("kernel", "given"), [("numba", 1), ("torch", 2)])
 def test_a_step_leaves_pytorch_one_thread_where_a_kernel_serves(
-    strategy: Any, kernel: str, given: int, allowed: Any, monkeypatch: pytest.MonkeyPatch
+    kernel: str, given: int, allowed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MELON_KERNEL", kernel)
+    choose_kernel(monkeypatch, kernel)
     allowed(2)
     recommender = NCF({"dim": 4, "layers": (4, 3)}, seed=1)
-    updater, met = Updater(recommender, strategy(), seed=1), []
+    updater, met = Updater(recommender, NetworkMeLON(), seed=1), []
     evidence = recommender.evidence
 
     def seen(*given: Any, **more: Any) -> Any:

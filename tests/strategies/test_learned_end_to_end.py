@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from learned_scenes import KINDS, slow
 
-from melon.bench.cell import Cell
-from melon.bench.config import CellConfig
 from melon.data.synthetic import synthetic_stream
+from melon.evaluation.cell import Cell
+from melon.fitting.config import CellConfig
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.registry import STRATEGIES
 
@@ -20,13 +20,18 @@ CALM: dict[str, dict[str, Any]] = {
     "sml": {"width": 12},
 }
 QUICK = [("bpr", "melon", "shared"), ("ncf", "metasgd", "own")]
-LEARNED = [entry.name for entry in STRATEGIES if issubclass(entry.load(), LearnedStrategy)]
+#: Strategies that look ahead in some form: MeLON and its ablations do in their network form.
+NETWORKS = ("melon", "melon_i", "melon_p")
+LEARNED = [entry.name for entry in STRATEGIES if issubclass(entry.load(), LearnedStrategy) or entry.name in NETWORKS]
 SWEEP = [each for each in product(KINDS, LEARNED, ("shared", "own")) if each not in QUICK]
 
 
 @pytest.mark.parametrize(("kind", "strategy", "mode"), [*QUICK, *(slow(*each) for each in SWEEP)])
 def test_a_cell(kind: str, strategy: str, mode: Any) -> None:
     log = synthetic_stream("flip", n_users=30, n_items=40, n_events=800, seed=2)
+    settings: dict[str, Any] = {"passes": 2, **CALM.get(strategy, {})}
+    if strategy in NETWORKS:
+        settings["form"] = "network"
     config = CellConfig(
         kind,
         strategy,
@@ -36,7 +41,7 @@ def test_a_cell(kind: str, strategy: str, mode: Any) -> None:
         split=(0.7, 0.05, 0.25),
         negatives=15,
         batch_size=64,
-        settings={"passes": 2, **CALM.get(strategy, {})},
+        settings=settings,
         recommender_settings={"dim": 4} if kind == "bpr" else {"dim": 3, "layers": (5, 4)},
     )
     record = Cell(log, config).run().record
@@ -45,3 +50,22 @@ def test_a_cell(kind: str, strategy: str, mode: Any) -> None:
     assert record["interactions_evaluated"] == 200
     assert 0 < record["metrics"]["HR@5"] < 1
     assert record["step"]["moved"] > 0
+
+
+@pytest.mark.parametrize(("strategy", "preset"), [("default", "paper"), ("melon", "paper"), ("melon", "default")])
+def test_a_strategy_trains_its_own_recommender_where_a_chunk_holds_few_of_the_items(strategy: str, preset: str) -> None:
+    log = synthetic_stream("flip", n_users=60, n_items=300, n_events=1_600, seed=2)
+    chunk = 32
+    config = CellConfig(
+        "bpr",
+        strategy,
+        preset=preset,
+        pretrain="own",
+        epochs=1,
+        budget=0,
+        batch_size=chunk,
+        recommender_settings={"dim": 4},
+    )
+    assert log.n_items > 8 * chunk
+    record = Cell(log, config).run().record
+    assert 0 < record["metrics"]["HR@5"] < 1

@@ -182,15 +182,6 @@ class TestFamilies:
         updater, batch, rates = self.rates(kind, name, forgetting=False, reduction="sqrt", shared_reduction="sqrt")
         self.assert_explained(updater, batch, rates)
 
-    @EVERY_NAME
-    def test_the_control_shows_its_own_rates(self, kind: str, name: str) -> None:
-        """`flat_rates`: one mean for each role in the batch, in the step and in the matrix."""
-        updater, batch, rates = self.rates(kind, name, forgetting=False, flat_rates=True)
-        assert rates.raw is not None
-        for slot in set(rates.slots):
-            assert len(torch.unique(columns(rates, *slot))) == 1
-        self.assert_explained(updater, batch, rates)
-
     @staticmethod
     def assert_explained(updater: Updater, batch: Batch, rates: LearningRates) -> None:
         situation = situation_of(updater, batch)[1]

@@ -228,10 +228,6 @@ class TestSettings:
         with pytest.raises(SettingsError, match=r"inputs.*'idle'"):
             self.parse(inputs=["idleness"])
 
-    def test_what_was_saved_with_the_earlier_name_is_understood(self) -> None:
-        assert self.parse(**RateSettings.renamed({"touch_feature": True})) == ("touches",)
-        assert self.parse(**RateSettings.renamed({"touch_feature": False, "inputs": ["idle"]})) == ("idle",)
-
     def test_a_meta_model_without_them_is_not_taken_for_one_with(self) -> None:
         past, _ = past_and_batch()
         plain = updater_of("bpr", strategy_of(), past).practice()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from learned_scenes import recommender_of
 
+from kernel_choice import choose_kernel
 from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.kernels.practice.forms import MOST_LOG_RATE
@@ -16,7 +17,7 @@ from melon.recommenders.evidence import RowGradient
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
-from melon.strategies.melon.linear import LinearSettings, MeLON, MeLONI, MeLONP
+from melon.strategies.melon.linear import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.rates import KNOTS, LinearRates, Roles
 from melon.strategies.practised import LinearStrategy
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
@@ -119,17 +120,6 @@ class TestForms:
         with pytest.raises(SettingsError, match="most_rate is a setting of its network form; choose preset ="):
             MeLON({"most_rate": 0.6})
 
-    def test_models_from_before_there_were_two_forms_are_networks(self) -> None:
-        saved = {
-            key: value
-            for key, value in network.NetworkMeLON({"most_rate": 0.6}).settings.plain().items()
-            if key != "form"
-        }
-        again = MeLON(LinearSettings.renamed(saved))
-        assert isinstance(again, network.NetworkMeLON)
-        assert again.settings == network.NetworkMeLON({"most_rate": 0.6}).settings
-        assert LinearSettings.renamed({"form": "linear", "lr": 0.2}) == {"form": "linear", "lr": 0.2}
-
     def test_the_published_presets_name_their_form(self) -> None:
         assert all(MELON_PRESETS[name]["form"] == "network" for name in ("network", "paper", "code"))
 
@@ -144,7 +134,7 @@ def test_compiled_steps_are_those_that_are_proposed(
 ) -> None:
     rows = {}
     for kernel in ("torch", "numba"):
-        monkeypatch.setenv("MELON_KERNEL", kernel)
+        choose_kernel(monkeypatch, kernel)
         strategy = make({"lr": 0.1, **settings})
         updater = Updater(BPR({"dim": 4, "negatives": 3}, seed=3), strategy, seed=4)
         shaken(strategy).rates.phi["rates"][:, 4] = 3.0 * strategy.trainable()["rates"][:, 4]  # some reach the cap
@@ -223,3 +213,36 @@ class TestMatrix:
         strategy.rates.phi["half_lives"][1] += 1
         found = updater.moment(0).half_lives
         assert found == pytest.approx({"item_factors": 100.0, "item_bias": 100 * np.e})
+
+
+class TestWhatARateIsFor:
+    """The registry, README and the docs say which form has a rate for what; these are the matrices."""
+
+    def within_rows(self, updater: Updater) -> dict[tuple[str, int], float]:
+        """The largest difference of rates within a row, by slot, relative to the mean."""
+        rates = updater.learning_rates(toy_batches()[6])
+        places: dict[tuple[str, int], list[int]] = {}
+        for place, slot in enumerate(rates.slots):
+            places.setdefault(slot, []).append(place)
+        spread = {slot: rates.rows[:, columns] for slot, columns in places.items() if len(columns) > 1}
+        return {slot: float((w.amax(1) - w.amin(1)).max() / w.mean()) for slot, w in spread.items()}
+
+    def test_the_default_form_has_one_for_each_row(self) -> None:
+        strategy = MeLON({"lr": 0.2})
+        updater = learned(strategy)
+        shaken(strategy)
+        assert set(self.within_rows(updater).values()) == {0.0}
+        between = updater.learning_rates(toy_batches()[6]).rows
+        assert between.std(0).max() > 0
+        assert between.std(1).max() > 0
+
+    def test_the_papers_form_has_one_for_each_parameter(self) -> None:
+        updater = learned(STRATEGIES["melon"].load()(MELON_PRESETS["paper"]))
+        assert min(self.within_rows(updater).values()) > 0
+
+    def test_the_registry_says_so(self) -> None:
+        default, _, paper = STRATEGIES["melon"].summary.partition(";")
+        assert "(interaction, row)" in default
+        assert "parameter" not in default
+        assert "(interaction, parameter)" in paper
+        assert "preset paper" in paper

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernel_choice import choose_kernel
 from melon.learning.examples import Gatherer
 from melon.learning.updater import Updater
 from melon.recommenders.bpr import BPR
@@ -54,14 +55,14 @@ def stepped(strategy: type, kind: str, monkeypatch: pytest.MonkeyPatch, *, toget
     return {name: table.state()["values"] for name, table in recommender.tables.items()}
 
 
-@pytest.mark.parametrize("choice", ["torch", "auto"])
+@pytest.mark.parametrize("choice", ["torch", "numba"])
 @pytest.mark.parametrize("kind", ["bpr", "ncf"])
 @pytest.mark.parametrize("strategy", [NetworkMeLON, NetworkMeLONI])
 def test_looking_up_together_changes_nothing(
     strategy: type, kind: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the look-ahead and the proposal of one step share is what each would have read for itself."""
-    monkeypatch.setenv("MELON_KERNEL", choice)
+    choose_kernel(monkeypatch, choice)
     shared = stepped(strategy, kind, monkeypatch, together=True)
     apart = stepped(strategy, kind, monkeypatch, together=False)
     for name, values in shared.items():

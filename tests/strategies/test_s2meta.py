@@ -1,4 +1,4 @@
-"""S2Meta and MetaLSTM (docs/methods.md 3.5): the cell, the gates, the step, and what each row keeps."""
+"""S2Meta and MetaLSTM (docs/methods.md 3.5): the cell, the gates, and the step."""
 
 from dataclasses import replace
 from functools import partial
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
@@ -25,9 +24,7 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.checks.pairing import situation_of, state_of
-from melon.checks.pairings import finite_after_many_batches
+from melon.checks.pairing import situation_of
 from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
@@ -37,20 +34,15 @@ from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import S2META_PRESETS
-from melon.strategies.s2meta.cell import Carried, TorchCell
-from melon.strategies.s2meta.strategy import S2Meta
+from melon.strategies.s2meta import S2Meta, lstm_step
 
 #: Few units, so that a test sees every entry.
 SMALL = {"width": 5}
 CELLS = {
     "A": {"variant": "A"},
-    "A persist": {"variant": "A", "state": "persist"},
     "B": {"variant": "B"},
-    "B persist": {"variant": "B", "state": "persist"},
 }
 EVERY_CELL = pytest.mark.parametrize("cell", CELLS)
-#: One cell of each kind, with and without a state that persists.
-BOTH_CELLS = pytest.mark.parametrize("cell", [each if each in ("A", "B persist") else slow(each) for each in CELLS])
 OPTIONS: dict[str, dict[str, Any]] = {
     **CELLS,
     "paper": {**S2META_PRESETS["paper"], **SMALL},
@@ -92,51 +84,29 @@ class TestCell:
 
     UNITS, INPUTS = 5, 4
 
-    def given(self, scalars: int, persist: bool) -> tuple[Tensor, list[Tensor], Carried | None]:
-        generator = torch.Generator().manual_seed(3)
-        draw = partial(torch.randn, generator=generator, dtype=torch.float64)
-        sizes = ((4 * self.UNITS, self.INPUTS), (4 * self.UNITS,), (self.UNITS,), (2, self.UNITS))
-        fresh = (draw(scalars) > 0).double()
-        carried = Carried(draw(self.UNITS, scalars) * (1 - fresh), fresh) if persist else None
-        return draw(self.INPUTS, scalars), [draw(*size).requires_grad_() for size in sizes], carried
-
-    def plain(
-        self, features: Tensor, learned: list[Tensor], carried: Carried | None, *, normalise: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits, hidden, cell) by `torch.lstm_cell`, which has the candidate in the third place."""
-        weights, bias, start, head = learned
-        order = [*range(2 * self.UNITS), *range(3 * self.UNITS, 4 * self.UNITS), *range(2 * self.UNITS, 3 * self.UNITS)]
-        before = start[:, None].expand(-1, features.shape[1])
-        if carried is not None:
-            before = torch.where(carried.fresh == 1, before, carried.cell)
-        nothing = torch.zeros_like(before.T), torch.zeros(4 * self.UNITS, self.UNITS, dtype=torch.float64)
-        hidden, cell = torch.lstm_cell(
-            features.T, (nothing[0], before.T), weights[order], nothing[1], bias[order], torch.zeros_like(bias)
-        )
-        if normalise:
-            hidden = (hidden - hidden.mean(1, keepdim=True)) / (hidden.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
-        return head @ hidden.T, hidden.T, cell.T
+    def given(self, scalars: int) -> list[Tensor]:
+        """Features, weights, bias, and the cell state before."""
+        draw = partial(torch.randn, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        sizes = ((self.INPUTS, scalars), (4 * self.UNITS, self.INPUTS), (4 * self.UNITS,), (self.UNITS,))
+        return [draw(*size).requires_grad_() for size in sizes]
 
     @pytest.mark.parametrize("scalars", [0, 1, 50])
-    @pytest.mark.parametrize("persist", [False, True])
-    @pytest.mark.parametrize("normalise", [False, True])
-    def test_it_is_the_cell_of_pytorch(self, normalise: bool, persist: bool, scalars: int) -> None:
-        features, learned, carried = self.given(scalars, persist)
-        logits = TorchCell().cell_logits(features, *learned, carried, normalise=normalise)
-        wanted, hidden, cell = self.plain(features, learned, carried, normalise=normalise)
-        torch.testing.assert_close(logits, wanted, rtol=1e-12, atol=1e-13)
-        weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        slopes = torch.autograd.grad((logits * weights).sum(), learned)
-        for slope, other in zip(slopes, torch.autograd.grad((wanted * weights).sum(), learned), strict=True):
-            torch.testing.assert_close(slope, other, rtol=1e-11, atol=1e-12)
-        state = TorchCell().cell_state(features, *learned[:3], carried, normalise=normalise)
-        for found, other in zip(state, (hidden, cell), strict=True):
-            torch.testing.assert_close(found, other.detach(), rtol=1e-12, atol=1e-13)
+    @pytest.mark.parametrize("started", [False, True])
+    def test_it_is_the_cell_of_pytorch(self, started: bool, scalars: int) -> None:
+        """`torch.lstm_cell` has the candidate in the third place."""
+        features, weights, bias, start = self.given(scalars)
+        hidden = lstm_step(features, weights, bias, start if started else None)
+        order = [*range(2 * self.UNITS), *range(3 * self.UNITS, 4 * self.UNITS), *range(2 * self.UNITS, 3 * self.UNITS)]
+        before = (start if started else torch.zeros_like(start)).expand(scalars, -1)
+        nothing = torch.zeros_like(before), torch.zeros(4 * self.UNITS, self.UNITS, dtype=torch.float64)
+        wanted, _ = torch.lstm_cell(
+            features.T, (nothing[0], before), weights[order], nothing[1], bias[order], torch.zeros_like(bias)
+        )
+        torch.testing.assert_close(hidden, wanted.T, rtol=1e-12, atol=1e-13)
 
     def test_far_features_are_finite(self) -> None:
-        features, learned, _ = self.given(4, persist=False)
-        logits = TorchCell().cell_logits(1e6 * features.float(), *[each.float() for each in learned], normalise=True)
-        assert torch.isfinite(logits).all()
+        features, weights, bias, start = (each.float() for each in self.given(4))
+        assert torch.isfinite(lstm_step(1e6 * features, weights, bias, start)).all()
 
     def test_what_it_sees_of_a_number(self) -> None:
         """3.5 test 6."""
@@ -146,8 +116,7 @@ class TestCell:
 
 
 #: Every option on BPR; on NCF, which has many more networks, those that treat its shared weights differently.
-BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", "A"), ("ncf", "B persist")]
-BOTH += [slow("ncf", option) for option in ("A persist", "B", "paper")]
+BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", "A"), ("ncf", "B"), slow("ncf", "paper")]
 
 
 class TestMetaGradient:
@@ -165,43 +134,29 @@ class TestMetaGradient:
         assert max(found.values()) < RELATIVE, found
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
-    @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), slow("bpr", "B persist"), ("ncf", "B persist")])
+    @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), slow("bpr", "B"), ("ncf", "B")])
     def test_with_another_loss_or_more_negatives(self, kind: str, cell: str, recommender: dict[str, Any]) -> None:
         found = worst_error(*scene(kind, {**CELLS[cell], "most_rate": 0.02}, **recommender))
         assert max(found.values()) < RELATIVE, found
 
     @EVERY_KIND
-    @BOTH_CELLS
+    @EVERY_CELL
     def test_every_tensor_learns(self, kind: str, cell: str) -> None:
         """Otherwise a comparison with differences compares nothing. A user's bias has no part in a pairwise loss."""
         strategy, situation, meta_loss = scene(kind, CELLS[cell])
         gradients, _ = strategy.meta_gradient(situation, meta_loss)
-        begun = ".start" if CELLS[cell].get("state") == "persist" else "-"  # where every row has a past
         for tensor, gradient in gradients.items():
-            if not tensor.startswith("user_bias.") and not tensor.endswith(begun):
+            if not tensor.startswith("user_bias."):
                 assert gradient.abs().max() > 1e-9, tensor
 
     @EVERY_KIND
-    def test_the_start_learns_from_rows_without_a_past(self, kind: str) -> None:
-        past, _ = past_and_batch()
-        strategy = made(state="persist")
-        updater = updater_of(kind, strategy, noise=0.5, phi_noise=0.4)
-        for batch in past[:-1]:
-            updater.learning_rates(batch)  # makes the rows
-            updater.history.append(batch.users, batch.items)
-        gradients, _ = strategy.meta_gradient(*look_ahead_of(updater, past[-1]))
-        starts = [name for name in gradients if name.endswith(".start") and not name.startswith("user_bias.")]
-        assert starts
-        assert all(gradients[name].abs().max() > 0 for name in starts)
-
-    @EVERY_KIND
-    @BOTH_CELLS
+    @EVERY_CELL
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, cell: str) -> None:
         strategy, situation, meta_loss = scene(kind, {**CELLS[cell], "fading": 30.0, "fading_speed": 5.0})
         require_exact_half_lives(strategy, situation, meta_loss)
 
     @EVERY_KIND
-    @BOTH_CELLS
+    @EVERY_CELL
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, cell: str) -> None:
         require_exact_reach(*scene(kind, CELLS[cell]))
 
@@ -210,7 +165,7 @@ class TestMetaGradient:
 class TestStep:
     @pytest.mark.parametrize("reduction", ["mean", slow("sum")])
     @pytest.mark.parametrize("forgetting", [True, slow(False)])
-    @BOTH_CELLS
+    @EVERY_CELL
     def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
         """3.5 test 1, 7.8: with f = 1 and i = η it is plain SGD."""
         strategy = made(
@@ -272,7 +227,7 @@ class TestStep:
             torch.testing.assert_close(situation.values[table] - proposed[table], step, rtol=1e-11, atol=1e-14)
         assert cut > 10
 
-    @BOTH_CELLS
+    @EVERY_CELL
     def test_permuting_scalars_permutes_their_updates(self, kind: str, cell: str) -> None:
         """3.5 tests 2 and 3: a scalar's update depends on what it is, not on where it stands or what is beside it."""
         strategy, situation, _ = scene(kind, CELLS[cell])
@@ -283,27 +238,17 @@ class TestStep:
         order = torch.randperm(rows * dim, generator=torch.Generator().manual_seed(0))
         order = torch.cat([order[:-2], order[:2]])  # two scalars twice, two not at all
 
-        def moved(values: Tensor, units: int = 1) -> Tensor:
-            flat = values.view(rows, units, dim).transpose(0, 1).reshape(units, -1)[:, order]
-            return flat.view(units, rows, dim).transpose(0, 1).reshape(rows, -1)
+        def moved(values: Tensor) -> Tensor:
+            return values.reshape(-1)[order].view(rows, dim)
 
-        kept = None
-        if seen.kept is not None:
-            width = {"hidden": 5, "cell": 5, "gates": 2, "begun": 1}
-            whole = {"begun": torch.ones_like(seen.theta)}  # every row of the scene has a past
-            kept = {key: moved({**seen.kept, **whole}[key], width[key]) for key in seen.kept}
-            kept = {key: held[:, :1] if key == "begun" else held for key, held in kept.items()}
-            seen = replace(
-                seen, kept={key: torch.ones_like(h) if key == "begun" else h for key, h in seen.kept.items()}
-            )
-        mixed = replace(seen, theta=moved(seen.theta), gradient=moved(seen.gradient), kept=kept)
+        mixed = replace(seen, theta=moved(seen.theta), gradient=moved(seen.gradient))
         one, other = network.open(seen), network.open(mixed)
         for straight, permuted in ((one.rate, other.rate), (one.keep, other.keep)):
             torch.testing.assert_close(moved(straight), permuted, rtol=1e-12, atol=1e-14)
 
     @EVERY_CELL
     def test_other_rows_keep_their_bytes(self, kind: str, cell: str) -> None:
-        """3.5 test 5; what rows keep of the cell included."""
+        """3.5 test 5."""
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**CELLS[cell]), past, noise=0.5)
         require_others_untouched(updater, batch)
@@ -367,117 +312,6 @@ class TestRates:
             torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
 
 
-class TestPersistence:
-    """`state = persist`: rows bring their hidden state along, and only a real step changes it."""
-
-    @pytest.mark.parametrize("variant", ["A", "B"])
-    def test_a_second_touch_goes_on_where_the_first_ended(self, variant: str) -> None:
-        """One row through two steps of torch's own formulas."""
-        strategy = made(variant=variant, state="persist", meta_lr=0.0, clamp=None)
-        updater = updater_of("bpr", strategy, [toy_batch(0, np.arange(3), np.arange(3))], noise=0.5, phi_noise=0.3)
-        for table, kept in updater.row_state.items():  # as if nothing had been touched yet
-            for key, held in kept.items():
-                if table != "user_bias":
-                    held.scatter(torch.arange(held.rows), torch.zeros(held.rows, held.spec.dim, dtype=torch.float64))
-                assert held.spec.dim == {"hidden": 5, "cell": 5, "gates": 2}.get(key, 1) * (
-                    1 if key == "begun" or table.endswith("bias") else 4
-                )
-        phi = {name: value.detach() for name, value in strategy.parameters().items()}
-        prefix = "user_factors." if variant == "A" else ""
-        hidden = torch.zeros(5, 4, dtype=torch.float64)
-        cell, gates = hidden.clone(), torch.zeros(2, 4, dtype=torch.float64)
-        if variant == "A":
-            hidden, cell = (phi[f"{prefix}{part}.start"][:, None].expand(5, 4) for part in ("hidden", "cell"))
-        for number in range(3):
-            batch = toy_batch(3 + number, np.array([1]), np.array([number]))
-            situation = situation_of(updater, batch)[1]
-            theta = situation.values["user_factors"][0]
-            gradient = reduced_gradients(situation, "sum")["user_factors"][0]
-            loss = torch.stack(preprocess(situation.evidence.losses.mean(), 1e-20))
-            seen = [*preprocess(gradient, 1e-20)]
-            if variant == "A":
-                seen, loss = [*seen, *preprocess(theta, 1e-20)], loss[:1]
-            inputs = torch.stack([*seen, *loss[:, None].expand(-1, 4)])
-            active = phi[f"{prefix}cell.input"] @ inputs + phi[f"{prefix}cell.bias"].T
-            entry, forget, exit_, candidate = (active + phi[f"{prefix}cell.hidden"] @ hidden).chunk(4)
-            cell = forget.sigmoid() * cell + entry.sigmoid() * candidate.tanh()
-            hidden = exit_.sigmoid() * cell.tanh()
-            if variant == "A":
-                weight, bias = phi[f"{prefix}norm.weight"], phi[f"{prefix}norm.bias"]
-                hidden = F.layer_norm(hidden.T, (5,), weight, bias).T
-                gates = phi[f"{prefix}gate.hidden"] @ hidden + phi[f"{prefix}gate.bias"]
-            else:
-                fed_back = phi["gate.theta"] * theta + phi["gate.before"] * gates
-                gates = phi["gate.hidden"] @ hidden + phi["gate.bias"] + fed_back
-            rate, keep = gates.sigmoid()
-            updater.learn(batch)
-            now = updater.recommender.tables["user_factors"].gather(torch.tensor([1]))[0]
-            torch.testing.assert_close(now, keep * theta - 0.6 * rate * gradient, rtol=1e-10, atol=1e-13)
-            kept = updater.row_state["user_factors"]
-            for key, wanted in {"hidden": hidden, "cell": cell}.items():
-                found = kept[key].gather(torch.tensor([1])).view(5, 4)
-                torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
-
-    @pytest.mark.parametrize("variant", ["A", "B"])
-    def test_only_the_real_step_commits(self, variant: str) -> None:
-        past, batch = past_and_batch()
-        updater = updater_of("bpr", made(variant=variant, state="persist"), past, noise=0.5)
-        updater.learning_rates(batch)
-        before = state_of(updater)
-        situation, meta_loss = look_ahead_of(updater, batch)
-        updater.strategy.meta_gradient(situation, meta_loss)  # type: ignore[attr-defined]
-        updater.strategy.propose(situation)
-        after = state_of(updater)
-        assert all(np.array_equal(before[name], after[name]) for name in before)
-
-    def test_practice_takes_no_hidden_state_along(self) -> None:
-        """A pass ends where the next one has yet to come; what it learned is where rows start."""
-        updater = updater_of("bpr", made(state="persist"), past_and_batch()[0])
-        assert not [name for name in updater.practice() if name.startswith("rows/")]
-        assert {"phi/item_bias.hidden.start", "phi/item_bias.cell.start"} <= updater.practice().keys()
-
-    def test_rows_that_nobody_touches_take_no_memory(self) -> None:
-        updater = updater_of("bpr", made(state="persist"), past_and_batch()[0])
-        updater.learn(toy_batch(96, np.array([5_000]), np.array([9_000])))
-        touched = {"user": 40, "item": 60}
-        for kept in updater.row_state.values():
-            for table in kept.values():
-                assert table.rows > 5_000
-                assert len(table.state()["values"]) < touched[table.spec.role]
-
-    def test_reset_keeps_nothing(self) -> None:
-        for variant in ("A", "B"):
-            updater = updater_of("ncf", made(variant=variant), past_and_batch()[0])
-            assert not any(updater.row_state.values())
-
-    def test_the_same_scalars_move_alike_only_while_they_have_the_same_past(self) -> None:
-        """3.5 test 3, and what persistence adds to it."""
-        for state, alike in (("reset", True), ("persist", False)):
-            updater = updater_of("bpr", made(state=state, gate_init="xavier"), past_and_batch()[0], noise=0.5)
-            strategy = updater.strategy
-            assert isinstance(strategy, S2Meta)
-            situation = situation_of(updater, past_and_batch()[1])[1]
-            block = next(strategy._blocks(situation))
-            same = replace(
-                block.seen,
-                theta=block.seen.theta[:1].expand_as(block.seen.theta),
-                gradient=block.seen.gradient[:1].expand_as(block.seen.gradient),
-            )
-            rate = strategy._networks[block.table].open(same).rate.detach()
-            assert torch.allclose(rate, rate[:1].expand_as(rate), rtol=1e-12) == alike
-
-
-@pytest.mark.parametrize(
-    ("recommender", "cell"), [("bpr", "A persist"), slow("ncf", "A persist"), slow("bpr", "B persist")]
-)
-def test_other_cells_conform_too(recommender: str, cell: str) -> None:
-    long = {finite_after_many_batches.__name__: "checked by a slow test"}
-    forgets = {} if "persist" in cell else {"learning_rates_explain_the_update": "beside its step it forgets"}
-    made_so = partial(S2Meta, CELLS[cell])
-    report = check_pairing(SMALL_RECOMMENDERS[recommender], made_so, family="parameter", exempt={**long, **forgets})
-    assert set(report.not_applicable) == {*long, "learning_rates_explain_the_update"}
-
-
 @pytest.mark.parametrize("preset", S2META_PRESETS)
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
@@ -504,7 +338,6 @@ class TestSettings:
         ("settings", "told"),
         [
             ({"variant": "C"}, "variant"),
-            ({"state": "keep"}, "state"),
             ({"width": 0}, "width"),
             ({"clamp": 0.0}, "clamp"),
             ({"most_rate": -1}, "most_rate"),
@@ -521,12 +354,10 @@ class TestSettings:
             updater_of("bpr", strategy)
         with pytest.raises(CheckpointError, match=r"has no .*which is unknown here|has no"):
             strategies["A"].recall(strategies["B"].memory())
-        with pytest.raises(CheckpointError, match="unknown here"):
-            strategies["B"].recall(strategies["B persist"].memory())
 
 
 class TestOddInput(OddInput):
-    @pytest.fixture(autouse=True, params=[slow("A"), slow("A persist"), "B persist"])
+    @pytest.fixture(autouse=True, params=[slow("A"), "B"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -535,7 +366,7 @@ class TestOddInput(OddInput):
 
 
 class TestState(State):
-    @pytest.fixture(autouse=True, params=[slow("A"), slow("A persist"), "B persist"])
+    @pytest.fixture(autouse=True, params=[slow("A"), "B"])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -544,7 +375,7 @@ class TestState(State):
 
 
 class TestOwnRecommender(OwnRecommender):
-    @pytest.fixture(autouse=True, params=["A", slow("A persist"), slow("B persist")])
+    @pytest.fixture(autouse=True, params=["A", slow("B")])
     def cell(self, request: pytest.FixtureRequest) -> None:
         self.settings = CELLS[request.param]
 
@@ -553,10 +384,9 @@ class TestOwnRecommender(OwnRecommender):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["A", "A persist"])
 @EVERY_KIND
-def test_many_batches_stay_finite_and_keep_shared_weights_alive(kind: str, cell: str) -> None:
-    updater = updater_of(kind, S2Meta(CELLS[cell]), dtype=torch.float32)
+def test_many_batches_stay_finite_and_keep_shared_weights_alive(kind: str) -> None:
+    updater = updater_of(kind, S2Meta(), dtype=torch.float32)
     start = {t.spec.name: float(t.everything().norm()) for t in updater.recommender.tables.values()}
     batches = toy_batches()
     for number in range(300):

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict, deque
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +49,6 @@ def test_rings_are_bounded_deques(batches: list[list[tuple[int, int]]]) -> None:
     rows = np.arange(8)
     assert rings.met(rows).tolist() == [met[row] for row in range(8)]
     assert rings.last(rows).tolist() == [twin[row][-1] if twin[row] else NOBODY for row in range(8)]
-    assert rings.most_met == max(met.values(), default=0)
     recent, few = rings.recent(rows), rings.recent(rows, 3)
     assert recent.counts.tolist() == [len(twin[row]) for row in range(8)]
     for row in range(8):
@@ -144,7 +142,6 @@ def test_bulk_append_equals_batch_by_batch_and_the_state_comes_back(batches: lis
     assert slow.events == again.events == len(pairs)
     assert slow.items_born == again.items_born == max((item for _, item in pairs), default=-1) + 1
     assert len(again.seen) == len(set(pairs))
-    assert again.of_items.most_met == slow.of_items.most_met
     more = np.array([0, 6, 6]), np.array([3, 2000, 3])
     slow.append(*more)
     again.append(*more)
@@ -172,51 +169,6 @@ def test_state_is_a_copy() -> None:
     for array in history.state().values():
         array[...] = 0
     assert same_bytes(history.state(), before)
-
-
-class TestReplay:
-    def history(self) -> History:
-        history = History()
-        history.append(np.repeat(np.arange(4), 30), np.arange(120))
-        return history
-
-    def test_gives_remembered_interactions_only(self) -> None:
-        users, items = self.history().replay(200, Draws(0, "replay"), 512)
-        assert len(users) == len(items) == 200
-        assert (items // 30 == users).all()
-        assert users.dtype == items.dtype == np.int64
-
-    def test_is_uniform_over_users_and_over_their_items(self) -> None:
-        history, drawn = self.history(), Counter()
-        for moment in range(0, 2_000, 10):
-            drawn.update(history.replay(64, Draws(0, "replay"), moment)[1].tolist())
-        expected = sum(drawn.values()) / 120
-        chi_square = sum((drawn[item] - expected) ** 2 / expected for item in range(120))
-        assert chi_square < 119 + 5 * np.sqrt(2 * 119)
-
-    def test_the_same_user_twice_is_not_the_same_item_twice(self) -> None:
-        users, items = self.history().replay(200, Draws(0, "replay"), 512)
-        assert len(set(items[users == 1].tolist())) > 10
-
-    def test_belongs_to_its_moment(self) -> None:
-        history = self.history()
-        first, again, later = (history.replay(50, Draws(0, "replay"), moment) for moment in (7, 7, 8))
-        assert (first[1] == again[1]).all()
-        assert (first[1] != later[1]).any()
-
-    @pytest.mark.parametrize("count", [0, 5])
-    def test_of_nothing_is_nothing(self, count: int) -> None:
-        history = History() if count else self.history()
-        users, items = history.replay(count, Draws(0, "replay"), 0)
-        assert len(users) == len(items) == 0
-
-    def test_skips_rows_that_met_nobody(self) -> None:
-        history = History()
-        history.append(np.array([9]), np.array([4]))
-        users, items = history.replay(300, Draws(0, "replay"), 1)
-        assert 0 < len(users) < 300
-        assert set(users.tolist()) == {9}
-        assert set(items.tolist()) == {4}
 
 
 class TestBoundedPairs:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from melon.errors import StreamError
 from melon.stream.draws import Draws
 from melon.stream.history import History
-from melon.stream.negatives import POPULARITY_POWER, Negatives
+from melon.stream.negatives import Negatives
 
 PAST = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=60)
 NOW = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=20)
@@ -20,17 +20,17 @@ def history_of(pairs: list[tuple[int, int]]) -> History:
     return history
 
 
-def sampler(history: History, pool: int, *, popular: bool = False, seed: int = 0) -> Negatives:
-    return Negatives(pool, history.seen, Draws(seed, "training negatives"), history.of_items if popular else None)
+def sampler(history: History, pool: int, *, seed: int = 0) -> Negatives:
+    return Negatives(pool, history.seen, Draws(seed, "training negatives"))
 
 
-@given(PAST, NOW, st.integers(1, 3), st.booleans())
+@given(PAST, NOW, st.integers(1, 3))
 @settings(max_examples=40)
-def test_never_own_never_seen_only_from_the_pool(past: list, now: list, count: int, popular: bool) -> None:
+def test_never_own_never_seen_only_from_the_pool(past: list, now: list, count: int) -> None:
     users, items = np.array(now, dtype=np.int64).T
     pool = int(max(items.max() + 1, 2))
     history, seen = history_of(past), set(past)
-    drawn = sampler(history, pool, popular=popular).draw(users, items, np.arange(len(now)) + 1000, count)
+    drawn = sampler(history, pool).draw(users, items, np.arange(len(now)) + 1000, count)
     assert drawn.shape == (len(now), count)
     for (user, item), line in zip(now, drawn.tolist(), strict=True):
         left = {other for other in range(pool) if other != item and (user, other) not in seen}
@@ -40,12 +40,12 @@ def test_never_own_never_seen_only_from_the_pool(past: list, now: list, count: i
             assert negative in left or not left
 
 
-@given(PAST, NOW, st.booleans(), st.randoms(use_true_random=False))
+@given(PAST, NOW, st.randoms(use_true_random=False))
 @settings(max_examples=40)
-def test_an_events_negative_is_its_own(past: list, now: list, popular: bool, random: object) -> None:
+def test_an_events_negative_is_its_own(past: list, now: list, random: object) -> None:
     users, items = np.array(now, dtype=np.int64).T
     events = np.arange(len(now)) + 50
-    negatives = sampler(history_of(past), 10, popular=popular)
+    negatives = sampler(history_of(past), 10)
     drawn = negatives.draw(users, items, events, 2)
     order = np.array(random.sample(range(len(now)), len(now)))  # type: ignore[attr-defined]
     assert (negatives.draw(users[order], items[order], events[order], 2) == drawn[order]).all()
@@ -80,44 +80,20 @@ def test_several_negatives_are_independent() -> None:
         assert abs(np.corrcoef(drawn[:, one], drawn[:, other])[0, 1]) < 4 / np.sqrt(n)
 
 
-def test_popularity_weighted_negatives_follow_count_to_the_power_of_two_fifths() -> None:
-    counts = np.array([1, 2, 5, 10, 50, 100, 300])
-    history = History()
-    items = np.repeat(np.arange(len(counts)), counts)
-    history.append(np.arange(len(items)) % 40 + 10, items)
-    n = 20_000
-    # A user without a past, and an item that nobody had before this batch: it cannot be offered.
-    drawn = sampler(history, len(counts) + 1, popular=True).draw(
-        np.zeros(n, dtype=np.int64), np.full(n, len(counts)), np.arange(n)
-    )[:, 0]
-    got = np.bincount(drawn, minlength=len(counts) + 1)
-    assert got[-1] == 0
-    expected = n * counts**POPULARITY_POWER / (counts**POPULARITY_POWER).sum()
-    chi_square = ((got[:-1] - expected) ** 2 / expected).sum()
-    assert chi_square < len(counts) + 5 * np.sqrt(2 * len(counts))
-
-
-@pytest.mark.parametrize("popular", [False, True])
-def test_a_user_who_has_taken_all_but_one_gets_that_one(popular: bool) -> None:
+def test_a_user_who_has_taken_all_but_one_gets_that_one() -> None:
     history = history_of([(0, item) for item in range(300) if item != 217])
-    drawn = sampler(history, 300, popular=popular).draw(np.zeros(20, dtype=np.int64), np.arange(20), np.arange(20))
+    drawn = sampler(history, 300).draw(np.zeros(20, dtype=np.int64), np.arange(20), np.arange(20))
     assert (drawn == 217).all()
 
 
-@pytest.mark.parametrize("popular", [False, True])
-def test_a_user_who_has_taken_everything_gets_any_other_item(popular: bool) -> None:
+def test_a_user_who_has_taken_everything_gets_any_other_item() -> None:
     history = history_of([(0, item) for item in range(5)])
     n = 2_000
     items = np.arange(n) % 5
-    drawn = sampler(history, 5, popular=popular).draw(np.zeros(n, dtype=np.int64), items, np.arange(n))[:, 0]
+    drawn = sampler(history, 5).draw(np.zeros(n, dtype=np.int64), items, np.arange(n))[:, 0]
     assert (drawn != items).all()
     counts = np.bincount((drawn - items) % 5, minlength=5)[1:]
     assert ((counts - n / 4) ** 2 / (n / 4)).sum() < 3 + 5 * np.sqrt(6)
-
-
-def test_the_first_batch_with_popularity_has_no_counts_to_go_by() -> None:
-    drawn = sampler(History(), 6, popular=True).draw(np.arange(6), np.arange(6), np.arange(6))
-    assert (drawn[:, 0] != np.arange(6)).all()
 
 
 def test_one_item_has_no_negative() -> None:

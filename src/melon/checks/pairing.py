@@ -9,13 +9,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from melon.checks.recommenders import MakeRecommender
 from melon.checks.toys import StateArrays, array_of, expect, toy_batches
 from melon.learning.examples import Compact
 from melon.learning.updater import Updater
-from melon.sparse_table import SparseTable
 from melon.strategies.base import Situation, Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -92,23 +90,10 @@ def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
     return Compact(users, items), situation
 
 
-def tables_of(updater: Updater) -> list[tuple[str, Table | SparseTable]]:
-    rows: list[tuple[str, Table | SparseTable]] = [
-        (f"table {name}", table) for name, table in updater.recommender.tables.items()
-    ]
+def tables_of(updater: Updater) -> list[tuple[str, Table]]:
+    rows = [(f"table {name}", table) for name, table in updater.recommender.tables.items()]
     states = updater.row_state.items()
     return rows + [(f"row state {name}.{key}", table) for name, state in states for key, table in state.items()]
-
-
-def row_by_row(table: Table | SparseTable) -> dict[str, Tensor]:
-    """What a table holds, one line for each row: also of rows that are not stored."""
-    state = table.state()
-    written = state.pop("row", None)
-    if written is None:
-        return state
-    return {
-        part: held.new_zeros((table.rows, *held.shape[1:])).index_copy(0, written, held) for part, held in state.items()
-    }
 
 
 def hand_over(original: Updater, copy: Updater) -> None:

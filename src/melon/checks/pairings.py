@@ -18,7 +18,6 @@ from melon.checks.pairing import (
     Reordered,
     hand_over,
     require_finite,
-    row_by_row,
     scores_of,
     situation_of,
     state_of,
@@ -43,12 +42,12 @@ def untouched_rows_stay(pairing: Pairing) -> str | None:
     compact, situation = situation_of(updater, batch)
     users, items = array_of(situation.examples.users), array_of(situation.examples.items)
     touched = {"user": compact.users[users], "item": compact.items[items]}
-    before = {name: row_by_row(table) for name, table in tables_of(updater)}
+    before = {name: table.state() for name, table in tables_of(updater)}
     updater.learn(batch)
     for name, table in tables_of(updater):
         if table.spec.role == "shared":
             continue
-        for part, now in row_by_row(table).items():
+        for part, now in table.state().items():
             moved = np.flatnonzero(array_of(before[name][part] != now).reshape(table.rows, -1).any(axis=1))
             strays = np.setdiff1d(moved, touched[table.spec.role])
             expect(not len(strays), f"rows {strays[:5].tolist()} of {name} changed, but the batch does not touch them")

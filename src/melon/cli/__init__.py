@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from melon.cli.compare import advise, bench, tune
+from melon.cli.compare import advise, bench
 from melon.cli.data import data
 from melon.cli.help import Commands, epilog
 from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
 from melon.cli.report import demo, report, reproduce
-from melon.cli.serve import doctor, keys, load, serve
+from melon.cli.serve import doctor, keys, serve
 from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
@@ -24,8 +24,8 @@ app = Commands(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, tune, bench, report, explain, reproduce, demo)
-for _command in (*_COMMANDS, serve, doctor, load):
+_COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, bench, report, explain, reproduce, demo)
+for _command in (*_COMMANDS, serve, doctor):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _name, _group in (("data", data), ("keys", keys), ("log", log)):
     app.add_typer(_group, name=_name)

@@ -1,4 +1,4 @@
-"""Commands that compare many models on streams: advise, bench, tune."""
+"""Commands that compare many models on streams: advise, bench."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import CHOICE, EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
+from melon.cli.options import EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
 
 
 @takes("config", EVALUATION, only=("batch_size", "negatives", "seed", "threads"))
@@ -36,8 +36,8 @@ def advise(
     Settings are chosen on the earlier part of it. A more expensive strategy is advised only where the data show that it
     is better; otherwise the cheapest is.
     """
-    from melon.advice.advise import advise_stream
-    from melon.terminal.runs import AdviceProgress, show_advice
+    from melon.lab.advice import advise_stream
+    from melon.lab.terminal import AdviceProgress, show_advice
 
     advice = advise_stream(
         stream,
@@ -70,7 +70,7 @@ def bench(
         list[Path] | None,
         typer.Option(
             help="A TOML or JSON file of options; one that names a strategy is for its cells only. Or a folder of "
-            "STREAM-RECOMMENDER-STRATEGY.toml, as melon tune writes them. Repeatable.",
+            "STREAM-RECOMMENDER-STRATEGY.toml, as melon evaluate --save-config writes them. Repeatable.",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -98,8 +98,8 @@ def bench(
     Cells that have a record are not run again, so a stopped bench resumes where it was. What the cells of a stream and
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
-    from melon.bench.run import bench_streams
-    from melon.terminal.runs import BenchProgress, show_bench
+    from melon.lab.bench import bench_streams
+    from melon.lab.terminal import BenchProgress, show_bench
 
     result = bench_streams(
         streams,
@@ -116,59 +116,3 @@ def bench(
         progress=BenchProgress(),
     )
     raise typer.Exit(show_bench(result))
-
-
-@takes("options", EVALUATION, "full_ranking", "retrain_every", "budget", "minutes", combine=requested)
-def tune(
-    stream: Stream,
-    out: Annotated[Path, typer.Option(help="The config file to write (TOML).", rich_help_panel=OUTPUT)],
-    trials: Annotated[int, typer.Option(help="Settings to try.", rich_help_panel=CHOICE)] = 40,
-    together: Annotated[
-        int,
-        typer.Option(
-            "--round",
-            help="Trials that are planned together; --jobs beyond this number have nothing to do.",
-            rich_help_panel=CHOICE,
-        ),
-    ] = 4,
-    no_pruning: Annotated[
-        bool,
-        typer.Option(
-            "--no-pruning",
-            help="Finish every trial, also one that falls far behind the best so far.",
-            rich_help_panel=CHOICE,
-        ),
-    ] = False,
-    jobs: Annotated[int, typer.Option(help="Trials at a time, each in its own process.", rich_help_panel=MACHINE)] = 1,
-    ray: Ray = None,
-    study: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file of the trials; the same command resumes it. (default: beside --out, ending in .journal)",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    *,
-    options: dict[str, Any],
-) -> None:
-    """Search a strategy's settings on data before the test part, and write the best as a file for --config.
-
-    Trials are judged by HR@5 + NDCG@10 on late training data and the validation part. Trials are kept, so a stopped
-    tuning resumes where it was.
-    """
-    from melon.terminal.runs import TuneProgress, show_tuned
-    from melon.tuning.tune import tune_stream
-
-    result = tune_stream(
-        stream,
-        options,
-        trials=trials,
-        together=together,
-        pruning=not no_pruning,
-        jobs=jobs,
-        ray=ray,
-        study=study,
-        out=out,
-        progress=TuneProgress(trials),
-    )
-    show_tuned(result)

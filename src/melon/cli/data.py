@@ -9,7 +9,7 @@ import typer
 
 from melon.cli.help import Commands
 from melon.cli.options import RAW, AsJson, Stream, takes
-from melon.data.raw.layout import MISSING
+from melon.data.raw.formats import MISSING
 
 data = Commands(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def data_prepare(
         str | None,
         typer.Option(
             metavar="TEXT,TEXT",
-            help=f"Texts without quotes that mean 'no id'. An empty field always does; --missing '' leaves only that. "
+            help=f"Texts that mean 'no id'. An empty field always does; --missing '' leaves only that. "
             f"(default: {','.join(MISSING)})",
             rich_help_panel=_FILTER,
         ),
@@ -48,7 +48,7 @@ def data_prepare(
     the option that decides.
     """
     from melon.data.prepare import prepare
-    from melon.terminal.tables import show_preparation
+    from melon.lab.terminal import show_preparation
 
     report = prepare(
         list(raw),
@@ -70,7 +70,7 @@ def data_info(
     """Describe a stream: size, span, how fast items and users come and go."""
     from melon.data.files import load_stream
     from melon.data.info import describe
-    from melon.terminal.tables import show_info
+    from melon.lab.terminal import show_info
 
     show_info(describe(load_stream(stream)), as_json=json)
 

@@ -9,6 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from melon.errors import SettingsError
+
 _SHORT = {"help_option_names": ["--help", "-h"]}
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -26,12 +28,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "evaluate": (
         "melon evaluate stream.parquet --json result.json --html result.html",
         "melon evaluate stream.parquet --recommender bpr --strategy melon --set most_rate=0.6",
+        "melon evaluate stream.parquet --recommender bpr --strategy eals --budget 40 --save-config tuned.toml",
     ),
     "bench": (
         "melon bench stream.parquet --strategies default,eals,melon --seeds 3 --jobs 2 --out runs/first",
         "melon bench a.parquet b.parquet --recommenders bpr,ncf --split a=0.8,0.02,0.18 --out runs/second",
     ),
-    "tune": ("melon tune stream.parquet --strategy melon --trials 40 --jobs 2 --out tuned.toml",),
     "report": ("melon report runs/first", "melon report runs/first runs/second --out both"),
     "reproduce": ("melon reproduce --data raw/ --dry-run", "melon reproduce --data raw/ --quick"),
     "pretrain": (
@@ -64,7 +66,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "keys list": ("melon keys list --data model.live",),
     "keys revoke": ("melon keys revoke 3f2a91bc --data model.live",),
     "doctor": ("melon doctor model/", "melon doctor --data model.live --forgotten ann@example.org"),
-    "load": ("melon load http://127.0.0.1:8000 --lists 300 --events 1000 --seconds 30",),
 }
 
 
@@ -74,8 +75,30 @@ def epilog(command: str) -> str | None:
     return "\n".join(["Examples:", "", *lines]) if lines else None
 
 
+#: Commands and options that have another name now, with what to write instead.
+RENAMED = {
+    "tune": "melon evaluate STREAM --budget N --save-config FILE",
+    "--tune": "--budget N: settings are searched on each cell's selection window",
+    "--trials": "--budget",
+}
+
+
+def refuse_old_name(word: str) -> None:
+    """Raise for a command or an option of an earlier version, with its new name."""
+    name = word.partition("=")[0]
+    if name in RENAMED:
+        raise SettingsError(f"{name} is no longer there. Use {RENAMED[name]}.")
+
+
 class MelonCommand(TyperCommand):
     """A command whose help says `{name}` where a default or a list of names belongs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for parameter in self.params for name in parameter.opts}
+        for word in args:
+            if word.startswith("--") and word not in known:
+                refuse_old_name(word)
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
@@ -89,6 +112,10 @@ class MelonCommand(TyperCommand):
 
 class MelonGroup(TyperGroup):
     """A group of commands, in the same style."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        refuse_old_name(args[0])
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
@@ -129,7 +156,7 @@ def _filled(text: str | None) -> str | None:
         return text
     from dataclasses import fields
 
-    from melon.bench.config import CellConfig
+    from melon.fitting.config import CellConfig
     from melon.recommenders.registry import RECOMMENDERS
     from melon.strategies.registry import STRATEGIES
     from melon.stream.candidates import MODES

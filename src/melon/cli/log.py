@@ -62,8 +62,8 @@ def log_replay(
     """Rebuild a model from the recorded batches of the log: up to a time, without a person, or by another strategy."""
     from melon.atomic import require_writable
     from melon.service.learner.replaying import replay
+    from melon.service.log.events import LogReader
     from melon.service.log.exchange import typed
-    from melon.service.log.reader import LogReader
     from melon.strategies.registry import STRATEGIES
 
     require_writable(out / "model")
@@ -90,8 +90,8 @@ def log_export(
 ) -> None:
     """Write events as lines of JSON, in order of their offsets."""
     from melon.atomic import replacing
+    from melon.service.log.events import LogReader
     from melon.service.log.exchange import exported
-    from melon.service.log.reader import LogReader
 
     with LogReader(folder) as reader:
         lines = exported(reader, first, reader.last()[0] if to is None else to)
@@ -146,9 +146,8 @@ def log_forget(
     """
     from melon.client import Client
     from melon.errors import HeldError
-    from melon.service.log.events import EventLog
+    from melon.service.log.events import EventLog, LogReader
     from melon.service.log.exchange import typed
-    from melon.service.log.reader import LogReader
 
     with LogReader(folder) as reader:
         named = typed(user, reader)

@@ -35,6 +35,10 @@ def evaluate(
         Path | None,
         typer.Option(help="Write a page with the table and the curve over time.", rich_help_panel=OUTPUT),
     ] = None,
+    save_config: Annotated[
+        Path | None,
+        typer.Option(help="Write the settings that were chosen here (TOML), for --config.", rich_help_panel=OUTPUT),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=OUTPUT)
     ] = False,
@@ -45,24 +49,31 @@ def evaluate(
     test part is not read until then.
     """
     from melon.atomic import require_writable, write_text
-    from melon.console import say
-    from melon.errors import require_plots
+    from melon.errors import SettingsError, require_plots
     from melon.evaluator import evaluate as run
     from melon.fitting.auto import why_auto
+    from melon.fitting.config import config_text
     from melon.fitting.live_batches import live_batch_line
-    from melon.report.result import result_page
-    from melon.terminal.tables import show_result
+    from melon.lab.result_page import result_page
+    from melon.lab.terminal import show_result
+    from melon.progress import say
 
     if html is not None:
         require_plots("--html")
         require_writable(html)
+    if save_config is not None:
+        if save_config.suffix != ".toml":
+            raise SettingsError(f"--save-config {save_config} must end in .toml.")
+        require_writable(save_config)
     result = run(stream, **request, json=json, resume=resume)
     record = result.record
     if html is not None:
         write_text(html, result_page([record]))
+    if save_config is not None:
+        write_text(save_config, config_text(record))
     show_result(record)
     choice = record["config"]["chosen"][record["strategy"]]
-    written = [f"wrote {path}" for path in (json, html) if path is not None]
+    written = [f"wrote {path}" for path in (json, html, save_config) if path is not None]
     why = why_auto(request, choice["settings"], len(choice["trials"]))
     for line in (why, live_batch_line(record.get("live_batches")), *written):
         if line is not None:
@@ -81,12 +92,12 @@ def pretrain(
     The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
     """
     from melon.atomic import require_writable
-    from melon.bench.config import config_from
-    from melon.console import say
     from melon.data.files import load_stream
     from melon.errors import StoppedError
     from melon.estimator import Melon
     from melon.fitting.auto import settle_auto, why_auto
+    from melon.fitting.config import config_from
+    from melon.progress import say
     from melon.strategies.registry import STRATEGIES
 
     checked = config_from(settle_auto(request))  # also what concerns an evaluation only
@@ -132,8 +143,8 @@ def explain(
 
     The batch is looked at as if it were learned now; nothing is learned and the model stays as it is.
     """
-    from melon.explain.picture import explain_model
-    from melon.terminal.tables import show_rates
+    from melon.lab.figures import explain_model
+    from melon.lab.terminal import show_rates
 
     rates = explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size)
     show_rates(rates, out, as_json=json)

@@ -143,9 +143,8 @@ def takes(
 
 def requested(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a command as fields of an evaluation: the config file first, then the command line."""
-    from melon.bench.config import parse_assignments, parse_fading
-    from melon.bench.config_files import read_config
     from melon.fitting.auto import AUTO, SETTINGS
+    from melon.fitting.config import parse_assignments, parse_fading, read_config
     from melon.stream.split import parse_split
 
     sections = parse_assignments(given.pop("assignments", []))

@@ -16,12 +16,12 @@ def report(
         Path | None, typer.Option(help="The folder to write the report to. (default: report in the first folder)")
     ] = None,
 ) -> None:
-    """Report what a bench showed: tables, comparisons, figures and verdicts, as one page, Markdown, CSV and LaTeX.
+    """Report what a bench showed: tables, comparisons, figures and verdicts, as one page, CSV and LaTeX.
 
     Every number comes from the records and the ranks beside them; nothing is run again.
     """
-    from melon.console import say
-    from melon.report.build import report_folders
+    from melon.lab.report import report_folders
+    from melon.progress import say
 
     say(report_folders(folders, out).summary)
 
@@ -39,9 +39,7 @@ def reproduce(
     ] = False,
     configs: Annotated[
         Path, typer.Option(help="A folder of tuned configs; those that were tuned on these very streams are taken.")
-    ] = Path("configs"),
-    tune: Annotated[bool, typer.Option("--tune", help="Tune every cell first, instead of taking configs.")] = False,
-    trials: Annotated[int, typer.Option(help="Trials of each tuning.")] = 16,
+    ] = Path("research/configs"),
     recommenders: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: bpr,ncf)")] = None,
     strategies: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: all nine)")] = None,
     seeds: Annotated[int | None, typer.Option(help="5 means seeds 0 to 4. (default: 5)")] = None,
@@ -51,13 +49,13 @@ def reproduce(
     options: dict[str, Any],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what is missing.")] = False,
 ) -> None:
-    """Run the experiment of the MeLON paper (AAAI 2022): prepare, tune or take configs, bench every strategy, report.
+    """Run the experiment of the MeLON paper (AAAI 2022): prepare, take configs, bench every strategy, report.
 
     Datasets are looked for as raw files, then as prepared streams that stand in for them. For what is missing it says
     where to get it. The same command resumes a stopped run.
     """
-    from melon.paper.reproduce import Reproduction
-    from melon.paper.reproduce import reproduce as run
+    from melon.lab.paper import Reproduction
+    from melon.lab.paper import reproduce as run
 
     small: dict[str, Any] = {"epochs": 4, "budget": 2} if quick else {}
     request = Reproduction(
@@ -68,7 +66,6 @@ def reproduce(
         seeds=seeds or (1 if quick else 5),
         options={**small, **options},
         configs=configs,
-        tune=trials if tune else None,
         jobs=jobs,
         ray=ray,
         dry_run=dry_run,

@@ -1,4 +1,4 @@
-"""Commands of the live service: serve, keys, doctor, load."""
+"""Commands of the live service: serve, keys, doctor."""
 
 from __future__ import annotations
 
@@ -51,10 +51,6 @@ def serve(
     learn: Learn = None,
     hide: Hide = None,
     store: Store = None,
-    fallback: Annotated[
-        bool | None,
-        typer.Option("--fallback", help="Serve from a rival that is better, until the model is better again."),
-    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
     ] = None,
@@ -69,19 +65,19 @@ def serve(
     Starts one learner and one API process and restarts either. Ctrl-C stops both in order: requests under way are
     finished, what was posted is committed, learned and saved.
     """
-    from melon.console import say
     from melon.errors import require_serving, unknown_name
+    from melon.progress import say
+
+    require_serving("melon serve")
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
-    named |= {"fallback": fallback}
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
     if show_config:
         typer.echo(settings.toml(), nl=False)
         return
     if role not in ("all", "learner", "api"):
         raise unknown_name("role", role, ("all", "learner", "api"))
-    require_serving("melon serve")
     from melon.service.supervisor import Supervisor, check_free, check_model, check_reachable, listen, run_role
 
     if demo:
@@ -108,9 +104,9 @@ def doctor(
 ) -> None:
     """Check what a service needs: extras, SQLite, disk, log, checkpoints, keys; and that a person is forgotten."""
     from melon.errors import require_serving
-    from melon.service.config import read_settings
 
     require_serving("melon doctor")
+    from melon.service.config import read_settings
     from melon.service.doctor import examine
 
     findings = examine(read_settings(config, {"model": model, "data": data}), forgotten)
@@ -125,81 +121,50 @@ def doctor(
         raise typer.Exit(1)
 
 
-def load(
-    url: Annotated[str, typer.Argument(help="The service, such as http://127.0.0.1:8000.")],
-    lists: Annotated[float, typer.Option(help="Lists a second.")] = 50.0,
-    events: Annotated[float, typer.Option(help="Events a second.")] = 100.0,
-    batch: Annotated[int, typer.Option(help="Events in one post.")] = 10,
-    seconds: Annotated[float, typer.Option(help="How long, at most an hour.")] = 10.0,
-    users: Annotated[int, typer.Option(help="Users are 0 to this.")] = 1_000,
-    items: Annotated[int, typer.Option(help="Items are 0 to this.")] = 1_000,
-    user_form: Annotated[str, typer.Option(help="How a user's number is written.")] = "u{}",
-    item_form: Annotated[str, typer.Option(help="How an item's number is written.")] = "i{}",
-    k: Annotated[int, typer.Option("--k", "-k", help="Items in a list.")] = 10,
-    connections: Annotated[int, typer.Option(help="Connections, at most.")] = 32,
-    key: Annotated[str | None, typer.Option(help="A key with the scopes read and write.")] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
-    json: AsJson = False,
-) -> None:
-    """Load a service with requests that start on time whether or not earlier ones are answered (open loop).
-
-    Latency counts from when a request was due, so a service that stands still is seen as such.
-    """
-    from melon.service.load import Load, run_load
-
-    report = run_load(
-        Load(url, lists, events, batch, seconds, users, items, user_form, item_form, k, connections, key, seed)
-    )
-    import json as text
-
-    if json:
-        typer.echo(text.dumps(report))
-        return
-    for kind in ("lists", "posts"):
-        part = report[kind]
-        times = "  ".join(f"{name} {value}" for name, value in part["ms"].items())
-        codes = ", ".join(f"{code}: {count}" for code, count in part["codes"].items())
-        typer.echo(f"{kind:6} {part['per_second']:>8} /s   ms: {times}   {codes}")
-    typer.echo(f"events {report['events_per_second']:>8} /s   freshness: {report.get('freshness_s')}")
-
-
-Where = Annotated[Path, typer.Option(help="The folder of the service's data, which has the file of keys.")]
-
-
 @keys.command("add")
 def keys_add(
-    data: Where,
     scope: Annotated[list[str], typer.Option(help="read, write or admin. Repeatable.")],
+    data: Data = None,
+    config: Config = None,
     days: Annotated[float | None, typer.Option(help="The key ends after this many days. (default: never)")] = None,
     note: Annotated[str, typer.Option(help="What the key is for.")] = "",
 ) -> None:
     """Make a key and print it; only its digest is stored, so it is shown once."""
-    from melon.service.keys import KeyFile
-
-    text, _ = KeyFile(data / "keys.json").add(scope, days=days, note=note)
-    typer.echo(text)
+    typer.echo(_keys(config, data).add(scope, days=days, note=note)[0])
 
 
 @keys.command("list")
-def keys_list(data: Where) -> None:
+def keys_list(data: Data = None, config: Config = None) -> None:
     """List keys: id, scopes, end and note."""
     import datetime
 
-    from melon.service.keys import KeyFile
-
-    for key in KeyFile(data / "keys.json").keys().values():
+    for key in _keys(config, data).read().values():
         end = "never" if key.expires is None else f"{datetime.datetime.fromtimestamp(key.expires, datetime.UTC):%F}"
         typer.echo(f"{key.id}  {','.join(key.scopes):16}  ends {end}  {key.note}".rstrip())
 
 
 @keys.command("revoke")
 def keys_revoke(
-    data: Where, key: Annotated[str, typer.Argument(help="The key's id, the part between the two underscores.")]
+    key: Annotated[str, typer.Argument(help="The key's id, the part between the two underscores.")],
+    data: Data = None,
+    config: Config = None,
 ) -> None:
     """Remove a key; a running service refuses it within a second."""
-    from melon.service.keys import KeyFile
+    _keys(config, data).revoke(key)
 
-    KeyFile(data / "keys.json").revoke(key)
+
+def _keys(config: Path | None, data: Path | None) -> Any:
+    """The file of keys of the service that these settings are of."""
+    from melon.errors import SettingsError, require_serving
+
+    require_serving("melon keys")
+    from melon.service.config import read_settings
+    from melon.service.keys import keys_of
+
+    settings = read_settings(config, {"data": data})
+    if settings.keys is None and settings.data is None and settings.model is None:
+        raise SettingsError("which service? Give --data FOLDER, or --config FILE with its settings.")
+    return keys_of(settings)
 
 
 def _assigned(assignments: list[str] | None) -> dict[str, Any]:

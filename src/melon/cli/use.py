@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from melon.cli.options import RAW, AsJson, Model, takes
-
-if TYPE_CHECKING:
-    from melon.data.ids import Id, IdBook
 
 ListLength = Annotated[int, typer.Option("--k", "-k", help="Items in a list.")]
 
@@ -29,7 +26,7 @@ def recommend(
     from melon.estimator import load
 
     loaded = load(model)
-    ids = [typed_id(loaded.live.users, text) for text in user]
+    ids = [loaded.live.users.parse(text) for text in user]
     lists = loaded.recommend(ids, k=k, filter_seen=not seen)
     if json:
         _print_json(
@@ -51,7 +48,7 @@ def similar(
     from melon.estimator import load
 
     loaded = load(model)
-    ids = [typed_id(loaded.live.items, text) for text in item]
+    ids = [loaded.live.items.parse(text) for text in item]
     lists = loaded.similar_items(ids, k=k)
     if json:
         _print_json([{"item": str(one), "items": _plain(like)} for one, like in zip(ids, lists, strict=True)])
@@ -74,8 +71,8 @@ def learn(
     """
     from melon.atomic import require_writable
     from melon.catchup import catch_up, read_new
-    from melon.console import say
     from melon.estimator import load
+    from melon.progress import say
 
     target = out or model
     loaded = load(model)
@@ -87,23 +84,6 @@ def learn(
     loaded.save(target)
     say(str(learned))
     say(f"wrote {target}")
-
-
-def typed_id(book: IdBook, text: str) -> Id:
-    """An id from the command line as the kind that the model's ids have: an integer, a text or a UUID."""
-    import uuid
-
-    from melon.errors import DataError
-
-    try:
-        if book.kind == "int":
-            return int(text)
-        return uuid.UUID(text) if book.kind == "uuid" else text
-    except ValueError:
-        kinds = {"int": "integers", "uuid": "UUIDs"}
-        raise DataError(
-            f"{book.what} {text!r} cannot be in this model, whose {book.what} ids are {kinds[str(book.kind)]}."
-        ) from None
 
 
 def _plain(items: Any) -> list[dict[str, Any]]:
@@ -120,7 +100,7 @@ def _print_table(title: str, items: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from melon.console import say
+    from melon.progress import say
 
     table = Table(box=None, pad_edge=False)
     for name in ("rank", "item", "score"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import numpy as np
 import polars as pl
 
 from melon.atomic import replacing
-from melon.data.columns import Columns, find_columns, first_line
-from melon.data.ids import Ids, as_array, first_beyond_64_bits, rows_by_first_appearance
+from melon.data.columns import find_columns, first_line
+from melon.data.frames import interactions_from
+from melon.data.ids import Ids, as_array
 from melon.data.interactions import Interactions
 from melon.errors import DataError
-from melon.types import Ints
 
 STAMP = "melon.stream"  # the same in a stream and in its side-cars, so that strangers are recognised
+VERSION_KEY, VERSION = "melon.version", "2"  # of the format; files of other programs have none
 NAMES = {"user": ("user",), "item": ("item",), "time": ("ts", "time", "timestamp")}
 
 
@@ -29,7 +31,7 @@ def side_car(stream: Path, part: str) -> Path:
 
 def write_stream(target: Path, log: Interactions, summary: dict[str, Any]) -> None:
     """Write a log as a stream with its side-cars; each file appears whole or not at all, the stream itself last."""
-    stamp = {STAMP: log.identity}
+    stamp = {STAMP: log.identity, VERSION_KEY: VERSION}
     events = {"user": pl.Int32, "item": pl.Int32, "ts": pl.Int64}
     columns = zip(events.items(), (log.users, log.items, log.times), strict=True)
     stream = pl.DataFrame([pl.Series(name, values, dtype=dtype) for (name, dtype), values in columns])
@@ -48,23 +50,21 @@ def write_stream(target: Path, log: Interactions, summary: dict[str, Any]) -> No
 
 
 def load_stream(path: str | os.PathLike[str]) -> Interactions:
-    """Read a prepared stream; with side-cars beside it, the ids are the original ones."""
+    """Read a prepared stream, or any Parquet file with its columns; with side-cars, the ids are the original ones."""
     source = Path(path)
     frame = _read_parquet(source)
     if frame.is_empty():
         raise DataError(f"{source} has no interactions in it; prepare it again from its raw files.")
-    columns = _stream_columns(frame, source)
-    for role, name in (("user", columns.user), ("item", columns.item)):
-        _check_ids(frame[name], role, name, source)
-    times = _checked_times(frame[columns.time], columns.time, source)
-    user_rows, user_ids = rows_by_first_appearance(frame[columns.user])
-    item_rows, item_ids = rows_by_first_appearance(frame[columns.item])
-    return Interactions(
-        users=user_rows,
-        items=item_rows,
-        times=times,
-        user_ids=_original(source, "users", user_ids),
-        item_ids=_original(source, "items", item_ids),
+    try:
+        columns = find_columns(frame.columns, str(source), usual=NAMES)
+        log = interactions_from(frame, user=columns.user, item=columns.item, time=columns.time)
+    except DataError as error:
+        raise DataError(
+            f"{source} is not a prepared stream with the columns 'user', 'item' and 'ts' (or 'time', 'timestamp'): "
+            f"{error} Prepare it first: melon data prepare {source} --user … --item … --time … --out …"
+        ) from error
+    return replace(
+        log, user_ids=_original(source, "users", log.user_ids), item_ids=_original(source, "items", log.item_ids)
     )
 
 
@@ -83,62 +83,15 @@ def _read_parquet(source: Path) -> pl.DataFrame:
             f"{source.with_suffix('.parquet').name}"
         )
     try:
+        about = pl.read_parquet_metadata(source)
+        if STAMP in about and about.get(VERSION_KEY) != VERSION:
+            raise DataError(
+                f"{source} has version {about.get(VERSION_KEY, '1')} of melon's stream format, and this melon reads "
+                f"version {VERSION}; prepare it again from its raw files."
+            )
         return pl.read_parquet(source, glob=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DataError(f"{source} is a damaged Parquet file ({first_line(error)}); prepare it again.") from error
-
-
-def _stream_columns(frame: pl.DataFrame, source: Path) -> Columns:
-    try:
-        return find_columns(frame.columns, str(source), usual=NAMES)
-    except DataError as error:
-        columns = ", ".join(map(repr, frame.columns))
-        raise DataError(
-            f"{source} is not a prepared stream: it needs the columns 'user', 'item' and 'ts' (or 'time', "
-            f"'timestamp') and has {columns}. Prepare it first: melon data prepare {source} --user … --item … --time … "
-            "--out …"
-        ) from error
-
-
-def _check_ids(column: pl.Series, role: str, name: str, source: Path) -> None:
-    if not (column.dtype.is_integer() or column.dtype == pl.String):
-        raise DataError(
-            f"{source}: column {name!r} has type {column.dtype}, but a {role} is an integer or a text; "
-            "prepare the file again with melon data prepare."
-        )
-    if column.null_count():
-        row = int(column.is_null().arg_max() or 0)
-        raise DataError(f"{source}: row {row} has no {role}; prepare the file again with melon data prepare.")
-    if column.dtype.is_integer() and (large := first_beyond_64_bits(column)) is not None:
-        raise DataError(
-            f"{source}: the {role} in row {large}, {column[large]}, does not fit 64 bits; "
-            "prepare the file again with melon data prepare, which makes texts of such ids."
-        )
-
-
-def _checked_times(column: pl.Series, name: str, source: Path) -> Ints:
-    again = "prepare the file with melon data prepare, which counts such rows and leaves them out."
-    if not column.dtype.is_numeric():
-        raise DataError(f"{source}: column {name!r} has type {column.dtype}, not whole seconds; {again}")
-    bad = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
-    if bad.any():
-        raise DataError(f"{source}: the time in row {bad.arg_max()} is missing or NaN; {again}")
-    if column.dtype.is_float() and not bool((column == column.floor()).all()):
-        raise DataError(f"{source}: column {name!r} has fractions, not whole seconds; {again}")
-    if (wild := first_beyond_64_bits(column)) is not None:
-        raise DataError(f"{source}: the time in row {wild} is no moment ({column[wild]}); {again}")
-    times = column.cast(pl.Int64).to_numpy()
-    if times.min() < 0:
-        row = int(np.argmax(times < 0))
-        raise DataError(f"{source}: the time in row {row} is negative ({times[row]}); {again}")
-    late = np.flatnonzero(np.diff(times) < 0)
-    if len(late):
-        row = int(late[0]) + 1
-        raise DataError(
-            f"{source} is not in time order: row {row} ({times[row]}) is earlier than the one before it "
-            f"({times[row - 1]}); sort it with melon data prepare."
-        )
-    return times
 
 
 def _original(source: Path, part: str, rows: Ids) -> Ids:

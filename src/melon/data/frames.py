@@ -8,6 +8,7 @@ whole number is that integer.
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,12 +28,12 @@ from melon.data.ids import (
 from melon.data.interactions import Interactions
 from melon.data.raw import times as notations
 from melon.errors import DataError
-from melon.types import Floats, Ints
+from melon.types import Flags, Floats, Ints
 
 Column = pl.Series | list[Any]
 
 #: Types of None, pandas.NA and pandas.NaT, by name: pandas need not be there.
-_ABSENT_TYPES = {"NoneType", "NAType", "NaTType"}
+_MISSING_TYPES = {"NoneType", "NAType", "NaTType"}
 _FLOATS = (float, np.floating)
 
 ACCEPTED = "a polars or pandas DataFrame, an Arrow table, (user, item, time) tuples, or dicts with these keys"
@@ -45,13 +46,12 @@ def interactions_from(
 
     Columns (or keys of dicts) have the given or the usual names (user, user_id, userId …). Integer times are taken as
     they are; datetimes, dates, ISO texts and decimal seconds become whole seconds, after sorting at their own
-    resolution. Pairs (user, item) are taken in their order, and their times are event numbers.
+    resolution. Pairs (user, item) are taken in their order, and their times are event numbers. Rows without a user, an
+    item or a time are left out with a warning that counts them, as `melon data prepare` does.
     """
     if isinstance(source, Interactions):
         return source
-    users, items, times = _columns_of(source, {"user": user, "item": item, "time": time})
-    if not len(users):
-        raise DataError("there is no interaction in what was given; at least one is needed.")
+    users, items, times = _complete(*_columns_of(source, {"user": user, "item": item, "time": time}))
     user_rows, user_ids = _numbered(users, "user")
     item_rows, item_ids = _numbered(items, "item")
     if times is None:
@@ -77,23 +77,61 @@ def interactions_from(
 def _columns_of(source: Any, wanted: dict[str, str | None]) -> tuple[Column, Column, Column | None]:
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
+    if type(source).__module__.partition(".")[0] == "pandas" and hasattr(source, "columns"):
+        by_name = {str(name): name for name in source.columns}
+        columns = [_from_pandas(source[by_name[name]]) for name in _names(list(by_name), wanted)]
+        return columns[0], columns[1], columns[2]
+    if hasattr(source, "__arrow_c_stream__") and not isinstance(source, pl.DataFrame | pl.Series):
+        source = pl.DataFrame(source)  # a table of Arrow, DuckDB and others, by Arrow's C interface
     if isinstance(source, pl.DataFrame):
         names = _names(source.columns, wanted)
         return source[names[0]], source[names[1]], source[names[2]]
-    library = type(source).__module__.partition(".")[0]
-    if library == "pandas" and hasattr(source, "columns"):
-        by_name = {str(name): name for name in source.columns}
-        names = _names([str(name) for name in source.columns], wanted)
-        columns = [_from_pandas(source[by_name[name]]) for name in names]
-        return columns[0], columns[1], columns[2]
-    if library == "pyarrow" and hasattr(source, "column_names"):
-        names = _names(source.column_names, wanted)
-        columns = [_from_arrow(source.column(name)) for name in names]
-        return columns[0], columns[1], columns[2]
     if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         rows = list(source)
         return _from_dicts(rows, wanted) if rows and isinstance(rows[0], Mapping) else _from_tuples(rows)
     raise DataError(f"interactions cannot be made from {type(source).__name__}; give {ACCEPTED}.")
+
+
+def _complete(users: Column, items: Column, times: Column | None) -> tuple[Column, Column, Column | None]:
+    """The columns without the rows in which a value is missing, which a warning counts by what is missing."""
+    if not len(users):
+        raise DataError("there is no interaction in what was given; at least one is needed.")
+    columns = {"user": users, "item": items} | ({} if times is None else {"time": times})
+    left_out, reasons = np.zeros(len(users), dtype=bool), []
+    for role, column in columns.items():
+        missing = _missing(column) & ~left_out
+        if missing.any():
+            reasons.append(f"{np.count_nonzero(missing)} × missing {role} (first in event {int(missing.argmax())})")
+            left_out |= missing
+    if not reasons:
+        return users, items, times
+    said = f"{np.count_nonzero(left_out)} of {len(users)} interactions left out: {', '.join(reasons)}"
+    if left_out.all():
+        raise DataError(f"there is no whole interaction in what was given; {said}.")
+    warnings.warn(said, stacklevel=4)
+    kept = np.flatnonzero(~left_out)
+    whole = [one.gather(kept) if isinstance(one, pl.Series) else [one[n] for n in kept] for one in columns.values()]
+    return whole[0], whole[1], None if times is None else whole[2]
+
+
+def _missing(column: Column) -> Flags:
+    """Whether each value is null, NaN or an empty text."""
+    if isinstance(column, pl.Series) and column.dtype == pl.Object:
+        column = column.to_list()
+    if isinstance(column, list):
+        return np.fromiter(map(_is_missing, column), dtype=bool, count=len(column))
+    missing = column.is_null()
+    if column.dtype.is_float():
+        missing |= column.is_nan().fill_null(value=True)
+    elif column.dtype in (pl.String, pl.Categorical, pl.Enum):
+        missing |= (column.cast(pl.String) == "").fill_null(value=True)
+    return missing.to_numpy()
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, _FLOATS):
+        return bool(np.isnan(value))
+    return type(value).__name__ in _MISSING_TYPES or (isinstance(value, str) and not value)
 
 
 def _names(available: Sequence[str], wanted: dict[str, str | None]) -> tuple[str, str, str]:
@@ -102,20 +140,10 @@ def _names(available: Sequence[str], wanted: dict[str, str | None]) -> tuple[str
 
 
 def _from_pandas(column: Any) -> Column:
-    # Objects may be UUIDs, which polars has no type for.
-    if column.dtype == object:
+    # Numbers and dates are arrays; texts, UUIDs and dates with a zone come one by one, which needs no pyarrow.
+    if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iufM":
         return list(column)
-    series: pl.Series = pl.from_pandas(column, nan_to_null=not str(column.dtype).lower().startswith("float"))
-    return series
-
-
-def _from_arrow(column: Any) -> Column:
-    if str(column.type).startswith("extension") or str(column.type) == "uuid":
-        values: list[Any] = column.to_pylist()
-        return values
-    series = pl.from_arrow(column)
-    assert isinstance(series, pl.Series)
-    return series
+    return pl.Series(column.to_numpy().astype("datetime64[us]") if column.dtype.kind == "M" else column.to_numpy())
 
 
 def _from_tuples(rows: list[Any]) -> tuple[Column, Column, Column | None]:
@@ -141,16 +169,8 @@ def _from_dicts(rows: list[Any], wanted: dict[str, str | None]) -> tuple[Column,
     # Two keys without a time are the user and the item of a pair.
     pairs = len(keys) == 2 and not wanted["time"] and not any(plain_name(key) in USUAL_NAMES["time"] for key in keys)
     user, item, time = _names([*keys, "time"] if pairs else keys, wanted)
-    return _values(rows, user, "user"), _values(rows, item, "item"), None if pairs else _values(rows, time, "time")
-
-
-def _values(rows: list[Any], key: str, role: str) -> list[Any]:
-    for number, row in enumerate(rows):
-        if key not in row:
-            raise DataError(
-                f"event {number} is {_shown(row)} and has no {key!r} for the {role}; every event needs one."
-            )
-    return [row[key] for row in rows]
+    columns = [[row.get(name) for row in rows] for name in ((user, item) if pairs else (user, item, time))]
+    return columns[0], columns[1], None if pairs else columns[2]
 
 
 def _shown(value: Any) -> str:
@@ -169,9 +189,8 @@ def _numbered(column: Column, role: str) -> tuple[Ints, Ids]:
         ids = np.empty(len(positions), dtype=object)
         ids[:] = [column[position] for position in positions.tolist()]
         return rows, ids
-    absent = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
-    if absent.any():
-        raise _absent(int(absent.arg_max() or 0), role)
+    if column.dtype == pl.Binary and bool((column.bin.size() == 16).all()):  # UUIDs of Arrow
+        return _numbered([uuid.UUID(bytes=one) for one in column], role)
     if column.dtype in (pl.Categorical, pl.Enum):
         column = column.cast(pl.String)
     if column.dtype.is_float():
@@ -186,10 +205,6 @@ def _numbered(column: Column, role: str) -> tuple[Ints, Ids]:
         raise DataError(f"a {role} id does not fit 64 bits ({column.max()!r}); give such ids as texts.") from error
 
 
-def _absent(row: int, role: str) -> DataError:
-    return DataError(f"event {row} has no {role}; every interaction needs one.")
-
-
 def _whole_numbers(column: pl.Series, role: str) -> pl.Series:
     odd = (column != column.floor()) | (column.abs() > MOST_EXACT_FLOAT)
     if odd.any():
@@ -201,11 +216,7 @@ def _whole_numbers(column: pl.Series, role: str) -> pl.Series:
 
 
 def _one_kind(values: list[Any], role: str) -> Column:
-    types = set(map(type, values))
-    if any(one.__name__ in _ABSENT_TYPES or issubclass(one, _FLOATS) for one in types):
-        for row, value in enumerate(values):
-            if type(value).__name__ in _ABSENT_TYPES or (isinstance(value, _FLOATS) and np.isnan(value)):
-                raise _absent(row, role)
+    if any(issubclass(one, _FLOATS) for one in set(map(type, values))):
         values = [whole_float(float(value)) if isinstance(value, _FLOATS) else value for value in values]
     kinds = {_kind(one) for one in {type(value): value for value in values}.values()}
     if None in kinds or len(kinds) > 1:
@@ -238,9 +249,6 @@ def _kind(value: Any) -> str | None:
 def _time_series(times: Column) -> pl.Series:
     if isinstance(times, pl.Series):
         return times
-    for row, value in enumerate(times):
-        if type(value).__name__ in _ABSENT_TYPES:
-            raise _no_time(row)
     try:
         # Dates of numpy are understood in an array, and not one by one.
         dates = isinstance(times[0], np.datetime64)
@@ -254,14 +262,8 @@ def _time_series(times: Column) -> pl.Series:
     return series
 
 
-def _no_time(row: int) -> DataError:
-    return DataError(f"event {row} has no time; give every interaction one, or none.")
-
-
 def _moments(times: pl.Series) -> tuple[Ints | Floats, Ints]:
     """What to sort by, and whole seconds (integers: as they are)."""
-    if times.null_count():
-        raise _no_time(int(times.is_null().arg_max() or 0))
     per_second = 1
     if times.dtype == pl.String:
         times, per_second = _read_texts(times)

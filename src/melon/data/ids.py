@@ -177,6 +177,17 @@ class IdBook:
         del self._row_of[self._ids[row]]
         self._ids[row], self._row_of[to] = to, row
 
+    def parse(self, text: str) -> Id:
+        """A written id as the kind that the book has; texts do not say whether 7 is a number."""
+        try:
+            parsed: Id = _TYPES[self.kind or "str"](text)
+        except ValueError:
+            kinds = _PLURALS[self.kind or "str"]
+            raise DataError(
+                f"{self.what} {text!r} cannot be in this model, whose {self.what} ids are {kinds}."
+            ) from None
+        return parsed
+
     def ids(self, rows: Ints | Sequence[int]) -> Ids:
         """Ids of rows: int64, or an object array of texts or UUIDs."""
         numbers = np.asarray(rows, dtype=np.int64).reshape(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time as clock
 from collections.abc import Sequence
@@ -16,11 +17,10 @@ import numpy as np
 from melon.data.files import write_stream
 from melon.data.ids import Codes, codes_of, original_ids, rows_from_codes
 from melon.data.interactions import Interactions
-from melon.data.raw.layout import ReadOptions
+from melon.data.raw.formats import ReadOptions
 from melon.data.raw.open import BadRows
-from melon.data.raw.read import RawEvents, read_raw
-from melon.data.raw.times import UNITS, UNPARSABLE
-from melon.data.raw.unpack import fingerprints
+from melon.data.raw.read import UNPARSABLE, RawEvents, read_raw
+from melon.data.raw.times import UNITS
 from melon.errors import DataError, SettingsError
 from melon.types import Ints
 
@@ -133,6 +133,15 @@ def prepare(
     )
     write_stream(target, stream, report.as_dict())
     return replace(report, seconds=clock.perf_counter() - began)
+
+
+def fingerprints(paths: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file as it came."""
+    digests = []
+    for path in paths:
+        with path.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    return digests
 
 
 def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[Interactions, int]:

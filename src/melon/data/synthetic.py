@@ -1,13 +1,7 @@
-"""Streams made by rule, with a known answer: they carry the tests and the demo.
-
-Each world is drawn from a seed, makes its events, and can score any (user, item) at any event by the very rule that the
-events were drawn from. That oracle is the known answer: no recommender can do much better, and the same oracle stuck at
-an early event shows what standing still costs.
-"""
+"""Streams made by rule, for the demo, for tests and to try things on: same settings, same seed, same events."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,230 +10,133 @@ import numpy as np
 from melon.data.ids import rows_from_codes
 from melon.data.interactions import Interactions
 from melon.errors import SettingsError, unknown_name
-from melon.types import Floats, Ints
+from melon.types import Ints
 
 START = 1_600_000_000  # the first second of every made-up stream
 PACE = 30.0  # seconds between events, on average
 
 
-class World(ABC):
-    """A rule by which users choose items. Ids are 0 … n-1, so `log.item_ids[row]` is the item's number in its world."""
-
-    def __init__(self, n_users: int, n_items: int, n_events: int, seed: int) -> None:
-        for name, value, least in (
-            ("n_users", n_users, 2),
-            ("n_items", n_items, 4),
-            ("n_events", n_events, 1),
-            ("seed", seed, 0),
-        ):
-            if value < least:
-                raise SettingsError(f"{name} must be {least} or more for a synthetic stream, got {value}.")
-        self.n_users, self.n_items, self.n_events, self.seed = n_users, n_items, n_events, seed
-        # The world and its events have generators of their own: asking the oracle needs no events.
-        self.draw(np.random.default_rng([seed, 0]))
-
-    @abstractmethod
-    def draw(self, rng: np.random.Generator) -> None:
-        """Draw what is fixed: groups, births, angles."""
-
-    @abstractmethod
-    def choose(self, users: Ints, rng: np.random.Generator) -> Ints:
-        """The item that each user takes, event by event."""
-
-    @abstractmethod
-    def score(self, users: Ints, items: Ints, events: Ints) -> Floats:
-        """The known answer: higher where the user would rather take the item at that event; shapes broadcast."""
-
-    def interactions(self) -> Interactions:
-        """The stream."""
-        rng = np.random.default_rng([self.seed, 1])
-        users = rng.integers(self.n_users, size=self.n_events)
-        items = self.choose(users, rng)
-        times = START + np.cumsum(rng.exponential(PACE, self.n_events)).astype(np.int64)
-        user_rows, user_firsts = rows_from_codes(users, self.n_users)
-        item_rows, item_firsts = rows_from_codes(items, self.n_items)
-        return Interactions(user_rows, item_rows, times, users[user_firsts], items[item_firsts])
-
-
-class Flip(World):
-    """Items are in groups; a user likes one of them, and from the flip on the opposite one.
-
-    User u's group is u mod g before the flip and half-way round the g groups after it; item i's is i mod g. One event
-    in twenty is a random item. With two groups, users of A turn to B and those of B to A.
-    """
-
-    def __init__(
-        self,
-        n_users: int = 200,
-        n_items: int = 200,
-        n_events: int = 20_000,
-        seed: int = 0,
-        *,
-        flip_at: int | None = None,
-        groups: int = 20,
-    ) -> None:
-        self.flip_at = n_events // 2 if flip_at is None else flip_at
-        self.groups = max(2, min(groups, n_items // 2))
-        self.groups -= self.groups % 2
-        super().__init__(n_users, n_items, n_events, seed)
-
-    def draw(self, rng: np.random.Generator) -> None:
-        """Nothing is left to chance here: groups follow from the ids."""
-
-    def liked(self, users: Ints, events: Ints) -> Ints:
-        """The group that each user likes at each event."""
-        group: Ints = (users + np.where(events >= self.flip_at, self.groups // 2, 0)) % self.groups
-        return group
-
-    def choose(self, users: Ints, rng: np.random.Generator) -> Ints:
-        """A random item of the liked group, or now and then any item."""
-        group = self.liked(users, np.arange(len(users)))
-        size = (self.n_items - group - 1) // self.groups + 1
-        item = group + self.groups * (rng.random(len(users)) * size).astype(np.int64)
-        anything = rng.random(len(users)) < 0.05
-        return np.where(anything, rng.integers(self.n_items, size=len(users)), item)
-
-    def score(self, users: Ints, items: Ints, events: Ints) -> Floats:
-        """1 for an item of the liked group."""
-        match: Floats = (items % self.groups == self.liked(users, events)).astype(np.float64)
-        return match
-
-
-class News(World):
-    """Items are born all along the stream, burst, fade and die; a user prefers the items of one topic.
-
-    An item's pull is its appeal, halved at every half-life since its birth and nothing after eight of them; it is six
-    times stronger for users of its topic. Half-lives are about 3 % of the stream.
-    """
-
-    topics = 8
-    taste = 6.0
-    step = 64  # pulls change slowly: they are computed once per this many events
-
-    def __init__(self, n_users: int = 500, n_items: int = 1_000, n_events: int = 20_000, seed: int = 0) -> None:
-        super().__init__(n_users, n_items, n_events, seed)
-
-    def draw(self, rng: np.random.Generator) -> None:
-        """Births, half-lives, appeal and topics."""
-        at_start = max(2, self.n_items // 50)
-        later = np.sort(rng.integers(0, self.n_events, self.n_items - at_start))
-        # Whole steps, so that an item's birth is the very event from which it can be taken.
-        self.birth = np.concatenate([np.zeros(at_start, dtype=np.int64), later // self.step * self.step])
-        self.half_life = np.maximum(self.step, self.n_events * rng.lognormal(np.log(0.03), 0.5, self.n_items))
-        self.appeal = rng.lognormal(0.0, 1.0, self.n_items)
-        self.topic = rng.integers(self.topics, size=self.n_items)
-        self.interest = rng.integers(self.topics, size=self.n_users)
-
-    def pull(self, items: Ints, events: Ints) -> Floats:
-        """How strongly items attract anybody at these events."""
-        age = (events // self.step * self.step - self.birth[items]) / self.half_life[items]
-        alive = (age >= 0) & (age < 8)
-        pull: Floats = np.where(alive, self.appeal[items] * 2.0 ** -np.where(alive, age, 0.0), 0.0)
-        return pull
-
-    def choose(self, users: Ints, rng: np.random.Generator) -> Ints:
-        """By pull, times taste; when nothing is alive, any item born so far."""
-        chance = rng.random(len(users))
-        chosen = np.zeros(len(users), dtype=np.int64)
-        everything = np.arange(self.n_items)
-        match = np.where(self.topic == np.arange(self.topics)[:, None], self.taste, 1.0)
-        for begin in range(0, len(users), self.step):
-            now = np.arange(begin, min(begin + self.step, len(users)))
-            pull = self.pull(everything, np.array(begin))
-            pull = pull if pull.any() else (self.birth <= begin).astype(np.float64)
-            edges = np.cumsum(pull * match, axis=1)
-            interest = self.interest[users[now]]
-            drawn = chance[now] * edges[interest, -1]
-            chosen[now] = (edges[interest] <= drawn[:, None]).sum(axis=1)
-        return chosen
-
-    def score(self, users: Ints, items: Ints, events: Ints) -> Floats:
-        """Pull, times taste."""
-        return self.pull(items, events) * np.where(self.topic[items] == self.interest[users], self.taste, 1.0)
-
-
-class Drift(World):
-    """Items lie on a circle, and each user's taste wanders along it, half of them one way and half the other.
-
-    Over the whole stream a taste goes once round; an item's chance falls off with its distance (von Mises, κ = 120).
-    """
-
-    sharpness = 120.0
-    turns = 1.0
-
-    def __init__(self, n_users: int = 300, n_items: int = 300, n_events: int = 20_000, seed: int = 0) -> None:
-        super().__init__(n_users, n_items, n_events, seed)
-
-    def draw(self, rng: np.random.Generator) -> None:
-        """Where items lie, and where each user begins."""
-        self.place = 2 * np.pi * rng.permutation(self.n_items) / self.n_items
-        self.begin = rng.uniform(0, 2 * np.pi, self.n_users)
-
-    def taste(self, users: Ints, events: Ints) -> Floats:
-        """The angle of each user's taste at each event."""
-        way = np.where(users % 2 == 0, 1.0, -1.0)
-        angle: Floats = self.begin[users] + way * 2 * np.pi * self.turns * events / self.n_events
-        return angle
-
-    def choose(self, users: Ints, rng: np.random.Generator) -> Ints:
-        """The item nearest to an angle drawn around the user's taste."""
-        wanted = rng.vonmises(0.0, self.sharpness, len(users)) + self.taste(users, np.arange(len(users)))
-        slot = np.round(wanted / (2 * np.pi) * self.n_items).astype(np.int64) % self.n_items
-        chosen: Ints = np.argsort(self.place)[slot]
-        return chosen
-
-    def score(self, users: Ints, items: Ints, events: Ints) -> Floats:
-        """The cosine of the distance."""
-        near: Floats = np.cos(self.place[items] - self.taste(users, events))
-        return near
-
-
 @dataclass(frozen=True)
 class Synthetic:
-    """A registered synthetic stream."""
+    """A synthetic stream: what it shows, by which rule users choose, and its usual size.
 
-    name: str
+    `choose` gives the item of each event from its user, the number of users and of items, and two generators: one for
+    what is fixed in its world, one for its events.
+    """
+
     description: str
     answer: str
-    world: Callable[..., World]
+    n_users: int
+    n_items: int
+    choose: Callable[[Ints, int, int, np.random.Generator, np.random.Generator], Ints]
 
 
-SYNTHETIC: dict[str, Synthetic] = {
-    kind.name: kind
-    for kind in (
-        Synthetic(
-            "flip",
-            "tastes flip to the opposite group of items half-way",
-            "user u likes the items i with i = u (mod groups) before the flip, and the opposite group after it",
-            Flip,
-        ),
-        Synthetic(
-            "news",
-            "items are born, burst and die; users prefer a topic",
-            "an item's appeal, halved at every half-life since its birth, six times stronger for its topic's users",
-            News,
-        ),
-        Synthetic(
-            "drift",
-            "tastes wander slowly round a circle of items",
-            "the items nearest to the user's angle, which goes once round over the stream",
-            Drift,
-        ),
-    )
-}
-
-
-def world(name: str, **settings: int | None) -> World:
-    """The world of that name, with n_users, n_items, n_events and seed if given; `.score` is its known answer."""
+def synthetic_stream(
+    name: str,
+    *,
+    n_users: int | None = None,
+    n_items: int | None = None,
+    n_events: int | None = None,
+    seed: int = 0,
+) -> Interactions:
+    """The synthetic stream of that name. Ids are 0 … n-1, so `log.item_ids[row]` is the item's number in its world."""
     if name not in SYNTHETIC:
         raise unknown_name("synthetic stream", name, SYNTHETIC)
-    given = {key: value for key, value in settings.items() if value is not None}
-    try:
-        return SYNTHETIC[name].world(**given)
-    except TypeError as error:
-        raise SettingsError(f"the synthetic stream {name!r} has no such setting: {error}.") from error
+    kind = SYNTHETIC[name]
+    users_in_all = kind.n_users if n_users is None else n_users
+    items_in_all = kind.n_items if n_items is None else n_items
+    events = 20_000 if n_events is None else n_events
+    asked = (("n_users", users_in_all, 2), ("n_items", items_in_all, 4), ("n_events", events, 1), ("seed", seed, 0))
+    for setting, value, least in asked:
+        if value < least:
+            raise SettingsError(f"{setting} must be {least} or more for a synthetic stream, got {value}.")
+    world, rng = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    users = rng.integers(users_in_all, size=events)
+    items = kind.choose(users, users_in_all, items_in_all, world, rng)
+    times = START + np.cumsum(rng.exponential(PACE, events)).astype(np.int64)
+    user_rows, user_firsts = rows_from_codes(users, users_in_all)
+    item_rows, item_firsts = rows_from_codes(items, items_in_all)
+    return Interactions(user_rows, item_rows, times, users[user_firsts], items[item_firsts])
 
 
-def synthetic_stream(name: str, **settings: int | None) -> Interactions:
-    """The synthetic stream of that name: the same settings and seed give the same events."""
-    return world(name, **settings).interactions()
+def flip_groups(n_items: int) -> int:
+    """How many groups of items `flip` has."""
+    groups = max(2, min(20, n_items // 2))
+    return groups - groups % 2
+
+
+def _flip(users: Ints, n_users: int, n_items: int, world: np.random.Generator, rng: np.random.Generator) -> Ints:  # noqa: ARG001
+    """A random item of the group that the user likes, half-way round the groups after the flip; 1 in 20 is any item."""
+    groups, n_events = flip_groups(n_items), len(users)
+    group = (users + np.where(np.arange(n_events) >= n_events // 2, groups // 2, 0)) % groups
+    size = (n_items - group - 1) // groups + 1
+    item = group + groups * (rng.random(n_events) * size).astype(np.int64)
+    anything = rng.random(n_events) < 0.05
+    return np.where(anything, rng.integers(n_items, size=n_events), item)
+
+
+def _news(users: Ints, n_users: int, n_items: int, world: np.random.Generator, rng: np.random.Generator) -> Ints:
+    """By pull: an item's appeal, halved at every half-life since its birth and nothing after eight of them.
+
+    It is six times stronger for users of the item's topic. Half-lives are about 3 % of the stream. Where nothing is
+    alive, any item born so far is taken. Pulls change slowly: they are computed once per 64 events.
+    """
+    n_events, step, topics = len(users), 64, np.arange(8)
+    at_start = max(2, n_items // 50)
+    later = np.sort(world.integers(0, n_events, n_items - at_start))
+    # Whole steps, so that an item's birth is the very event from which it can be taken.
+    birth = np.concatenate([np.zeros(at_start, dtype=np.int64), later // step * step])
+    half_life = np.maximum(step, n_events * world.lognormal(np.log(0.03), 0.5, n_items))
+    appeal = world.lognormal(0.0, 1.0, n_items)
+    match = np.where(world.integers(len(topics), size=n_items) == topics[:, None], 6.0, 1.0)
+    interest = world.integers(len(topics), size=n_users)[users]
+    chance, chosen = rng.random(n_events), np.zeros(n_events, dtype=np.int64)
+    for begin in range(0, n_events, step):
+        now = slice(begin, begin + step)
+        age = (begin - birth) / half_life
+        alive = (age >= 0) & (age < 8)
+        pull = np.where(alive, appeal * 2.0 ** -np.where(alive, age, 0.0), 0.0)
+        pull = pull if pull.any() else (birth <= begin).astype(np.float64)
+        edges = np.cumsum(pull * match, axis=1)[interest[now]]
+        chosen[now] = (edges <= (chance[now] * edges[:, -1])[:, None]).sum(axis=1)
+    return chosen
+
+
+def _drift(users: Ints, n_users: int, n_items: int, world: np.random.Generator, rng: np.random.Generator) -> Ints:
+    """The item nearest to an angle drawn around the user's taste (von Mises, κ = 120).
+
+    Items lie on a circle, and each taste goes once round it over the stream, half of them one way and half the other.
+    """
+    place = world.permutation(n_items)
+    begin = world.uniform(0, 2 * np.pi, n_users)
+    way = np.where(users % 2 == 0, 1.0, -1.0)
+    taste = begin[users] + way * 2 * np.pi * np.arange(len(users)) / len(users)
+    wanted = rng.vonmises(0.0, 120.0, len(users)) + taste
+    slot = np.round(wanted / (2 * np.pi) * n_items).astype(np.int64) % n_items
+    chosen: Ints = np.argsort(place)[slot]
+    return chosen
+
+
+SYNTHETIC = {
+    "flip": Synthetic(
+        "tastes flip to the opposite group of items half-way",
+        "user u likes the items i with i = u (mod groups) before the flip, and the opposite group after it",
+        200,
+        200,
+        _flip,
+    ),
+    "news": Synthetic(
+        "items are born, burst and die; users prefer a topic",
+        "an item's appeal, halved at every half-life since its birth, six times stronger for its topic's users",
+        500,
+        1_000,
+        _news,
+    ),
+    "drift": Synthetic(
+        "tastes wander slowly round a circle of items",
+        "the items nearest to the user's angle, which goes once round over the stream",
+        300,
+        300,
+        _drift,
+    ),
+}

@@ -1,11 +1,12 @@
 """Measuring: ranks, metrics, the prequential loop, comparisons, simple rivals."""
 
-from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, gains, hits, holm
+from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, holm
 from melon.evaluation.predictors import RIVALS, Frozen, Popularity, Predictor, make_rival
 from melon.evaluation.prequential import Point, Tally, prequential
-from melon.evaluation.ranking import Ranks, metrics, rank_among_all, rank_first, selection_score
+from melon.evaluation.ranking import METRICS, Ranks, gains, hits, metrics, rank_among_all, rank_first, selection_score
 
 __all__ = [
+    "METRICS",
     "RIVALS",
     "Comparison",
     "Frozen",

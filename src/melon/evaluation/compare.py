@@ -14,8 +14,8 @@ from melon.types import Floats, Ints
 
 RESAMPLES = 2_000
 LEVEL = 0.95
-#: What a comparison may claim, from the best to the worst; "not decided" is none of them.
-Verdict = Literal["better", "level or better", "within the margin, but behind", "worse", "not decided"]
+#: What a comparison may claim, from the best to the worst; "no significant difference" is none of them.
+Conclusion = Literal["better", "no significant loss", "worse within the margin", "worse", "no significant difference"]
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,6 @@ class Comparison:
         """Theirs minus ours."""
         (low, high), (item_low, item_high) = self.by_user, self.by_item
         return replace(self, difference=-self.difference, by_user=(-high, -low), by_item=(-item_high, -item_low))
-
-
-def hits(rank: Floats, cut: int = 5) -> Floats:
-    """1 where the item taken was among the first `cut`."""
-    return np.where(rank <= cut, 1.0, 0.0)
-
-
-def gains(rank: Floats, cut: int = 10) -> Floats:
-    """The event's part in NDCG."""
-    return np.where(rank <= cut, 1.0 / np.log2(rank + 1), 0.0)
 
 
 @dataclass(frozen=True)
@@ -104,23 +94,23 @@ def holm(comparisons: Mapping[str, Comparison], level: float = 1 - LEVEL) -> dic
     return better
 
 
-def verdicts(comparisons: Mapping[str, Comparison], margin: float) -> dict[str, Verdict]:
-    """The verdict on each comparison of a declared family.
+def conclusions(comparisons: Mapping[str, Comparison], margin: float) -> dict[str, Conclusion]:
+    """The conclusion on each comparison of a declared family.
 
     "better" and "worse" hold after Holm's correction. Where a loss of more than `margin` is ruled out, the interval
-    decides: "level or better" reaches 0, "within the margin, but behind" lies wholly below it.
+    decides: "no significant loss" reaches 0, "worse within the margin" lies wholly below it.
     """
     better = holm(comparisons)
     worse = holm({name: each.turned() for name, each in comparisons.items()})
-    judged: dict[str, Verdict] = {}
+    judged: dict[str, Conclusion] = {}
     for name, each in comparisons.items():
         low, high = each.by_user
         if better[name]:
             judged[name] = "better"
         elif low > -margin:
-            judged[name] = "level or better" if high >= 0 else "within the margin, but behind"
+            judged[name] = "no significant loss" if high >= 0 else "worse within the margin"
         else:
-            judged[name] = "worse" if worse[name] else "not decided"
+            judged[name] = "worse" if worse[name] else "no significant difference"
     return judged
 
 

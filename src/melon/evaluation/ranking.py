@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from melon.errors import LearningError
 from melon.types import Floats, Ints, Scores
 
-CUTS = (5, 10, 20)
 Metrics = dict[str, float]
+
+
+def hits(rank: Floats, cut: int = 5) -> Floats:
+    """1 where the item taken was among the first `cut`."""
+    return np.where(rank <= cut, 1.0, 0.0)
+
+
+def gains(rank: Floats, cut: int = 10) -> Floats:
+    """The event's part in NDCG."""
+    return np.where(rank <= cut, 1.0 / np.log2(rank + 1), 0.0)
+
+
+#: Every metric by name: the value of each event, whose mean is reported. Tables, results and the service follow it.
+METRICS: dict[str, Callable[[Floats], Floats]] = {
+    "HR@5": partial(hits, cut=5),
+    "HR@10": partial(hits, cut=10),
+    "HR@20": partial(hits, cut=20),
+    "NDCG@5": partial(gains, cut=5),
+    "NDCG@10": partial(gains, cut=10),
+    "NDCG@20": partial(gains, cut=20),
+}
 
 
 @dataclass(frozen=True)
@@ -57,12 +79,8 @@ def require_finite(scores: Scores, place: str) -> None:
 
 
 def metrics(rank: Floats) -> Metrics:
-    """HR and NDCG at 5, 10 and 20, as float64 means over interactions; an empty set has no metrics."""
-    if not len(rank):
-        return {}
-    gain = 1.0 / np.log2(rank + 1)
-    hits = {f"HR@{cut}": float(np.mean(rank <= cut)) for cut in CUTS}
-    return hits | {f"NDCG@{cut}": float(np.mean(np.where(rank <= cut, gain, 0.0))) for cut in CUTS}
+    """Every metric as a float64 mean over interactions; an empty set has none."""
+    return {name: float(np.mean(value(rank))) for name, value in METRICS.items()} if len(rank) else {}
 
 
 def selection_score(rank: Floats) -> float:

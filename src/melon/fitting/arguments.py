@@ -121,7 +121,7 @@ def plain_events(source: Any) -> tuple[list[Id], list[Id], list[int]] | None:
     for event in source:
         if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or not 0 <= event[2] < 2**63:
             return None
-        if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES:
+        if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES or "" in event[:2]:
             return None
     users, items, times = map(list, zip(*source, strict=True))
     return users, items, times

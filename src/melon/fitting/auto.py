@@ -17,7 +17,7 @@ AUTO = "auto"
 MINUTES = 30.0
 RECOMMENDER, STRATEGY = "blend", "default"
 #: Settings of the blend in `auto`, unless a request decides them: further inputs of its head (docs/recommenders.md).
-SETTINGS: Plain = {"inputs": ("profiles", "leanings"), "transitions": True}
+SETTINGS: Plain = {"inputs": ("profiles", "preferences"), "transitions": True}
 _WHY = (
     "it weighs personal taste, what is popular now and what is like a user's last items as it goes, "
     "so that fast and slow streams both suit it"

@@ -19,17 +19,18 @@ import torch
 from melon.data.interactions import Interactions
 from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
+from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
 from melon.learning.updater import Updater
 from melon.progress import Progress, Stop
-from melon.recommenders.heads import HeadedRecommender
+from melon.recommenders.blend.recommender import Blend
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.practised import LinearStrategy
+from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
 
@@ -126,6 +127,7 @@ class Fitting:
         pretraining = self._pretraining()
         if pretraining is None:
             self._tell(self.unchosen or "")
+            self._tell_untrained(self.plan.make_strategy(self.plan.fixed()))
             epochs = most_epochs(len(self.past)) if self.plan.epochs is None else self.plan.epochs
             epochs = 0 if self._observes_alone else epochs
             decided = {"pretrain": {"epochs": epochs, **self.plan.pretrain_settings}}
@@ -197,9 +199,7 @@ class Fitting:
 
         def train() -> Practice:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
-            learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(
-                self.plan.build(), HeadedRecommender
-            )
+            learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(self.plan.build(), Blend)
             if self.unchosen is not None or not learns:
                 return {}
             self.progress.stage(f"{name} practises on the selection window")
@@ -234,6 +234,16 @@ class Fitting:
             return self.selection.strategy(strategy, self.window()[1], fixed, self.window_again).plain()
 
         return self._memo.choice(f"choice/{name_of(strategy)}", choose)
+
+    def _tell_untrained(self, strategy: Strategy) -> None:
+        """Say what a learned strategy is without its meta-training."""
+        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
+            instead = "it takes the plain steps of 'default'"
+        elif isinstance(strategy, LearnedStrategy):
+            instead = "it starts untrained and learns on the stream alone"
+        else:
+            return
+        self._tell(f"strategy {strategy.name!r} was not meta-trained, which needs a selection window: {instead}")
 
     def _tell(self, text: str) -> None:
         if text not in self.notes:
@@ -306,7 +316,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def _deployed(fitting: Fitting, choices: Plain) -> Updater:
-    """The plan's strategy behind the past; a strategy that trains the tables itself is given untrained ones.
+    """The plan's strategy behind the past.
 
     Practice on the window and pre-training on the whole past need nothing of each other.
     """
@@ -317,7 +327,7 @@ def _deployed(fitting: Fitting, choices: Plain) -> Updater:
 
     practising = fitting.selection.workers.begin(practise)
     try:
-        state = untrained(fitting.plan) if strategy.pretrains else fitting.pretrained(choices)
+        state = fitting.pretrained(choices)
         practice = {name: torch.from_numpy(array) for name, array in practising.result().items()}
     finally:
         practising.cancel()

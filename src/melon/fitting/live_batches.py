@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from melon.evaluation.compare import hits
 from melon.evaluation.prequential import Tally, prequential
+from melon.evaluation.ranking import hits
 from melon.fitting.selection import Selection
 from melon.learning.updater import Updater
 from melon.stream.candidates import Candidates

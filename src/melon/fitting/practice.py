@@ -13,7 +13,7 @@ from melon.fitting.pretrained import Practice, PretrainedState
 from melon.learning.practice.loop import practice_candidates, practise_through
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
-from melon.recommenders.heads import Lesson
+from melon.recommenders.blend.head import Lesson
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.practised import LinearStrategy

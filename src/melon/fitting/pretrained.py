@@ -20,12 +20,11 @@ from melon.learning.pretrain import (
     PretrainSettings,
     live_through,
     most_epochs,
-    pretrain_by_strategy,
     stamp_last_touches,
 )
 from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender
-from melon.recommenders.heads import HeadedRecommender
+from melon.recommenders.blend.recommender import Blend
 from melon.strategies.base import Strategy
 from melon.stream.history import History
 from melon.types import Plain
@@ -94,13 +93,7 @@ class PretrainedState:
     @property
     def headed(self) -> bool:
         """Whether the recommender has a head, which practises on the selection window."""
-        return isinstance(self.fresh(), HeadedRecommender)
-
-    @property
-    def own_head(self) -> bool:
-        """Whether it has one that learns by itself, so that what the rows learn does not depend on it."""
-        recommender = self.fresh()
-        return isinstance(recommender, HeadedRecommender) and recommender.head.own
+        return isinstance(self.fresh(), Blend)
 
     def fresh(self) -> Recommender:
         """The same recommender before it learned anything."""
@@ -132,9 +125,6 @@ class PretrainedState:
             history = History()
             live_through(recommender, history, log)
             return recommender, history
-        if recommender.observes_by_rows:
-            live_through(recommender, History(), log)
-            return recommender, self._history(log)
         if key not in self._observed:
             live_through(recommender, History(), log)
             self._known(log)[key] = recommender.streaming_state()
@@ -147,7 +137,7 @@ class PretrainedState:
         for it.
         """
         recommender = self.copy()
-        if not isinstance(recommender, HeadedRecommender) or not recommender.head.own:
+        if not isinstance(recommender, Blend):
             return self.after(log)
         recommender.observes = False
         return recommender, self._history(log)
@@ -177,11 +167,9 @@ def deploy(
     *,
     rows_alone: bool = False,
 ) -> Updater:
-    """An updater behind the log: on the pre-trained recommender, or on one that the strategy trains itself."""
+    """An updater on the pre-trained recommender, behind the log."""
     recommender, history = (start.rows_after if rows_alone else start.after)(log)
-    updater = Updater(start.fresh(), strategy, history, seed=start.seed)
-    if not pretrain_by_strategy(strategy, updater.recommender, log):
-        updater = Updater(recommender, strategy, history, seed=start.seed)
+    updater = Updater(recommender, strategy, history, seed=start.seed)
     updater.take_over(practice or {})
     stamp_last_touches(updater.recommender, log, updater.fading_clock)
     return updater
@@ -238,6 +226,8 @@ def _observed_beside(recommender: Recommender, log: Interactions) -> Iterator[Ca
         pool.shutdown(wait=False)
 
 
-def untrained(plan: Plan) -> PretrainedState:
-    """The plan's recommender with no rows, for a strategy that trains its tables itself."""
-    return PretrainedState.of(plan, plan.build())
+def untrained(plan: Plan, log: Interactions) -> PretrainedState:
+    """The plan's recommender with the initial rows of a log, for a strategy that trains its tables itself."""
+    recommender = plan.build()
+    recommender.grow(log.n_users, log.user_keys, log.n_items, log.item_keys)
+    return PretrainedState.of(plan, recommender)

@@ -1,7 +1,6 @@
 """A deterministic search over a declared space: its start points first, then neighbours of the best trial so far.
 
-There is no other search (ADR 12). A fit takes it one trial at a time; a tuning takes rounds of several, which can run
-side by side. Both stop trials that are clearly behind (`Curve.hopeless`).
+There is no other search (ADR 12). Trials that are clearly behind are stopped (`Curve.hopeless`).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from melon.evaluation.compare import gains, hits
 from melon.evaluation.prequential import Point
+from melon.evaluation.ranking import gains, hits
 from melon.fitting.workers import Pending, Workers
 from melon.registry import Space
 from melon.types import Plain

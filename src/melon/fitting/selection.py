@@ -222,7 +222,7 @@ class Selection:
         if again is not None:
             practice |= self._practice.of_head(learner, start, stop, practice)
             return deploy(learner, again, self.before_judged, practice)
-        if start.own_head and not learner.pretrains and not self.protocol.align_ties:
+        if start.headed and not self.protocol.align_ties:
             updater, lessons = self._practice.recorded(learner, start, stop, practice)
             updater.take_over(updater.practise_head(lessons))
             for lesson in lessons:

@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from melon.errors import MelonError
+
 _Result = TypeVar("_Result")
 _GONE = 1.0  # seconds that a process may take to end
 
@@ -39,14 +41,17 @@ class Pending(Generic[_Result]):
         theirs.close()
 
     def result(self) -> _Result:
-        """What the work gives, or the error that it raised. A process that was killed is replaced by this one."""
+        """What the work gives, or the error that it raised, or that its process was ended from outside."""
         if self._process is None:
             return self._work()
         try:
             with torch.device("cpu"):  # whatever PyTorch's default device is, what was sent came from the CPU's memory
                 outcome, error = self._pipe.recv()
         except (EOFError, OSError):
-            return self._work()
+            raise MelonError(
+                f"a process that tried settings was ended from outside{_by(self._process)}, most likely because memory "
+                "ran out. With --threads 2 (threads=2 in Python) settings are tried one at a time."
+            ) from None
         finally:
             self.cancel()
         if error is not None:
@@ -74,6 +79,12 @@ class Workers:
     def begin(self, work: Callable[[], _Result]) -> Pending[_Result]:
         """Start a piece of work; the caller begins no more than `count` of them."""
         return Pending(work, elsewhere=self.count > 1, first=self._first)
+
+
+def _by(process: mp.process.BaseProcess) -> str:
+    process.join(_GONE)
+    code = process.exitcode
+    return f" (signal {-code})" if code is not None and code < 0 else ""
 
 
 def cores() -> int:

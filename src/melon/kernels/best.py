@@ -29,6 +29,8 @@ from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
 _TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
 
 SIGNATURES: dict[str, Signature] = {
+    "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
+    "counted": (DOUBLE_TABLE, INTS, INTS, INT, INTS, SINGLE_TABLE, SINGLE_TABLE),
     "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
     "scan": (
         *(*ROWS, INT, *ROWS, INT, INT, SINGLE, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLES),
@@ -306,3 +308,48 @@ def scan(
     for n in range(lines):
         _sorted(values[n], rows[n], counts[n])
     return -1
+
+
+def products(
+    factors: Singles, own: Singles, values: Singles, known: int, decay: Singles, bias: Singles, out: Singles
+) -> None:
+    """factors[n] · values[i] · decay[i] + bias[i] + own[n] for every n and i; items from `known` on have no row.
+
+    Two users at a time, so that each row is loaded once for both; without fading, `decay` is empty.
+    """
+    users, items, dim = factors.shape[0], out.shape[1], factors.shape[1]
+    for start in range(0, items, _AT_ONCE):
+        stop = min(start + _AT_ONCE, items)
+        for one in range(0, users, 2):
+            other = min(one + 1, users - 1)
+            left, right = factors[one], factors[other]
+            for item in range(start, min(stop, known)):
+                row = values[item]
+                first, second = _ZERO, _ZERO
+                for d in range(dim):
+                    first += left[d] * row[d]
+                    second += right[d] * row[d]
+                if decay.size:
+                    first *= decay[item]
+                    second *= decay[item]
+                out[one, item] = first + bias[item] + own[one]
+                out[other, item] = second + bias[item] + own[other]
+            for item in range(max(start, known), stop):
+                out[one, item], out[other, item] = own[one], own[other]
+
+
+def counted(
+    counts: Floats, first: Ints, last: Ints, events: int, changed: Ints, by_kind: Singles, since: Singles
+) -> None:
+    """Copy counts of items as of their last interactions, kind × items; and since when each was last and first seen.
+
+    Counts are those of items that have `changed`, times those of all. One that was never seen has always been there.
+    """
+    for n in range(changed.size):
+        for kind in range(by_kind.shape[0]):
+            by_kind[kind, changed[n]] = counts[changed[n], kind]
+    known = min(first.size, since.shape[1])
+    for item in range(known):
+        since[0, item], since[1, item] = events - last[item], events - max(first[item], 0)
+    for item in range(known, since.shape[1]):
+        since[0, item], since[1, item] = events, events

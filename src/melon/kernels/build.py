@@ -1,6 +1,6 @@
-"""Compiles suites of kernels with numba and keeps the machine code on disk for the next process.
+"""Compiles kernel modules with numba and keeps the machine code on disk for the next process.
 
-The only module that imports numba, beside `vectors`. A suite is written out as one file in the user's cache folder,
+The only module that imports numba. A kernel module is written out as one file in the user's cache folder,
 under a name that is a hash of everything that matters; numba keeps what it compiled beside it. So one compilation
 serves every process, every installation and every clone of the same version on a machine.
 
@@ -32,12 +32,11 @@ from numba.core import sigutils
 from numba.core.registry import cpu_target
 
 from melon.atomic import write_text
-from melon.kernels import vectors
-from melon.kernels.suites import SUITES, Suite
+from melon.kernels.modules import MODULES, KernelModule
 from melon.kernels.types import Fields
 
-#: No reordering of floating-point operations.
-EXACT: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "nogil": True}
+#: No reordering of floating-point operations. NUMBA_BOUNDSCHECK=1 checks every index.
+EXACT: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 #: Everything that turns sums into vectors, and nothing that lets a NaN or an infinity go unseen.
 FAST: dict[str, Any] = {**EXACT, "fastmath": {"reassoc", "nsz", "arcp", "contract"}}
 
@@ -59,11 +58,6 @@ def part(function: CompiledFunction) -> CompiledFunction:
     return _decorated(function, FAST)
 
 
-def inlined_part(function: CompiledFunction) -> CompiledFunction:
-    """A part that is written into its callers, whatever its size: for short work, where a call costs as much."""
-    return _decorated(function, FAST, forceinline=True)
-
-
 def exact_entry(function: CompiledFunction) -> CompiledFunction:
     """An entry whose floating-point operations stay in order."""
     return _decorated(function, EXACT, cache=True)
@@ -75,20 +69,20 @@ def exact_part(function: CompiledFunction) -> CompiledFunction:
 
 
 def compiled(name: str, width: int = 0) -> SimpleNamespace:
-    """The entries of a suite by name, from disk, where the first process on this machine puts them.
+    """The entries of a kernel module by name, from disk, where the first process on this machine puts them.
 
     Where the cache folder cannot be used (read-only, full, a broken file), a temporary one serves this process.
     """
-    suite, home = SUITES[name], cache_folder()
+    kernels, home = MODULES[name], cache_folder()
     with _one_writer:
-        text = suite.text(width)
+        text = kernels.text(width)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        file = _written(home, name, suite, text)
+        file = _written(home, name, kernels, text)
         with _one_process_at_a_time(file):
-            entries = _entries(suite, file)
+            entries = _entries(kernels, file)
     except Exception as problem:  # whatever ails the folder, a fresh one is worth a try
-        entries = _entries(suite, _written(_temporary_folder(home, problem), name, suite, text))
+        entries = _entries(kernels, _written(_temporary_folder(home, problem), name, kernels, text))
     return SimpleNamespace(width=width, **entries)
 
 
@@ -103,64 +97,67 @@ def _decorated(function: CompiledFunction, options: dict[str, Any], **more: Any)
     return dispatcher
 
 
-def _entries(suite: Suite, file: Path) -> dict[str, CompiledFunction]:
+def _entries(kernels: KernelModule, file: Path) -> dict[str, CompiledFunction]:
     """The compiled functions of a file; its module is what numba's cache on disk belongs to."""
-    entries = _functions(suite, file)
+    entries = _functions(kernels, file)
     if not all(any(Path(each.stats.cache_path).glob(f"*.{name}-*.nbi")) for name, each in entries.items()):
-        _compile_in_child(suite, file)
-    _compile(suite, entries)
+        _compile_in_child(kernels, file)
+    _compile(kernels, entries)
     return entries
 
 
-def _functions(suite: Suite, file: Path) -> dict[str, Any]:
+def _functions(kernels: KernelModule, file: Path) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module  # what is read back from disk looks its module up by name
     spec.loader.exec_module(module)
-    return {name: getattr(module, name) for name in suite.signatures}
+    return {name: getattr(module, name) for name in kernels.signatures}
 
 
-def _compile(suite: Suite, entries: dict[str, Any]) -> None:
+def _compile(kernels: KernelModule, entries: dict[str, Any]) -> None:
     """Compile each function for its types, or read it from disk; always in this order, since they share parts.
 
     Other types are compiled on demand where that cannot change a result, and refused elsewhere.
     """
-    for name, signature in (*suite.signatures.items(), *suite.also.items()):
+    for name, signature in (*kernels.signatures.items(), *kernels.also.items()):
         entries[name].compile(tuple(_type(each) for each in signature))
-    if not suite.exact:
+    if not kernels.exact:
         for function in entries.values():
             function.disable_compile()
 
 
-def _compile_in_child(suite: Suite, file: Path) -> None:
+def _compile_in_child(kernels: KernelModule, file: Path) -> None:
     if not sys.executable or getattr(sys, "frozen", False):
         return  # no Python to start: this process compiles
     began = time.monotonic()
-    if suite.takes:
-        logger.warning("compiling %s, once per machine; this takes %s", suite.title, suite.takes)
-    name = next(name for name, each in SUITES.items() if each is suite)
+    if kernels.takes:
+        logger.warning("compiling %s, once per machine; this takes %s", kernels.title, kernels.takes)
+    name = next(name for name, each in MODULES.items() if each is kernels)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "melon.kernels.build", name, str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"the compiler ended with {done.returncode}"])[-1])
-    if suite.takes:
-        logger.warning("%s is compiled (%.0f s)", suite.title, time.monotonic() - began)
+    if kernels.takes:
+        logger.warning("%s is compiled (%.0f s)", kernels.title, time.monotonic() - began)
 
 
 def _type(written: str | Fields) -> Any:
     if isinstance(written, Fields):
-        return numba.types.NamedTuple([_type(each) for each in written.types], written.of)  # type: ignore[no-untyped-call]  # numba is typed in parts
+        types = [_type(each) for each in written.types]
+        if len(set(types)) == 1:  # numba has a type of its own for these
+            return numba.types.NamedUniTuple(types[0], len(types), written.of)  # type: ignore[no-untyped-call]
+        return numba.types.NamedTuple(types, written.of)  # type: ignore[no-untyped-call]  # numba is typed in parts
     return sigutils.normalize_signature(f"({written},)")[0][0]  # type: ignore[no-untyped-call]
 
 
-def _written(home: Path, name: str, suite: Suite, text: str) -> Path:
+def _written(home: Path, name: str, kernels: KernelModule, text: str) -> Path:
     """The file that holds the text, written once."""
     source, machine = inspect.getsource(sys.modules[__name__]), cpu_target.target_context.codegen().magic_tuple()
-    source += inspect.getsource(vectors)
-    matters = (text, suite.signatures, suite.also, source, numba.__version__, sys.implementation.cache_tag, machine)
+    machine = *machine, numba.config.BOUNDSCHECK  # type: ignore[attr-defined]  # numba is typed in parts
+    matters = (text, kernels.signatures, kernels.also, source, numba.__version__, sys.implementation.cache_tag, machine)
     file = home / f"melon_{name}_{hashlib.sha256(repr(matters).encode()).hexdigest()[:16]}.py"
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         write_text(file, text)
@@ -183,7 +180,7 @@ def _temporary_folder(home: Path, problem: Exception) -> Path:
     if not _temporary:
         _temporary.append(tempfile.TemporaryDirectory(prefix="melon-kernels-"))
         logger.warning(
-            "compiled loops cannot be kept in %s (%s), so each process compiles them anew; "
+            "compiled kernels cannot be kept in %s (%s), so each process compiles them anew; "
             "let XDG_CACHE_HOME name a folder that can be written",
             home,
             problem,
@@ -192,5 +189,5 @@ def _temporary_folder(home: Path, problem: Exception) -> Path:
 
 
 if __name__ == "__main__":
-    _suite = SUITES[sys.argv[1]]
-    _compile(_suite, _functions(_suite, Path(sys.argv[2])))
+    _kernels = MODULES[sys.argv[1]]
+    _compile(_kernels, _functions(_kernels, Path(sys.argv[2])))

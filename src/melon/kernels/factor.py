@@ -1,86 +1,151 @@
-"""A factorised score's arithmetic as compiled loops: one pass over the rows that a batch names, without copies."""
+"""Kernels of a factorised score: scores, the pairwise loss (docs/methods.md 2.1), online steps and pre-training."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from melon.kernels.types import (
+    DOUBLE,
     DOUBLE_TABLE,
     DOUBLES,
     INT,
     INT_TABLE,
     INTS,
     RANGE,
-    ROWS,
+    SINGLE,
     SINGLE_CUBE,
     SINGLE_TABLE,
     SINGLES,
     SMALL_INTS,
+    Fields,
     Signature,
 )
 from melon.types import Floats, Ints, Singles, SmallInts
 
-#: Counts are dated in two parts, for float32 holds no number of events exactly.
-_PART = float(1 << 20)
 
-# fmt: off
+class StoredRows(NamedTuple):
+    """A table of rows (`Table.arrays`): values, last touches, and the half-life of idle rows, 0 without time decay."""
+
+    values: Singles
+    touched: Ints
+    half_life: float
+
+
+class RatedLines(NamedTuple):
+    """Lines of items n × (1 + negatives), the item taken first, and the weights of their gradients (n × columns).
+
+    Columns are the user, the items' vectors and the items' biases. With knots, a weight is multiplied by e^hat, up to
+    e³: a piecewise-linear spline in the logarithm of the line's loss, columns × knots (docs/methods.md 4.12).
+    """
+
+    users: Ints
+    items: Ints
+    weights: Singles
+    knots: Floats
+    hats: Floats
+
+
+class TouchedRows(NamedTuple):
+    """Distinct rows that lines name, as `plain_step` finds them; `places` (a number for each row) needs no start."""
+
+    places: SmallInts
+    rows: Ints
+
+
+class LineStatistics(NamedTuple):
+    """What rates depend on: partners met, last touches, recent counts and the event at which they were counted.
+
+    `counts` has a row of 4 for each item of a line. Its last two are that event in two parts, for float32 holds no
+    number of events exactly.
+    """
+
+    users_met: Ints
+    items_met: Ints
+    users_touched: Ints
+    items_touched: Ints
+    now: int
+    counts: Singles
+    half_lives: Floats
+    events: int
+
+
+#: What the first part of an event's number counts.
+_PART = float(1 << 20)
+_F0, _F1 = np.float32(0), np.float32(1)
+_ROWS: Fields = Fields(StoredRows, (SINGLE_TABLE, INTS, DOUBLE))
+_LINES: Fields = Fields(RatedLines, (INTS, INT_TABLE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE))
+_TOUCHED: Fields = Fields(TouchedRows, (SMALL_INTS, INTS))
+_STATISTICS: Fields = Fields(LineStatistics, (INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT))
+
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
+    "pairwise_batches": (INTS, INT_TABLE, INT, SINGLE, SINGLE, *[SINGLE_TABLE] * 3, *[SMALL_INTS] * 2),
     "scores": (INTS, INT_TABLE, RANGE, *[SINGLE_TABLE] * 5),
-    "plain_step": (
-        INTS, INT_TABLE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, SINGLES, INT, *ROWS, *ROWS, *ROWS, SMALL_INTS, SMALL_INTS,
-        INTS, INTS, *[SINGLE_TABLE] * 3,
-    ),
-    "line_logs": (
-        INTS, INT_TABLE, INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT, DOUBLE_TABLE, DOUBLE_TABLE,
-    ),
+    "plain_step": (_LINES, SINGLES, INT, *[_ROWS] * 3, *[_TOUCHED] * 2, *[SINGLE_TABLE] * 3),
+    "line_logs": (INTS, INT_TABLE, _STATISTICS, DOUBLE_TABLE, DOUBLE_TABLE),
     "exchange": (INTS, SINGLE_TABLE, INTS, SINGLE_TABLE, INTS),
     "dots": (INT_TABLE, INTS, SINGLES, *[SINGLE_TABLE] * 3),
 }
-# fmt: on
 
 
 def _dot(one: Singles, other: Singles) -> np.float32:
-    total = np.float32(0)
+    total = _F0
     for t in range(one.size):
         total += one[t] * other[t]
     return total
 
 
+def _halved(idle: float, half_life: float) -> float:
+    """What time decay leaves: 2^(−idle / half-life)."""
+    return float(np.exp2(-idle / half_life))
+
+
+def _pairwise(scores: Singles, slopes: Singles) -> float:
+    """softplus(s⁻ − s⁺), averaged over negatives, and its slope by each score; the item taken stands first."""
+    loss, down, share = 0.0, 0.0, 1.0 / (scores.size - 1)
+    for c in range(1, scores.size):  # sums have a loop of their own (decision 13)
+        margin = np.float64(scores[c] - scores[0])
+        small = math.exp(-abs(margin))
+        loss += (margin if margin > 0 else margin * 0.0) + math.log1p(small)  # NaN stays NaN
+        down += (1.0 if margin >= 0 else small) / (1.0 + small) * share
+    slopes[0] = -down
+    for c in range(1, scores.size):
+        margin = np.float64(scores[c] - scores[0])
+        small = math.exp(-abs(margin))
+        slopes[c] = (1.0 if margin >= 0 else small) / (1.0 + small) * share
+    return loss * share
+
+
+def _compare(own: Singles, vectors: Singles, biases: Singles, named: Ints, scores: Singles) -> None:
+    """Scores of a line's items, less that of the item taken."""
+    first = _dot(own, vectors[named[0]]) + biases[named[0], 0]
+    scores[0] = 0
+    for c in range(1, named.size):
+        scores[c] = _dot(own, vectors[named[c]]) + biases[named[c], 0] - first
+
+
+def _add(row: Singles, weight: np.float32, direction: Singles) -> None:
+    for d in range(row.size):
+        row[d] += weight * direction[d]
+
+
 def pairwise_evidence(
-    users: Ints,
-    items: Ints,
-    user_factors: Singles,
-    item_factors: Singles,
-    item_bias: Singles,
-    losses: Singles,
-    slopes: Singles,
-    to_user: Singles,
-    to_items: Singles,
-) -> None:
-    """softplus(s⁻ − s⁺), averaged over negatives, its slope by each score, and its gradients (docs/methods.md 2.1)."""
-    width, dim = items.shape[1], user_factors.shape[1]
+    users: Ints, items: Ints, user_factors: Singles, item_factors: Singles, item_bias: Singles,
+    losses: Singles, slopes: Singles, to_user: Singles, to_items: Singles,
+) -> None:  # fmt: skip
+    """The pairwise loss of each line, its slope by each score, and its gradients by the user and the items."""
+    scores = np.empty(items.shape[1], np.float32)
     for n in range(users.size):
-        own, back = user_factors[users[n]], to_user[n]
-        first = _dot(own, item_factors[items[n, 0]]) + item_bias[items[n, 0], 0]
-        loss, down = 0.0, 0.0
-        for c in range(1, width):
-            margin = np.float64(_dot(own, item_factors[items[n, c]]) + item_bias[items[n, c], 0] - first)
-            small = math.exp(-abs(margin))
-            loss += (margin if margin > 0 else margin * 0.0) + math.log1p(small)  # NaN stays NaN
-            slope = (1.0 if margin >= 0 else small) / (1.0 + small) / (width - 1)
-            slopes[n, c] = slope
-            down += slope
-        losses[n], slopes[n, 0] = loss / (width - 1), -down
-        for d in range(dim):
-            back[d] = 0
-        for c in range(width):
-            slope, vector, to_item = slopes[n, c], item_factors[items[n, c]], to_items[n, c]
-            for d in range(dim):
-                back[d] += slope * vector[d]
-                to_item[d] = slope * own[d]
+        own, named = user_factors[users[n]], items[n]
+        _compare(own, item_factors, item_bias, named, scores)
+        losses[n] = _pairwise(scores, slopes[n])
+        to_user[n] = 0
+        for c in range(scores.size):
+            _add(to_user[n], slopes[n, c], item_factors[named[c]])
+            to_items[n, c] = slopes[n, c] * own
 
 
 def _placed(at: SmallInts, rows: Ints, count: int, row: np.int64) -> int:
@@ -91,16 +156,15 @@ def _placed(at: SmallInts, rows: Ints, count: int, row: np.int64) -> int:
     return place
 
 
-def _read(values: Singles, touched: Ints, half_life: float, now: int, rows: Ints, count: int) -> Singles:
-    """A copy of rows as they are now, faded."""
-    out = np.empty((count, values.shape[1]), dtype=np.float32)
-    for place in range(count):
-        row = rows[place]
-        left = np.float32(1)
-        if half_life > 0 and touched[row] < now:
-            left = np.float32(np.exp2((touched[row] - now) / half_life))
-        for d in range(values.shape[1]):
-            out[place, d] = left * values[row, d]
+def _read(stored: StoredRows, now: int, rows: Ints) -> Singles:
+    """A copy of rows as they are now, after time decay."""
+    out = np.empty((rows.size, stored.values.shape[1]), dtype=np.float32)
+    for place in range(rows.size):
+        row, left = rows[place], _F1
+        if stored.half_life > 0 and stored.touched[row] < now:
+            left = np.float32(_halved(now - stored.touched[row], stored.half_life))
+        for d in range(out.shape[1]):
+            out[place, d] = left * stored.values[row, d]
     return out
 
 
@@ -138,63 +202,97 @@ def _rated(weights: Singles, knots: Floats, hats: Floats, loss: float, out: Sing
 
 
 def plain_step(
-    users: Ints, lines: Ints, weights: Singles, knots: Floats, hats: Floats, decay: Singles, now: int,
-    user_factors: Singles, users_touched: Ints, users_half_life: float,
-    item_factors: Singles, items_touched: Ints, items_half_life: float,
-    item_bias: Singles, bias_touched: Ints, bias_half_life: float,
-    user_at: SmallInts, item_at: SmallInts,
-    user_rows: Ints, item_rows: Ints, new_users: Singles, new_items: Singles, new_bias: Singles,
+    lines: RatedLines, decay: Singles, now: int, users: StoredRows, items: StoredRows, bias: StoredRows,
+    touched_users: TouchedRows, touched_items: TouchedRows, new_users: Singles, new_items: Singles, new_bias: Singles,
 ) -> tuple[int, int, float, float, float, float]:  # fmt: skip
     """One step on the pairwise loss of a batch (docs/methods.md 2.1, 3.1), written beside the tables.
 
-    Line x takes item lines[x, 0] and leaves the others. Its gradient on the user counts weights[x, 0] times, that on
-    the vector of its item c weights[x, 1 + c] times, and that on its bias weights[x, 1 + items + c] times. With knots,
-    these grow by e^hat, at most to e³: the hats (columns × knots) are linear in the logarithm of the line's loss
-    (4.12). Each touched row loses the share decay[table] of itself. Returns how many users and items are touched, the
-    mean loss, and how far the rows of each table have moved in all.
+    Each touched row loses the share decay[table] of itself. Returns how many users and items are touched, the mean
+    loss, and how far the rows of each table have moved in all.
     """
-    (lines_count, width), dim = lines.shape, user_factors.shape[1]
-    of_user, of_item = np.empty(lines_count, np.int64), np.empty((lines_count, width), np.int64)
+    count, width = lines.items.shape
+    of_user, of_item = np.empty(count, np.int64), np.empty((count, width), np.int64)
     n_users, n_items = 0, 0
-    for n in range(lines_count):
-        of_user[n] = _placed(user_at, user_rows, n_users, users[n])
+    for n in range(count):
+        of_user[n] = _placed(touched_users.places, touched_users.rows, n_users, lines.users[n])
         n_users = max(n_users, of_user[n] + 1)
         for c in range(width):
-            of_item[n, c] = _placed(item_at, item_rows, n_items, lines[n, c])
+            of_item[n, c] = _placed(touched_items.places, touched_items.rows, n_items, lines.items[n, c])
             n_items = max(n_items, of_item[n, c] + 1)
-    old_users = _read(user_factors, users_touched, users_half_life, now, user_rows, n_users)
-    old_items = _read(item_factors, items_touched, items_half_life, now, item_rows, n_items)
-    old_bias = _read(item_bias, bias_touched, bias_half_life, now, item_rows, n_items)
+    old_users = _read(users, now, touched_users.rows[:n_users])
+    old_items = _read(items, now, touched_items.rows[:n_items])
+    old_bias = _read(bias, now, touched_items.rows[:n_items])
     _shrunk(old_users, decay[0], new_users)
     _shrunk(old_items, decay[1], new_items)
     _shrunk(old_bias, decay[2], new_bias)
-    total, slopes, rates = 0.0, np.empty(width, np.float32), np.empty(weights.shape[1], np.float32)
-    for n in range(lines_count):
+    scores, slopes, total = np.empty(width, np.float32), np.empty(width, np.float32), 0.0
+    rates = np.empty(lines.weights.shape[1], np.float32)
+    for n in range(count):
         own = old_users[of_user[n]]
-        first = _dot(own, old_items[of_item[n, 0]]) + old_bias[of_item[n, 0], 0]
-        loss, down = 0.0, 0.0
-        for c in range(1, width):
-            margin = np.float64(_dot(own, old_items[of_item[n, c]]) + old_bias[of_item[n, c], 0] - first)
-            small = math.exp(-abs(margin))
-            loss += (margin if margin > 0 else margin * 0.0) + math.log1p(small)  # NaN stays NaN
-            slope = (1.0 if margin >= 0 else small) / (1.0 + small) / (width - 1)
-            slopes[c] = slope
-            down += slope
-        slopes[0] = -down
-        total += loss / (width - 1)
-        _rated(weights[n], knots, hats, loss / (width - 1), rates)
-        user = new_users[of_user[n]]
+        _compare(own, old_items, old_bias, of_item[n], scores)
+        loss = _pairwise(scores, slopes)
+        total += loss
+        _rated(lines.weights[n], lines.knots, lines.hats, loss, rates)
         for c in range(width):
             at = of_item[n, c]
-            on_user, on_item = slopes[c] * rates[0], slopes[c] * rates[1 + c]
-            vector, item = old_items[at], new_items[at]
-            for d in range(dim):
-                user[d] -= on_user * vector[d]
-            for d in range(dim):
-                item[d] -= on_item * own[d]
+            _add(new_users[of_user[n]], -slopes[c] * rates[0], old_items[at])
+            _add(new_items[at], -slopes[c] * rates[1 + c], own)
             new_bias[at, 0] -= slopes[c] * rates[1 + width + c]
     moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
-    return n_users, n_items, total / lines_count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
+    return n_users, n_items, total / count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
+
+
+def _move(row: Singles, left: np.float32, step: np.float32, direction: Singles) -> None:
+    for t in range(row.size):
+        row[t] = left * row[t] - step * direction[t]
+
+
+def _begin(row: Singles, slope: np.float32, direction: Singles) -> None:
+    for t in range(row.size):
+        row[t] = slope * direction[t]
+
+
+def pairwise_batches(
+    users: Ints, items: Ints, batch: int, lr: np.float32, l2: np.float32, user_factors: Singles, item_factors: Singles,
+    item_bias: Singles, user_visits: SmallInts, item_visits: SmallInts,
+) -> float:  # fmt: skip
+    """Pre-train in batches (docs/methods.md 8.5), each from the rows as they are at its start; returns summed losses.
+
+    A row that a batch names k times is multiplied by 1 − k · lr · l2 when it is first written, and then takes its k
+    steps; `user_visits` and `item_visits` hold k meanwhile, and zeros before and after. Users' steps wait in a buffer,
+    since items' steps need the rows of users as they were.
+    """
+    width, dim = items.shape[1], user_factors.shape[1]
+    scores, slopes = np.empty(width, np.float32), np.empty((batch, width), np.float32)
+    to_users, total = np.empty((batch, dim), np.float32), 0.0
+    for start in range(0, users.size, batch):
+        size = min(batch, users.size - start)
+        for n in range(size):
+            user, named = users[start + n], items[start + n]
+            own = user_factors[user]
+            user_visits[user] += 1
+            for c in range(width):
+                item_visits[named[c]] += 1
+                scores[c] = _dot(own, item_factors[named[c]]) + item_bias[named[c], 0]
+            total += _pairwise(scores, slopes[n])
+            step = to_users[n]
+            _begin(step, slopes[n, 0], item_factors[named[0]])
+            for c in range(1, width):
+                _move(step, _F1, -slopes[n, c], item_factors[named[c]])
+        for n in range(size):
+            own, named = user_factors[users[start + n]], items[start + n]
+            for c in range(width):
+                item = named[c]
+                left, step = _F1 - np.float32(item_visits[item]) * lr * l2, lr * slopes[n, c]
+                item_visits[item] = 0
+                _move(item_factors[item], left, step, own)
+                item_bias[item, 0] = left * item_bias[item, 0] - step
+        for n in range(size):
+            user = users[start + n]
+            left = _F1 - np.float32(user_visits[user]) * lr * l2
+            user_visits[user] = 0
+            _move(user_factors[user], left, lr, to_users[n])
+    return total
 
 
 def _times(rows: Ints, row: int) -> int:
@@ -202,30 +300,27 @@ def _times(rows: Ints, row: int) -> int:
     return int(np.searchsorted(rows, row, side="right") - np.searchsorted(rows, row))
 
 
-def line_logs(
-    users: Ints, lines: Ints, users_met: Ints, items_met: Ints, users_touched: Ints, items_touched: Ints, now: int,
-    counts: Singles, half_lives: Floats, events: int, weights: Floats, out: Floats,
-) -> None:  # fmt: skip
-    """Log rates of lines before hats (docs/methods.md 4.12): n × columns, of users, items' vectors and their biases.
+def line_logs(users: Ints, lines: Ints, known: LineStatistics, weights: Floats, out: Floats) -> None:
+    """Log rates of lines before the spline (docs/methods.md 4.12): n × columns.
 
-    `counts` (items of lines × 4) are recent counts and, in two parts, the event at which they were counted. `weights`
-    are columns × (constant, age, new, idle, touches, two rates, partner).
+    `weights` are columns × (constant, age, new, idle, touches, two rates, partner).
     """
     (n_lines, width), inputs = lines.shape, np.empty(8)
     sorted_users, sorted_items = np.sort(users), np.sort(lines.reshape(-1))
     inputs[0] = 1.0
     for n in range(n_lines):
+        of_user, of_taken = known.users_met[n], known.items_met[n, 0]
         for slot in range(width + 1):
             user, c = slot == 0, max(slot - 1, 0)
-            met, partner = (users_met[n], items_met[n, 0]) if user else (items_met[n, c], users_met[n])
-            idle = now - (users_touched[users[n]] if user else items_touched[lines[n, c]])
+            met, partner = (of_user, of_taken) if user else (known.items_met[n, c], of_user)
+            idle = known.now - (known.users_touched[users[n]] if user else known.items_touched[lines[n, c]])
             times = _times(sorted_users, users[n]) if user else _times(sorted_items, lines[n, c])
-            counted = counts[n * width + c]
-            age = events - (np.float64(counted[2]) * _PART + np.float64(counted[3]))
+            counted = known.counts[n * width + c]
+            age = known.events - (np.float64(counted[2]) * _PART + np.float64(counted[3]))
             inputs[1], inputs[2] = math.log1p(met) / 3 - 1, 1.0 if met == 0 else 0.0
             inputs[3], inputs[4] = math.log1p(max(idle, 0)) / 10, math.log(times) / 3
-            inputs[5] = math.log1p(counted[0] * math.pow(2.0, -age / half_lives[0])) / 3
-            inputs[6] = math.log1p(counted[1] * math.pow(2.0, -age / half_lives[1])) / 3
+            inputs[5] = math.log1p(counted[0] * _halved(age, known.half_lives[0])) / 3
+            inputs[6] = math.log1p(counted[1] * _halved(age, known.half_lives[1])) / 3
             inputs[7] = math.log1p(partner) / 3 - 1
             for column in range(slot, slot + (1 if user else width + 1), width):
                 total = 0.0

@@ -67,29 +67,25 @@ def written(
     constants: Mapping[str, int] = MappingProxyType({}),
     *,
     exact: bool = False,
+    plain: bool = False,
 ) -> str:
     """The text of some modules of kernels, those that build on others last; `entries` are called from Python.
 
-    A module's INLINED are written into their callers, and functions of `lanes` become those of `vectors`.
+    With `plain` the text is for Python itself.
     """
     decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
-    inlined = [name for module in modules for name in getattr(module, "INLINED", ())]
-    if inlined:
-        decorators += ", inlined_part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",
         "import numpy as np",
-        f"from melon.kernels.build import {decorators}",
+        "" if plain else f"from melon.kernels.build import {decorators}",
         sizes,
     ]
     for module in modules:
         for statement in ast.parse(inspect.getsource(module)).body:
-            if isinstance(statement, ast.ImportFrom) and statement.module == "melon.kernels.lanes":
-                parts.append(ast.unparse(ast.ImportFrom("melon.kernels.vectors", statement.names, 0)))
-            elif isinstance(statement, ast.FunctionDef):
-                kind = "entry" if statement.name in entries else "inlined_part" if statement.name in inlined else "part"
-                parts.append(ast.unparse(_written_out(statement, constants, kind)))
+            if isinstance(statement, ast.FunctionDef):
+                kind = "entry" if statement.name in entries else "part"
+                parts.append(ast.unparse(_written_out(statement, constants, "" if plain else kind)))
             elif isinstance(statement, ast.Assign):
                 parts.append(ast.unparse(statement))
     return "\n\n".join(parts) + "\n"
@@ -100,7 +96,7 @@ def _written_out(function: ast.FunctionDef, constants: Mapping[str, int], kind: 
     for argument in function.args.args:
         argument.annotation = None
     function.returns = None
-    function.decorator_list = [ast.Name(kind)]
+    function.decorator_list = [ast.Name(kind)] if kind else []
     return ast.fix_missing_locations(function)
 
 

@@ -1,135 +1,170 @@
-"""Decides which loops compute: those that numba compiles, or numpy and PyTorch (the variable MELON_KERNEL).
+"""Loads kernels: compiled by numba, or the same source as plain Python (the variable MELON_KERNEL).
 
-The choice depends on MELON_KERNEL, on the numbers (float32 on the CPU is compiled) and on whether numba works on this
-machine; never on time. Loops whose results differ from PyTorch's in the last digits are waited for, also while a
-background thread compiles them. The loops of a stream give the same integers as numpy, so numpy serves until they are
-ready. A run that is repeated or taken up again on one machine therefore has the same bits.
+Plain Python serves where numba cannot compile, about a thousand times slower, and says so once. Its results differ from
+compiled ones in the last digits only. The choice never depends on time: a kernel that is being compiled is waited for.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Callable
+from functools import wraps
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from melon.errors import SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-VARIABLE, CHOICES = "MELON_KERNEL", ("auto", "torch", "numba")
-_CHOSEN = {"": "auto", **{choice: choice for choice in CHOICES}}
-#: Requests after which a process counts as streaming, so that loading numba (half a second) pays; a batch has a dozen.
-PATIENCE = 100
+VARIABLE, CHOICES = "MELON_KERNEL", ("numba", "python")
+_RENAMED = {"auto": "numba", "torch": "python"}
 
-#: A suite of loops by its name, or by its name and width.
-SuiteName = str | tuple[str, int]
-#: Compiled loops, each an attribute.
+#: A kernel module by its name, or by its name and width.
+KernelName = str | tuple[str, int]
+#: The kernels of a module, each an attribute.
 Loops = SimpleNamespace
 logger = logging.getLogger("melon")
 
-_SAME_AS_NUMPY = frozenset({"stream"})
+#: What a scalar argument becomes; numba converts it too.
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    "int64": np.int64,
+    "uint64": np.uint64,
+    "float32": np.float32,
+    "float64": np.float64,
+    "boolean": bool,
+}
 
-_ready: dict[tuple[str, int], Loops] = {}
+_compiled: dict[tuple[str, int], Loops] = {}
+_plain: dict[tuple[str, int], Loops] = {}
+#: Why a module is not compiled.
 _failed: dict[tuple[str, int], str] = {}
 _reported: set[str] = set()
 _locks: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
-_coming: set[tuple[str, int]] = set()
-_requests = 0
+
+
+@overload
+def load(name: str, width: int = 0) -> Loops: ...
+
+
+@overload
+def load(name: str, width: int = 0, *, like: Tensor) -> Loops | None: ...
 
 
 def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | None:
-    """The loops of a suite, compiled now unless they are ready; None where numpy or PyTorch compute instead.
-
-    They serve numbers `like` float32 on the CPU.
-    """
-    choice = _CHOSEN.get(os.environ.get(VARIABLE, "")) or _choice()
-    if choice == "torch" or not (like is None or (like.device.type == "cpu" and str(like.dtype) == "torch.float32")):
+    """The kernels of a module, compiled now unless they are ready; None for numbers unlike float32 on the CPU."""
+    if like is not None and not (like.device.type == "cpu" and str(like.dtype) == "torch.float32"):
         return None
     key = name, width
-    loops = _ready.get(key)
-    if loops is None:
-        if name in _SAME_AS_NUMPY and (_coming or not _streaming()):
-            return None
-        loops = _prepared(key)
-    return loops
+    ready = _compiled if os.environ.get(VARIABLE, "") in {"", "numba"} else _plain
+    return ready.get(key) or _prepared(key)
 
 
-def warm_up(*suites: SuiteName, in_background: bool = False) -> threading.Thread | None:
-    """Have suites ready before they are needed: now, or by a background thread, which is returned."""
-    keys = [each if isinstance(each, tuple) else (each, 0) for each in suites]
-    if _choice() == "torch":
-        return None
+def warm_up(*names: KernelName, in_background: bool = False) -> threading.Thread | None:
+    """Have kernel modules ready before they are needed: now, or by a background thread, which is returned."""
+    keys = [each if isinstance(each, tuple) else (each, 0) for each in names]
+    _choice()
     if not in_background:
         _prepare(keys)
         return None
-    _coming.update(keys)
-    thread = threading.Thread(target=_prepare_quietly, args=(keys,), name="melon-kernel-warm-up", daemon=True)
+    thread = threading.Thread(target=_prepare, args=(keys,), name="melon-kernel-warm-up", daemon=True)
     thread.start()
     return thread
 
 
+def require_compiled() -> None:
+    """Refuse to run kernels as plain Python, whose last digits differ from those of compiled ones."""
+    load("stream")
+    if _choice() == "python" or _failed:
+        reason = next(iter(_failed.values()), f"{VARIABLE}=python")
+        raise SettingsError(
+            f"kernels are not compiled here ({reason}), so replicas would drift from the learner; "
+            f"unset {VARIABLE} and install a numba that works on this machine."
+        )
+
+
 def _choice() -> str:
-    choice = os.environ.get(VARIABLE, "") or "auto"
+    choice = os.environ.get(VARIABLE, "") or "numba"
+    if choice in _RENAMED:
+        raise SettingsError(f"{VARIABLE}={choice!r} is now called {_RENAMED[choice]!r}.")
     if choice not in CHOICES:
         raise SettingsError(f"{VARIABLE}={choice!r} is unknown; choose one of: {', '.join(CHOICES)}.")
     return choice
 
 
-def _streaming() -> bool:
-    global _requests  # noqa: PLW0603
-    _requests += 1
-    return _requests >= PATIENCE or "numba" in sys.modules or _choice() == "numba"
-
-
 def _prepare(keys: list[tuple[str, int]]) -> None:
-    try:
-        for key in keys:
-            _prepared(key)
-    finally:
-        _coming.difference_update(keys)
+    for key in keys:
+        _prepared(key)
 
 
-def _prepare_quietly(keys: list[tuple[str, int]]) -> None:
-    """In a background thread: the call that needs the loops reports a failure."""
-    with suppress(SettingsError):
-        _prepare(keys)
-
-
-def _prepared(key: tuple[str, int]) -> Loops | None:
-    """Loops that are compiled or read from disk once for each process; None, with one line, where that fails."""
+def _prepared(key: tuple[str, int]) -> Loops:
+    """Kernels that are compiled or read from disk once for each process; plain ones where that fails."""
+    choice = _choice()
     with _locks[key]:
-        if key not in _ready and key not in _failed:
+        if choice == "numba" and key not in _compiled and key not in _failed:
             try:
                 from melon.kernels import build
 
-                _ready[key] = build.compiled(*key)
-            except Exception as problem:  # whatever ails the compiler, the stream goes on
+                _compiled[key] = build.compiled(*key)
+            except Exception as problem:  # numba fails in many ways: no wheel, no compiler for the CPU, no memory
                 _failed[key] = f"{type(problem).__name__}: {problem}"
-    if key in _ready:
-        return _ready[key]
-    reason = _failed[key]
-    if _choice() == "numba":
-        raise SettingsError(
-            f"{VARIABLE}=numba, but {key[0]!r} cannot be compiled here ({reason}); choose auto or torch."
-        )
+        if choice == "numba" and key in _compiled:
+            return _compiled[key]
+        if key not in _plain:
+            _plain[key] = _as_python(*key)
+    _report(_failed[key] if choice == "numba" else f"{VARIABLE}=python")
+    return _plain[key]
+
+
+def _report(reason: str) -> None:
     if reason not in _reported:
         _reported.add(reason)
-        logger.warning(
-            "numba cannot compile here (%s); numpy and PyTorch compute instead, several times slower", reason
-        )
-    return None
+        logger.warning("kernels run as plain Python, about a thousand times slower (%s)", reason)
+
+
+def _as_python(name: str, width: int) -> Loops:
+    from melon.kernels.modules import MODULES
+
+    kernels = MODULES[name]
+    loader = _TextLoader(kernels.text(width, plain=True))
+    module = module_from_spec(ModuleSpec(f"melon_{name}_{width}", loader))
+    loader.exec_module(module)
+    entries = {each: _with_types(getattr(module, each), signature) for each, signature in kernels.signatures.items()}
+    return SimpleNamespace(width=width, **entries)
+
+
+class _TextLoader(InspectLoader):
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def get_source(self, fullname: str) -> str:
+        return self._text
+
+
+def _with_types(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function with scalars of the types that numba gives them, and overflow as silent as there."""
+    to_types = [_SCALARS.get(each) if isinstance(each, str) else None for each in signature]
+
+    @wraps(function)
+    def called(*given: Any) -> Any:
+        typed = (value if to_type is None else to_type(value) for value, to_type in zip(given, to_types, strict=True))
+        with np.errstate(all="ignore"):
+            return function(*typed)
+
+    return called
 
 
 def _forget_threads() -> None:
     """A forked process does not inherit the thread that compiles."""
     _locks.clear()
-    _coming.clear()
 
 
 if hasattr(os, "register_at_fork"):

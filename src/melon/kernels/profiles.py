@@ -25,8 +25,6 @@ from melon.types import Floats, Ints, Singles, SmallInts
 
 #: Added under a root, so that a row of zeros has the direction of zeros.
 TINY = 1e-9
-#: Seconds of a day, and log(1 + days) since a user who was never there was there.
-DAY, NEVER_THERE = 86_400.0, 6.0
 
 
 class Pairs(NamedTuple):
@@ -58,7 +56,7 @@ _PAIRS: Fields = Fields(
         *(SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, SMALL_INT_TABLE, INTS),
     ),
 )
-_TASTES: Signature = (SINGLE_TABLE, INT_TABLE, DOUBLES)
+_MEANS: Signature = (SINGLE_TABLE, INTS, DOUBLES)
 SIGNATURES: dict[str, Signature] = {
     "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
     "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
@@ -66,10 +64,9 @@ SIGNATURES: dict[str, Signature] = {
     "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, SINGLES, INTS, SINGLE_TABLE),
     "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
     "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
-    "lean": (INTS, INT, INT, *_TASTES, DOUBLE_TABLE),
-    "suit": (INT_TABLE, SINGLE_TABLE, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
-    "suit_lines": (INT, INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
-    "taste": (*[INTS] * 3, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, *_TASTES),
+    "preferences": (INTS, *_MEANS, DOUBLE_TABLE),
+    "write_preferences": (INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
+    "follow_preferences": (*[INTS] * 2, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, *_MEANS),
 }
 
 
@@ -259,55 +256,29 @@ def _share(lasts: SmallInts, item: int, fade: float) -> float:
     return share
 
 
-def lean(users: Ints, time: int, events: int, means: Singles, moments: Ints, overall: Floats, out: Floats) -> None:
-    """Leanings of users; where there is room, logs of days and events since the last one, and how much is known."""
-    width = means.shape[1]
+def preferences(users: Ints, means: Singles, taken: Ints, overall: Floats, out: Floats) -> None:
+    """What users prefer: how their means differ from those of all, drawn towards nothing while little is known."""
     for n in range(users.size):
-        user, line, taken = users[n], out[n], 0.0
+        user, line, times = users[n], out[n], 0.0
         if user < means.shape[0]:
-            taken = np.float64(moments[user, 0])
-        for f in range(width):
-            line[f] = taken / (taken + 3.0) * (means[user, f] - overall[f]) if taken > 0 else 0.0
-        if line.size == width:
-            continue
-        line[width], line[width + 1] = NEVER_THERE, math.log1p(np.float64(events))
-        if taken > 0:
-            line[width] = math.log1p(np.float64(max(time - moments[user, 1], 0)) / DAY)
-            line[width + 1] = math.log1p(np.float64(max(events - moments[user, 2], 0)))
-        line[width + 2] = math.log1p(taken) / 4 - 1
+            times = np.float64(taken[user])
+        for f in range(means.shape[1]):
+            line[f] = times / (times + 3.0) * (means[user, f] - overall[f]) if times > 0 else 0.0
 
 
-def suit_lines(columns: int, which: Ints, about: Floats, usual: Floats, first: int, out: Singles) -> None:
-    """The same as `suit`, where the features of each pair's item stand in `out` from input `columns` on."""
-    width = which.size
+def write_preferences(features: Ints, preferred: Floats, usual: Floats, first: int, out: Singles) -> None:
+    """Write inputs from `first` on: users' preferences, and those times the candidate's own features in `out`."""
+    width = features.size
     for n in range(out.shape[0]):
-        known = about[n]
         for c in range(out.shape[1]):
             line = out[n, c]
             for f in range(width):
-                line[first + f] = known[f]
-                line[first + width + f] = known[f] * (line[columns + which[f]] - usual[f])
-            for f in range(width, known.size):
-                line[first + width + f] = known[f]
+                line[first + f] = preferred[n, f]
+                line[first + width + f] = preferred[n, f] * (line[features[f]] - usual[f])
 
 
-def suit(places: Ints, columns: Singles, which: Ints, about: Floats, usual: Floats, first: int, out: Singles) -> None:
-    """Users' tastes from input `first` on: leanings, those times the candidate's own, and what else is known."""
-    width = which.size
-    for n in range(places.shape[0]):
-        known = about[n]
-        for c in range(places.shape[1]):
-            line, looks = out[n, c], columns[places[n, c]]
-            for f in range(width):
-                line[first + f] = known[f]
-                line[first + width + f] = known[f] * (looks[which[f]] - usual[f])
-            for f in range(width, known.size):
-                line[first + width + f] = known[f]
-
-
-def taste(
+def follow_preferences(
     users: Ints,
-    times: Ints,
     places: Ints,
     counts: Floats,
     last: Ints,
@@ -315,31 +286,29 @@ def taste(
     rates: Floats,
     first_event: int,
     means: Singles,
-    moments: Ints,
+    taken: Ints,
     overall: Floats,
 ) -> None:
-    """Let each user's means follow what the item looked like when it was taken, one event after another.
+    """Let each user's means follow the features of the item taken, one event after another.
 
-    `counts`, `last` and `first` are those of distinct items before the first event, and are brought along. `moments`
-    holds how much each user took, and the time and number of the last event; `overall` the means of all events, and how
-    many there were.
+    `counts`, `last` and `first` are those of distinct items before the first event, and are brought along. `taken`
+    is how much each user took, `overall` the means of all events and how many there were.
     """
     for n in range(users.size):
         user, at, event = users[n], places[n], first_event + n
-        own, every = max(0.1, 1.0 / (moments[user, 0] + 1.0)), max(0.0005, 1.0 / (overall[4] + 1.0))
+        own, every = max(0.1, 1.0 / (taken[user] + 1.0)), max(0.0005, 1.0 / (overall[4] + 1.0))
         for f in range(4):
             if f < 2:
                 counts[at, f] *= math.pow(2.0, -rates[f] * (event - last[at]))
-                looks = counts[at, f]
+                value = counts[at, f]
                 counts[at, f] += 1.0
             else:
-                looks = np.float64(event - (last[at] if f == 2 else max(first[at], 0)))
-            looks = math.log1p(looks)
-            means[user, f] += own * (looks - means[user, f])
-            overall[f] += every * (looks - overall[f])
+                value = np.float64(event - (last[at] if f == 2 else max(first[at], 0)))
+            value = math.log1p(value)
+            means[user, f] += own * (value - means[user, f])
+            overall[f] += every * (value - overall[f])
         overall[4] += 1.0
-        moments[user, 0] += 1
-        moments[user, 1], moments[user, 2] = times[n], event
+        taken[user] += 1
         last[at] = event
         if first[at] < 0:
             first[at] = event

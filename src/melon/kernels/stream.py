@@ -1,4 +1,4 @@
-"""A stream's numbers as compiled loops: the same integers as numpy gives, in one pass and without copies."""
+"""Kernels of a stream: the set of pairs seen, rings of partners, and draws of negatives and candidates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIGNATURES: dict[str, Signature] = {
     "remember": (SMALL_INT_TABLE, INTS, INTS, INTS),
     "sample": (SMALL_INT_TABLE, INTS, INT, INTS, WORD, INT, INT_TABLE, INTS),
     "find": (INTS, INT, INTS, INTS),
-    "place": (INTS, INT, INTS),
+    "place": (*_SEEN, INTS),
     "contains": (*_SEEN, INTS, FLAGS),
     "append": (SMALL_INT_TABLE, INTS, SMALL_INT_TABLE, INTS, *_SEEN, INTS, INTS),
     "negatives": (*_SEEN, WORD, INT, INT, INTS, INTS, INT_TABLE),
@@ -82,15 +82,12 @@ def _taken(starts: Ints, past: SmallInts, user: np.int64, item: np.int64) -> boo
     return bool(low < end and past[low] == item)
 
 
-def remember(ring: SmallInts, met: Ints, rows: Ints, partners: Ints) -> np.int64:
-    """Let each row meet its partner, in order; returns the most that any of them has met."""
-    most, width = np.int64(0), ring.shape[1]
+def remember(ring: SmallInts, met: Ints, rows: Ints, partners: Ints) -> None:
+    """Let each row meet its partner, in order."""
     for n in range(rows.size):
         row = rows[n]
-        ring[row, met[row] % width] = partners[n]
+        ring[row, met[row] % ring.shape[1]] = partners[n]
         met[row] += 1
-        most = max(most, met[row])
-    return most
 
 
 def sample(
@@ -132,12 +129,12 @@ def find(slots: Ints, bits: int, keys: Ints, places: Ints) -> None:
         places[n] = slot if slots[slot] == keys[n] else _EMPTY
 
 
-def place(slots: Ints, bits: int, keys: Ints) -> int:
-    """Put keys in; returns how many were not there."""
+def place(slots: Ints, bits: int, starts: Ints, past: SmallInts, keys: Ints) -> int:
+    """Put keys in that are not among the sorted ones; returns how many were not there."""
     shift, new = _U64 - np.uint64(bits), 0
     for n in range(keys.size):
         slot = _slot(slots, shift, keys[n])
-        if slots[slot] != keys[n]:
+        if slots[slot] != keys[n] and not _taken(starts, past, keys[n] >> 32, keys[n] & _LOW):
             slots[slot] = keys[n]
             new += 1
     return new
@@ -153,8 +150,8 @@ def contains(slots: Ints, bits: int, starts: Ints, past: SmallInts, keys: Ints, 
 def append(
     of_users: SmallInts, users_met: Ints, of_items: SmallInts, items_met: Ints, slots: Ints, bits: int,
     starts: Ints, past: SmallInts, users: Ints, items: Ints,
-) -> tuple[np.int64, np.int64, int]:  # fmt: skip
-    """Let users and items meet, in order; returns the most that one of either has met, and how many pairs are new."""
+) -> int:  # fmt: skip
+    """Let users and items meet, in order; returns how many pairs are new."""
     shift, new = _U64 - np.uint64(bits), 0
     for n in range(users.size):
         key = (users[n] << 32) | items[n]
@@ -162,7 +159,9 @@ def append(
         if slots[slot] != key and not _taken(starts, past, users[n], items[n]):
             slots[slot] = key
             new += 1
-    return remember(of_users, users_met, users, items), remember(of_items, items_met, items, users), new
+    remember(of_users, users_met, users, items)
+    remember(of_items, items_met, items, users)
+    return new
 
 
 def negatives(

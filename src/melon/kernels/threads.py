@@ -81,20 +81,6 @@ def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
         helper.result()  # raises what it met
 
 
-@contextmanager
-def beside(work: Callable[[], None], most: int) -> Iterator[None]:
-    """Have other threads do `work` meanwhile, one each and at most so many; what is inside tells them when to end."""
-    helpers = min(allowed() - 1, most)
-    begun = [_pool(allowed() - 1).submit(work) for _ in range(helpers)]
-    try:
-        yield
-    finally:
-        begun = [helper for helper in begun if not helper.cancel()]
-        wait(begun)
-    for helper in begun:
-        helper.result()  # raises what it met
-
-
 def ahead(work: Callable[[_Value], _Output], inputs: Iterable[_Value], helpers: int | None = None) -> Iterator[_Output]:
     """What `work` gives for each input, in order; threads beside the caller's work on the next ones meanwhile.
 

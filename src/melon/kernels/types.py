@@ -1,4 +1,4 @@
-"""Arguments of compiled loops: their types, as numba writes them, and tensors as arrays.
+"""Arguments of kernels: their types, as numba writes them, and tensors as arrays.
 
 `::1` marks the axis along which an array has no gaps.
 """

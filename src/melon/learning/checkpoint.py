@@ -36,7 +36,6 @@ from melon.learning.updater import Updater
 from melon.recommenders.base import Recommender, usable_device
 from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Registry
-from melon.sparse_table import SparseTable
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
@@ -210,10 +209,7 @@ def _restore(
     recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=dtype, device=device)
     _check_recommender(source, manifest, recommender)
     make_strategy = strategy_factory or _registered(source, STRATEGIES, manifest.strategy.name)
-    settings, settings_type = manifest.strategy.settings, getattr(make_strategy, "settings_type", None)
-    if settings_type is not None:
-        settings = settings_type.renamed(settings)
-    strategy: Strategy = make_strategy(settings, seed=manifest.strategy.seed)
+    strategy: Strategy = make_strategy(manifest.strategy.settings, seed=manifest.strategy.seed)
     _expect(source, "strategy", manifest.strategy.name, strategy.name)
 
     def tensors(name: str) -> dict[str, Tensor]:
@@ -241,9 +237,7 @@ def _restore(
     return SavedUpdater(updater, manifest.extra, arrays(state.arrays))
 
 
-def _restore_table(
-    rows: int, table: Table, row_state: Mapping[str, Table | SparseTable], tensors: Mapping[str, Tensor]
-) -> None:
+def _restore_table(rows: int, table: Table, row_state: Mapping[str, Table], tensors: Mapping[str, Tensor]) -> None:
     """Restore a table and the state that the strategy keeps for its rows, if they are what these can be."""
     _check_rows_of(table.spec, tensors, table.dtype, rows)
     require(table.spec.role != "shared" or rows == table.spec.rows, f"{table.spec.name!r} and its {rows} rows")
@@ -251,14 +245,9 @@ def _restore_table(
     for key, state_table in row_state.items():
         prefix, spec = f"{key}/", state_table.spec
         parts = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        if isinstance(state_table, SparseTable):
-            written = saved_array(_numpy(parts), "row", np.int64, (None,), least=0, most=rows - 1)
-            require(bool((np.diff(written) > 0).all()), f"the rows of {spec.name!r} do not ascend")
-            _check_rows_of(spec, parts, table.dtype, len(written))
-        else:
-            stored = len(parts.get("values", ()))
-            require(stored == rows if spec.role == "shared" else stored <= rows, f"{spec.name!r} has {stored} rows")
-            _check_rows_of(spec, parts, table.dtype, stored)
+        stored = len(parts.get("values", ()))
+        require(stored == rows if spec.role == "shared" else stored <= rows, f"{spec.name!r} has {stored} rows")
+        _check_rows_of(spec, parts, table.dtype, stored)
         state_table.restore(parts)
 
 

@@ -22,7 +22,7 @@ from melon.errors import CheckpointError
 from melon.learning.forgetting import forget_past
 from melon.learning.model import LiveModel
 from melon.learning.tensorfiles import pieces
-from melon.recommenders.heads import HeadedRecommender
+from melon.recommenders.blend.recommender import Blend
 from melon.stream.saved import MOST, part_of, require, saved_array
 from melon.types import AnyArray, Ints
 
@@ -168,7 +168,9 @@ class Recorder:
             past,
             books,
             tables,
-            recommender.head.memory() if isinstance(recommender, HeadedRecommender) else {},
+            {name: torch.from_numpy(np.array(held)) for name, held in recommender.head.memory().items()}
+            if isinstance(recommender, Blend)
+            else {},
             forgotten,
         )
 
@@ -190,8 +192,8 @@ def apply(model: LiveModel, delta: Delta) -> None:
         recommender.observe(past.users, past.items, past.times, history)
         history.append(past.users, past.items)
         model.popular.observe(past.items)
-    if isinstance(recommender, HeadedRecommender):
-        recommender.head.recall(delta.head)
+    if isinstance(recommender, Blend):
+        recommender.head.recall({name: held.numpy() for name, held in delta.head.items()})
     if delta.forgotten is not None:
         forget_past(model, *delta.forgotten)
     recommender.clock.now = delta.clock
@@ -243,7 +245,7 @@ def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> StoredRows:
 def _check(model: LiveModel, delta: Delta) -> None:
     """Refuse a delta of another model, or one that does not come next, before anything is changed."""
     updater = model.updater
-    headed = isinstance(updater.recommender, HeadedRecommender)
+    headed = isinstance(updater.recommender, Blend)
     require(headed == bool(delta.head), f"a head in a delta of {updater.recommender.name!r}")
     require(delta.tables.keys() <= updater.recommender.tables.keys(), f"the tables {sorted(delta.tables)} of a delta")
     require(updater.history.events + len(delta.past.users) == delta.events, f"{delta.events} interactions of a delta")

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.recommenders.base import Context, Recommender
+from melon.recommenders.base import Recommender
 from melon.recommenders.evidence import Examples
-from melon.sparse_table import SparseTable
 from melon.strategies.base import Situation, Strategy, Surroundings
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
@@ -19,9 +18,9 @@ from melon.stream.history import NOBODY, History
 from melon.stream.negatives import Negatives
 from melon.stream.pairs import distinct
 from melon.tables import Table
-from melon.types import Flags, Ints
+from melon.types import Ints
 
-RowStateTables = dict[str, dict[str, Table | SparseTable]]
+RowStateTables = dict[str, dict[str, Table]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Offered:
 
     users: Ints
     items: Ints
-    fresh: Flags | None = None  # False for interactions that are replayed
     pool: int = 0  # how many items the negatives are drawn from
 
 
@@ -56,7 +54,7 @@ class Compact:
     users: Ints
     items: Ints
 
-    def rows(self, table: Table | SparseTable) -> Tensor:
+    def rows(self, table: Table) -> Tensor:
         """The stored rows of one table."""
         if table.spec.role == "shared":
             return torch.arange(table.rows, device=table.device)
@@ -70,24 +68,18 @@ class Offers:
         self._recommender, self._strategy, self._history = recommender, strategy, history
         self._negatives = Draws(seed, "training negatives")
         self._last_negatives = Draws(seed, "negatives of last interactions")
-        self._replay = Draws(seed, "replay")
-        self._popularity = history.of_items if strategy.negatives == "popular" else None
 
     def of(self, batch: Batch) -> Offered | None:
-        """The batch and the interactions that are replayed beside it; None while there is but one item.
+        """The batch with its negatives; None while there is but one item.
 
         Negatives are drawn from all items that there are with this batch.
         """
         pool = max(self._history.of_items.rows, batch.rows[1])
         if pool < 2:
             return None
-        users, items, events, fresh = batch.users, batch.items, batch.events, None
-        if self._strategy.replay:
-            users, items, fresh = self._with_replay(batch)
-            # Replayed interactions are numbered apart from the stream's own events.
-            events = np.concatenate([events, -1 - batch.first_event - np.arange(len(users) - len(batch))])
-        negatives = Negatives(pool, self._history.seen, self._negatives, self._popularity)
-        return Offered(users, negatives.lines(users, items, events, self._recommender.settings.negatives), fresh, pool)
+        negatives = Negatives(pool, self._history.seen, self._negatives)
+        lines = negatives.lines(batch.users, batch.items, batch.events, self._recommender.settings.negatives)
+        return Offered(batch.users, lines, pool)
 
     def last(self, batch: Batch) -> Offered | None:
         """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
@@ -98,14 +90,9 @@ class Offers:
         if not len(last):
             return None
         pool = max(self._history.of_items.rows, batch.rows[1])
-        negatives = Negatives(pool, self._history.seen, self._last_negatives, self._popularity)
+        negatives = Negatives(pool, self._history.seen, self._last_negatives)
         count = self._recommender.settings.negatives
         return Offered(last.users, negatives.lines(last.users, last.items, last.events, count))
-
-    def _with_replay(self, batch: Batch) -> tuple[Ints, Ints, Flags]:
-        users, items = self._history.replay(self._strategy.replay, self._replay, batch.first_event)
-        fresh = np.arange(len(batch) + len(users)) < len(batch)
-        return np.concatenate([batch.users, users]), np.concatenate([batch.items, items]), fresh
 
 
 def last_interactions(users: Ints, items: Ints, events: Ints, history: History, cold: str) -> LastInteractions:
@@ -152,16 +139,9 @@ class Gatherer:
         one of them serves the other.
         """
         device, tables = self._recommender.device, self._recommender.tables
-        features = self._recommender.taught_features(
-            torch.from_numpy(offered.users).to(device),
-            torch.from_numpy(offered.items).to(device),
-            Context(time=self._recommender.clock.now, history=self._history),
-        )
         examples = Examples(
             torch.from_numpy(self._user_places.of(offered.users, compact.users)).to(device),
             torch.from_numpy(self._item_places.of(offered.items, compact.items)).to(device),
-            None if offered.fresh is None else torch.from_numpy(offered.fresh).to(device),
-            features,
         )
         values = {name: table.gather(compact.rows(table)) for name, table in tables.items()}
         state = {

@@ -6,6 +6,7 @@ A recommender without a head has no lessons. Tables are read here and written by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.recommenders.base import Context, Recommender
-from melon.recommenders.heads import HeadedRecommender, HeadStep, Lesson
+from melon.recommenders.blend.head import HeadStep, Lesson
+from melon.recommenders.blend.recommender import Blend
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
@@ -28,9 +30,9 @@ class HeadTeacher:
     """Teaches the head of one recommender along one history."""
 
     def __init__(self, recommender: Recommender, history: History, seed: int) -> None:
-        self._headed = recommender if isinstance(recommender, HeadedRecommender) else None
-        #: Whether the head makes a step of its own with each batch; otherwise the strategy teaches it, if there is one.
-        self.steps = self._headed is not None and self._headed.head.own
+        self._headed = recommender if isinstance(recommender, Blend) else None
+        #: Whether there is a head, which makes a step of its own with each batch.
+        self.steps = self._headed is not None
         self._history, self._draws = history, Draws(seed, "negatives of the head")
 
     def lesson(self, batch: Batch, context: Context) -> Lesson | None:
@@ -42,30 +44,22 @@ class HeadTeacher:
         headed = self._headed
         if headed is None or self._history.items_born < 2:
             return None
-        users, lines, allowed = self._lines(batch, headed.head.negatives)
-        if not headed.head.repeats:
+        users, lines, allowed = self._lines(batch, headed.head.settings.negatives)
+        if not headed.head.settings.repeats:
             first = ~self._history.seen.contains(pair_keys(users, lines[:, 0]))
             users, lines, allowed = users[first], lines[first], allowed[first]
         if not len(users):
             return None
-        with torch.no_grad():
-            return headed.lesson(_tensor(users, headed), _tensor(lines, headed), _tensor(allowed, headed), context)
+        return headed.lesson(users, lines, allowed, context)
 
     def _lines(self, batch: Batch, negatives: int) -> tuple[Ints, Ints, Flags]:
         """Users whose item has been taken before, the item and drawn ones beside it, and which of these count."""
-        history, pool, loops = self._history, self._history.items_born, policy.load("stream")
-        if loops is None:
-            taken = history.of_items.met(batch.items) > 0
-            users, items = batch.users[taken], batch.items[taken, None]
-            drawn = self._draws.integers(batch.events[taken], negatives, pool)
-            own = (drawn == items) | history.seen.contains(pair_keys(users[:, None], drawn))
-            allowed = np.concatenate([np.ones_like(items, dtype=bool), ~own], axis=1)
-            return users, np.concatenate([items, drawn], axis=1), allowed
+        history, pool = self._history, self._history.items_born
         users, items = np.ascontiguousarray(batch.users), np.ascontiguousarray(batch.items)
         where, lines = np.empty_like(users), np.empty((len(users), 1 + negatives), dtype=np.int64)
         allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
         from_past = (*history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
-        count = loops.head_lines(*from_past, users, items, batch.events, where, lines, allowed)
+        count = policy.load("stream").head_lines(*from_past, users, items, batch.events, where, lines, allowed)
         return users[where[:count]], lines[:count], allowed[:count]
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:
@@ -76,8 +70,8 @@ class HeadTeacher:
     def step_from(self, lesson: Lesson) -> HeadStep:
         """The same from a lesson that was recorded."""
         assert self._headed is not None
-        with torch.no_grad():
-            return self._headed.head.step(_shared(self._headed), lesson)
+        step = self._headed.head.step(self._headed.head_values(None), lesson)
+        return HeadStep(_tensors(step.values, self._headed), step.memory)
 
     def keep(self, step: HeadStep) -> None:
         """Store the optimiser's state of a step that has been written."""
@@ -88,19 +82,18 @@ class HeadTeacher:
         """What the head learns from recorded lessons, as part of a practice."""
         if self._headed is None:
             return {}
-        with torch.no_grad():
-            learned = self._headed.head.practise(_shared(self._headed), lessons)
-        return {f"{HEAD}{name}": tensor for name, tensor in learned.items()}
+        learned = self._headed.head.practise(self._headed.head_values(None), lessons)
+        return {f"{HEAD}{name}": tensor for name, tensor in _tensors(learned, self._headed).items()}
 
     def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Load the head's part of a practice; returns new values of its tables."""
-        learned = {name.removeprefix(HEAD): tensor for name, tensor in practice.items() if name.startswith(HEAD)}
-        return self._headed.head.take_over(learned) if learned and self._headed is not None else {}
+        learned = {
+            name.removeprefix(HEAD): tensor.numpy() for name, tensor in practice.items() if name.startswith(HEAD)
+        }
+        if not learned or self._headed is None:
+            return {}
+        return _tensors(self._headed.head.take_over(learned), self._headed)
 
 
-def _shared(recommender: Recommender) -> dict[str, Tensor]:
-    return {name: table.everything() for name, table in recommender.tables.items() if table.spec.role == "shared"}
-
-
-def _tensor(array: Ints | Flags, recommender: Recommender) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(recommender.device)
+def _tensors(arrays: Mapping[str, Any], like: Recommender) -> dict[str, Any]:
+    return {name: torch.from_numpy(np.asarray(array)).to(like.dtype) for name, array in arrays.items()}

@@ -105,7 +105,11 @@ class LiveModel:
         Users and items may be new. Events of equal time keep the order in which they are given; events without times
         happen at `last_time`. A batch that fails leaves nothing of itself; those before it stay learned.
         """
-        moments = np.full(len(user_ids), self.last_time) if times is None else np.asarray(times)
+        if times is None:
+            with self._lock:  # nobody else may move `last_time` meanwhile
+                times = np.full(len(user_ids), self.last_time)
+                return self.learn_events(user_ids, item_ids, times, batch_size=batch_size)
+        moments = np.asarray(times)
         if moments.ndim != 1 or (len(moments) and moments.dtype.kind not in "iu"):
             raise DataError(f"times must be one row of whole numbers, got {moments.dtype} of shape {moments.shape}.")
         if moments.min(initial=0) < 0 or moments.max(initial=0) > _LATEST:

@@ -16,7 +16,6 @@ from melon.recommenders.base import Recommender, SummedSteps
 from melon.recommenders.evidence import Examples, RowGradient
 from melon.registry import Space
 from melon.settings import Settings
-from melon.strategies.base import Strategy
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.negatives import Negatives
@@ -149,18 +148,6 @@ class Pretraining:
                 mean = gradient.summed(table.rows) / len(users)
                 table.add(torch.arange(table.rows, device=flat.device), mean.mul_(-settings.shared_lr))
         return evidence.losses.sum()
-
-
-def pretrain_by_strategy(strategy: Strategy, recommender: Recommender, log: Interactions) -> bool:
-    """Train the tables in the strategy's own way; False where it has none and the common pre-training is wanted."""
-    if not strategy.pretrains:
-        return False
-    users, items = recommender.rows_of("user"), recommender.rows_of("item")
-    recommender.grow(max(users, log.n_users), log.user_keys[users:], max(items, log.n_items), log.item_keys[items:])
-    specs = {spec.name: spec for spec in recommender.specs}
-    for name, values in strategy.pretrained_rows(specs, recommender.tables, log).items():
-        recommender.tables[name].scatter(torch.arange(len(values), device=values.device), values)
-    return True
 
 
 def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str = "interactions") -> None:

@@ -16,16 +16,14 @@ from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowState
 from melon.learning.practice.online import OnlinePractice
 from melon.recommenders.base import Recommender
 from melon.recommenders.plain import PlainSteps
-from melon.sparse_table import SparseTable
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.practised import LinearStrategy
-from melon.strategies.reductions import propose_in_turn
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Table
 
-Write = tuple[Table | SparseTable, Tensor, Tensor]  # a table, distinct rows of it, and their new values
+Write = tuple[Table, Tensor, Tensor]  # a table, distinct rows of it, and their new values
 
 
 class NewRows(Protocol):
@@ -165,21 +163,15 @@ class StepMaker:
         provisional: list[Write] = []
         if isinstance(strategy, LearnedStrategy) and last is not None and len(last.users):
             provisional, situation = self._meta_step(strategy, compact, situation, last, batch, undo)
-        if strategy.in_turn:
-            proposal = propose_in_turn(self._recommender, strategy, situation)
-        else:
-            proposal = strategy.propose(situation)
+        proposal = strategy.propose(situation)
         self._require_finite(proposal, batch)
         most_step = strategy.settings.most_step
         if most_step is not None:
             proposal = proposal.within(most_step, situation.values)
         moving = [name for name in proposal.values if self._recommender.tables[name].spec.kind == "embedding"]
-        # What is replayed is learned with the batch, but is no part of its loss.
-        loss = losses.mean() if offered.fresh is None else losses[situation.examples.fresh].mean()
         moves = [(situation.values[name], proposal.values[name].detach()) for name in moving]
-        return ComputedStep(
-            float(loss), ProposedRows([*self._writes(compact, proposal), *provisional], moves), proposal.memory
-        )
+        rows = ProposedRows([*self._writes(compact, proposal), *provisional], moves)
+        return ComputedStep(float(losses.mean()), rows, proposal.memory)
 
     def _meta_step(
         self,

@@ -16,9 +16,8 @@ from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
 from melon.learning.step import ComputedStep, ProposedRows, StepMaker
 from melon.recommenders.base import Context, Recommender
+from melon.recommenders.blend.head import HeadStep, Lesson
 from melon.recommenders.catalogue import Catalogue
-from melon.recommenders.heads import HeadStep, Lesson
-from melon.sparse_table import SparseTable
 from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
@@ -49,7 +48,7 @@ class Updater:
         self.seed = seed
         self.fading_clock: FadingClock = fading_clock or strategy.settings.fading_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
-        if not self._specs and (strategy.pretrains or isinstance(strategy, LearnedStrategy)):
+        if not self._specs and isinstance(strategy, LearnedStrategy):
             raise SettingsError(
                 f"strategy {strategy.name!r} has nothing to update: recommender {recommender.name!r} learns by "
                 "observing alone. Use it with the strategy 'default'."
@@ -163,7 +162,10 @@ class Updater:
         return step.loss if step else 0.0
 
     def rehearse(self, batch: Batch) -> float:
-        """Learn a batch of the past once more: the history, which holds it already, stays as it is."""
+        """Learn a batch of the past once more: the history, which holds it already, stays as it is.
+
+        Negatives come from all items of the history, so their rows must exist (`fitting.pretrained.untrained`).
+        """
         with ExitStack() as undo:
             self._tick(int(batch.times[0]))
             self.make_rows(batch, undo)
@@ -285,7 +287,7 @@ class Updater:
         self._last = step
         return step.loss
 
-    def _require_practised(self, table: Table | SparseTable, state: Mapping[str, Tensor | None]) -> None:
+    def _require_practised(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
         """Refuse what was practised with another strategy or other settings, before anything is changed."""
         values, touched = state["values"], state["touched"]
         if values is None or touched is None or values.shape[1:] != (table.spec.dim,):
@@ -295,19 +297,18 @@ class Updater:
                 f"has {shape} instead of rows of {table.spec.dim}. Practise again with the settings that are deployed."
             )
 
-    def _learned_rows(self) -> Iterator[tuple[str, str, Table | SparseTable]]:
+    def _learned_rows(self) -> Iterator[tuple[str, str, Table]]:
         for name, tables in self.row_state.items():
             declared = self.strategy.row_state(self._specs[name])
             yield from ((name, key, table) for key, table in tables.items() if declared[key].learned)
 
-    def _state_tables(self, spec: TableSpec) -> dict[str, Table | SparseTable]:
-        recommender, tables = self.recommender, dict[str, Table | SparseTable]()
+    def _state_tables(self, spec: TableSpec) -> dict[str, Table]:
+        recommender, tables = self.recommender, dict[str, Table]()
         for key, declared in self.strategy.row_state(spec).items():
-            form = SparseTable if declared.lazy and spec.role != "shared" else Table
             state = TableSpec(
                 f"{spec.name}.{key}", spec.role, spec.kind, declared.width or spec.dim, 0.0, declared.start, spec.rows
             )
-            tables[key] = form(state, clock=recommender.clock, dtype=recommender.dtype, device=recommender.device)
+            tables[key] = Table(state, clock=recommender.clock, dtype=recommender.dtype, device=recommender.device)
         return tables
 
     def _context(self, time: int) -> Context:

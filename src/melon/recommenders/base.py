@@ -206,13 +206,6 @@ class Recommender(ABC):
         """Features of candidates beside their rows: n × c × features, or none."""
         return None
 
-    def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
-        """The same for interactions to learn from, where the loss depends on them."""
-        return None
-
-    #: Whether what is observed depends on the rows: then copies with other rows have another streaming state.
-    observes_by_rows: bool = False
-
     def fit_past(self, users: Ints, items: Ints) -> None:
         """Fit streaming state that takes a whole recorded log, just before the log is observed from its first event."""
 

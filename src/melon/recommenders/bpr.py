@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
-from importlib.util import find_spec
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import field_validator
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders import nearest
 from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.catalogue import Catalogue
 from melon.recommenders.evidence import Evidence, Examples, Values
@@ -23,11 +20,14 @@ from melon.recommenders.factorisation import (
     factor_scores,
 )
 from melon.recommenders.losses import BPRLoss
-from melon.recommenders.nearest import InvertedFile, NearestCatalogue
 from melon.recommenders.plain import PlainSteps, plain_steps
+from melon.recommenders.quantised import QuantisedRows
 from melon.settings import Width
 from melon.tables import TableSpec
 from melon.types import Ints
+
+#: Catalogues with fewer items are scanned as a whole: that costs less than following their rows does.
+TWO_STAGE_FROM = 50_000
 
 
 class BPRSettings(RecommenderSettings):
@@ -35,14 +35,7 @@ class BPRSettings(RecommenderSettings):
 
     dim: Width = 64
     init: Literal["default", "paper"] = "default"
-    lists: Literal["exact", "index"] = "exact"
-
-    @field_validator("lists")
-    @classmethod
-    def _installed(cls, lists: str) -> str:
-        if lists == "index" and find_spec("faiss") is None:
-            raise ValueError("it needs the package faiss: pip install 'melon-recommender[index]'")
-        return lists
+    lists: Literal["exact", "two_stage"] = "exact"
 
 
 class BPR(Recommender):
@@ -111,12 +104,11 @@ class BPR(Recommender):
         if loops is None:
             return super().catalogue(n_items, context)
         at = None if context is None else context.moment
-        exact = partial(FactorCatalogue, loops, self.tables, n_items, at, self.clock.now if at is None else at.now)
-        if self.settings.lists == "exact" or n_items < nearest.FROM or not self._inverted_file.follow(self.tables, at):
-            return exact()
-        score = partial(self.score, context=context)
-        return NearestCatalogue(self._inverted_file, self.tables, n_items, at, exact, score)
+        common = loops, self.tables, n_items, at, self.clock.now if at is None else at.now
+        if self.settings.lists == "exact" or n_items < TWO_STAGE_FROM:
+            return FactorCatalogue(*common)
+        return FactorCatalogue(*common, self._quantised.follow(*common))
 
     @cached_property
-    def _inverted_file(self) -> InvertedFile:
-        return InvertedFile()
+    def _quantised(self) -> QuantisedRows:
+        return QuantisedRows()

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from melon.data.taken import Taken
+from melon.data.interactions import Taken
 from melon.errors import DataError, LearningError
 from melon.kernels import policy
-from melon.stream.pairs import SeenPairs, Storage, pair_keys
+from melon.stream.pairs import SeenPairs, Storage
 from melon.types import Flags, Ints, Scores, Singles
 
 #: Item rows and their scores, best first.
@@ -64,6 +64,12 @@ def limited(
     return Within(seen, mask, added)
 
 
+#: The pre-filter of two-stage lists: for each user so many items within limits, in no order.
+Near = Callable[[Ints, int, Within], list[Ints]]
+#: A two-stage list scores so many of its candidates beyond the list's length.
+CANDIDATES = 60
+
+
 class Catalogue(ABC):
     """All items at one version of the model, for lists; it is built once and used until the model learns again.
 
@@ -91,10 +97,9 @@ def best(scores: Scores, k: int, within: Within = Within(), users: Ints | None =
     has had.
     """
     users = np.zeros(len(scores), dtype=np.int64) if users is None else users
-    loops = policy.load("lists")
-    if loops is None:
-        return [_best_of(line, user, k, within) for line, user in zip(scores, users.tolist(), strict=True)]
-    return filled(partial(loops.top, np.ascontiguousarray(scores)), scores.shape[1], scores.dtype, users, k, within)
+    return filled(
+        partial(policy.load("lists").top, np.ascontiguousarray(scores)), scores.shape[1], scores.dtype, users, k, within
+    )
 
 
 def filled(
@@ -112,14 +117,3 @@ def filled(
 def not_finite() -> LearningError:
     """The error for scores among which there is no best one."""
     return LearningError("a score is not finite, so there is no best item; learn again with a smaller step (lr).")
-
-
-def _best_of(line: Scores, user: int, k: int, within: Within) -> Best:
-    """The same for one line, by sorting it."""
-    rows = np.flatnonzero(within.allowed) if len(within.allowed) else np.arange(len(line))
-    if not bool(np.isfinite(line[rows]).all()):
-        raise not_finite()
-    if within.seen is not None:
-        rows = rows[~within.seen.contains(pair_keys(np.full(len(rows), user), rows))]
-    rows = rows[np.argsort(-line[rows], kind="stable")[:k]]
-    return rows, line[rows]

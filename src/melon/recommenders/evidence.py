@@ -21,13 +21,11 @@ Values = Mapping[str, Tensor]
 class Examples:
     """A batch in positions of a compact copy: users n, items n × (1 + negatives) with the item taken in column 0.
 
-    `fresh` marks interactions of the stream; replayed ones are not. `features` are what a recommender knows of the
-    pairs beside their rows, where its loss depends on that.
+    `features` are what a recommender knows of the pairs beside their rows, where its loss depends on that.
     """
 
     users: Tensor
     items: Tensor
-    fresh: Tensor | None = None
     features: Tensor | None = None
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ Functions named `compiled_…` use compiled loops (`melon.kernels.factor`) and r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from threading import local
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.recommenders.base import SummedSteps
-from melon.recommenders.catalogue import Best, Catalogue, Within, filled
+from melon.recommenders.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best, filled
 from melon.recommenders.evidence import Examples, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
@@ -100,7 +100,7 @@ def compiled_pretraining(
 ) -> float | None:
     """Pre-train p_u, q_i and b_i on lines of rows; returns the sum of losses."""
     storage = [tables[name].lend() for name in ("user_factors", "item_factors", "item_bias")]
-    loops = policy.load("pretrain", like=storage[0]) if type(loss) is BPRLoss else None
+    loops = policy.load("factor", like=storage[0]) if type(loss) is BPRLoss else None
     if loops is None:
         return None
     arrays, visits = (part.numpy() for part in storage), _visits(len(storage[0]), len(storage[1]))
@@ -139,23 +139,42 @@ _NO_BIAS: tuple[Singles, Ints, float] = np.empty((0, 1), dtype=np.float32), np.e
 class FactorCatalogue(Catalogue):
     """p_u · q_i + b_i, and b_u where users have a bias, for all items by compiled loops.
 
-    Vectors are read as they are stored; biases, and what fading has left of vectors, are computed once.
+    Vectors are read as they are stored; biases, and what fading has left of vectors, are computed once. With a
+    pre-filter `near`, only its candidates are scored.
     """
 
     def __init__(
-        self, loops: policy.Loops, tables: Mapping[str, Table], n_items: int, at: Moment | None, now: int
+        self,
+        loops: policy.Loops,
+        tables: Mapping[str, Table],
+        n_items: int,
+        at: Moment | None,
+        now: int,
+        near: Near | None = None,
     ) -> None:
         """`now` is the time of the fading clock: that of the moment, where one is given."""
-        self._loops, self._tables, self._at, self._now = loops, tables, at, now
-        vectors, biases = tables["item_factors"], tables["item_bias"]
-        self._known, known = min(vectors.rows, n_items), min(biases.rows, n_items)
-        self._decay, self._factor = vectors.faded(loops, self._known, at)
-        weights, factor = biases.faded(loops, known, at)
-        self.bias: Singles = np.zeros(n_items, dtype=np.float32)
-        self.bias[:known] = biases.arrays(at)[0][:known, 0]
+        self._loops, self._tables, self._n_items = loops, tables, n_items
+        self._at, self._now, self._near = at, now, near
+
+    @cached_property
+    def _faded(self) -> tuple[int, Singles, np.float32]:
+        """How many items have vectors, and what fading has left of these."""
+        vectors = self._tables["item_factors"]
+        known = min(vectors.rows, self._n_items)
+        return known, *vectors.faded(self._loops, known, self._at)
+
+    @cached_property
+    def bias(self) -> Singles:
+        """The biases of all items."""
+        biases = self._tables["item_bias"]
+        known = min(biases.rows, self._n_items)
+        weights, factor = biases.faded(self._loops, known, self._at)
+        bias: Singles = np.zeros(self._n_items, dtype=np.float32)
+        bias[:known] = biases.arrays(self._at)[0][:known, 0]
         if len(weights):
-            self.bias[:known] *= weights
-            self.bias[:known] *= factor
+            bias[:known] *= weights
+            bias[:known] *= factor
+        return bias
 
     def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
         return torch.from_numpy(self.products(users.numpy(), self.bias))
@@ -164,27 +183,38 @@ class FactorCatalogue(Catalogue):
         """The same with other biases of items."""
         out = np.empty((len(users), len(bias)), dtype=np.float32)
         vectors = self._tables["item_factors"].view().storage.numpy()
-        self._loops.products(*self._of(users), vectors, self._known, self._decay, bias, out)
+        known, decay, factor = self._faded
+        self._loops.products(*self._of(users, factor), vectors, known, decay, bias, out)
         return out
 
     def best(self, users: Ints, k: int, within: Within) -> list[Best]:
-        tables, at = self._tables, self._at
+        if self._near is not None and not len(within.boost):
+            near = self._near(users, k + CANDIDATES, within)
+            return [self._best_of(users[n : n + 1], k, np.sort(rows)) for n, rows in enumerate(near)]
+        tables, at, (known, decay, factor) = self._tables, self._at, self._faded
         vectors, biases = tables["user_factors"], tables.get("user_bias")
         own = (*_NO_BIAS, 0) if biases is None else (*biases.arrays(at), biases.rows)
-        of_users = *vectors.arrays(at), vectors.rows, *own, self._now, self._factor
-        of_items = tables["item_factors"].arrays(at)[0], self._known, self._decay, self.bias
+        of_users = *vectors.arrays(at), vectors.rows, *own, self._now, factor
+        of_items = tables["item_factors"].arrays(at)[0], known, decay, self.bias
         scan = partial(self._loops.scan, *of_users, *of_items, within.boost)
         return filled(scan, len(self.bias), np.float32, users, k, within)
 
-    def _of(self, users: Ints) -> tuple[Singles, Singles]:
+    def _best_of(self, user: Ints, k: int, items: Ints) -> Best:
+        """The best of some items for one user."""
+        factors, own = self._of(user, np.float32(1))
+        scores = self._own("item_factors", items) @ factors[0] + self._own("item_bias", items)[:, 0] + own
+        places, values = best(scores[None, :], k)[0]
+        return items[places], values
+
+    def _of(self, users: Ints, factor: np.float32) -> tuple[Singles, Singles]:
         """The users' vectors, times what has faded of all items alike, and their biases."""
         own = self._own("user_bias", users)[:, 0] if "user_bias" in self._tables else np.zeros(len(users), np.float32)
         factors = self._own("user_factors", users)
-        factors *= self._factor
+        factors *= factor
         return factors, np.ascontiguousarray(own)
 
     def _own(self, name: str, rows: Ints) -> Singles:
-        """Rows of users, faded: a few of them, for which numpy is quicker than PyTorch."""
+        """Rows, faded: a few of them, for which numpy is quicker than PyTorch."""
         view = self._tables[name].view(self._at)
         at = np.minimum(rows, view.rows)
         values: Singles = view.storage.numpy()[at]

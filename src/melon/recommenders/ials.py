@@ -39,9 +39,8 @@ class IALS(Recommender):
 
     def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
-        numbers = np.float32 if self.dtype == torch.float32 else np.float64
         chosen = self.settings
-        self.solved = ImplicitALS(chosen.dim, missing=chosen.missing, reg=chosen.reg, seed=self.seed, dtype=numbers)
+        self.solved = ImplicitALS(chosen.dim, missing=chosen.missing, reg=chosen.reg, seed=self.seed)
 
     def declare(self) -> tuple[TableSpec, ...]:
         return ()

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.kernels import policy
-from melon.kernels.lanes import LANES, room
-from melon.kernels.network import LINES, SHARES, TURNS, Gradients, Network, Room
-from melon.kernels.threads import beside
-from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.recommenders.base import Context, Recommender, RecommenderSettings
 from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
 from melon.recommenders.losses import BPRLoss
 from melon.settings import Width
 from melon.tables import TableSpec
-from melon.types import Ints
 
 
 class NCFSettings(RecommenderSettings):
@@ -128,24 +122,6 @@ class NCF(Recommender):
         scores = product[..., 0] + (hidden @ values["output"][0]).view(n, -1)
         return scores + F.embedding(items, values["item_bias"])[..., 0] + values["user_bias"]
 
-    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
-        pairwise = type(self) is NCF and type(self.loss) is BPRLoss
-        fits = pairwise and items.shape[1] <= LINES
-        loops = policy.load("network", like=self.tables["output"].everything()) if fits else None
-        if loops is None:
-            return None
-        batch, *rates = steps
-        lean, turns = _Lean(self, batch, items.shape[1]), np.zeros(TURNS, np.int64)
-
-        def help_out() -> None:
-            loops.network_help(users, items, batch, lean.network, lean.gradients, lean.room(), turns)
-
-        with beside(help_out, SHARES - 1):
-            given = lean.network, lean.gradients, lean.room()
-            total: float = loops.network_batches(users, items, batch, *rates, *given, turns)
-        lean.give_back()
-        return total
-
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
         tables, dim = self.views(context), self.settings.dim
         first, *rest = (tables[layer].everything() for layer in self._layers())
@@ -161,46 +137,3 @@ class NCF(Recommender):
 
     def _layers(self) -> list[str]:
         return [f"layer_{number}" for number in range(1, len(self.settings.layers) + 1)]
-
-
-class _Lean:
-    """NCF's tables as compiled pre-training takes them; weights are copied, and written back by `give_back`."""
-
-    def __init__(self, ncf: NCF, batch: int, width: int) -> None:
-        tables = {name: table.lend()[: table.rows].numpy() for name, table in ncf.tables.items()}
-        dim, units = ncf.settings.dim, ncf.settings.layers
-        tiles = [-(-wide // LANES) for wide in (dim, *units)]
-        most = LANES * max(tiles)
-        panels, forward, output = room(len(tiles), most, most), room(len(tiles), most, most), room(1, most)
-        first, *upper = (tables[layer] for layer in ncf._layers())
-        weights = [first[:, :dim], first[:, dim:], *upper, tables["output"]]
-        self._copies = [
-            (weight, copy[: weight.shape[0], : weight.shape[1]])
-            for weight, copy in zip(weights, [*panels, output], strict=True)
-        ]
-        for weight, copy in self._copies:
-            copy[:] = weight
-        forward[:] = panels.transpose(0, 2, 1)
-        names = ("user_gmf", "item_gmf", "user_mlp", "item_mlp", "item_bias", "product")
-        visits = (np.zeros(len(tables[name]), np.int32) for name in ("user_gmf", "item_gmf"))
-        rows, shared = [tables[name] for name in names], [output, panels, forward]
-        self.network = Network._make([*rows, *shared, np.array(tiles), *visits])
-        steps = [room(*shape) for shape in ((batch, width), (batch, dim), (batch, most), (batch * width, most))]
-        sums = [room(*shape) for shape in ((SHARES, dim), (SHARES, most), (SHARES * len(tiles), most, most))]
-        self.gradients = Gradients._make([*steps, np.zeros(SHARES), *sums])
-        self._shapes = (LINES, most), (1, dim), (len(units), LINES, most)
-
-    def room(self) -> Room:
-        """What each thread has for itself."""
-        lines, one, values = self._shapes
-        singles = [room(*shape) for shape in (*[lines] * 5, one, one, values)]
-        masks, user_masks, all_on = (
-            np.zeros((*shape[:-1], shape[-1] // LANES), np.uint64) for shape in (values, lines, lines)
-        )
-        all_on[:] = np.iinfo(np.uint64).max
-        return Room._make([*singles, masks, user_masks, all_on, np.zeros(LANES, np.uint64)])
-
-    def give_back(self) -> None:
-        """Write the weights into the tables."""
-        for weight, copy in self._copies:
-            weight[:] = copy

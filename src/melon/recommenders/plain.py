@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from melon.kernels import policy
+from melon.kernels.factor import LineStatistics, RatedLines, StoredRows, TouchedRows
 from melon.recommenders.losses import BPRLoss, Loss
 from melon.tables import Table
 from melon.types import Floats, Ints, Singles, SmallInts
@@ -71,9 +71,9 @@ class PlainSteps:
         loops = policy.load("factor", like=self._like)
         if loops is None:
             return None
-        touched = [table.arrays()[1] for table in self._tables[:2]]
+        touched = self._tables[0].arrays()[1], self._tables[1].arrays()[1]
         out = np.empty((len(users), len(weights)))
-        loops.line_logs(users, lines, *met, *touched, now, counts, half_lives, events, weights, out)
+        loops.line_logs(users, lines, LineStatistics(*met, *touched, now, counts, half_lives, events), weights, out)
         return out
 
     def of(
@@ -88,20 +88,19 @@ class PlainSteps:
         loops = policy.load("factor", like=self._like)
         if loops is None:
             return None
-        columns: list[Any] = []
-        blocks, shares = list[Singles](), list[float]()
+        stored = [StoredRows(*table.arrays()) for table in self._tables]
+        for n, rows_of in enumerate(stored[:2]):  # a number for each stored user and item
+            if len(self._places[n]) < len(rows_of.touched):
+                self._places[n] = np.zeros(len(rows_of.touched), dtype=np.int32)
         user_rows, item_rows = np.empty(len(users), dtype=np.int64), np.empty(lines.size, dtype=np.int64)
-        for table, rows in zip(self._tables, (user_rows, item_rows, item_rows), strict=True):
-            columns += table.arrays()
-            blocks.append(np.empty((len(rows), table.spec.dim), dtype=np.float32))
-            shares.append(decay.get(table.spec.name, 0.0))
-        for n, touched in enumerate((columns[1], columns[4])):  # a number for each stored user and item
-            if len(self._places[n]) < len(touched):
-                self._places[n] = np.zeros(len(touched), dtype=np.int32)
-        n_users, n_items, loss, *moved = loops.plain_step(
-            users, lines, weights, *hats, np.array(shares, dtype=np.float32), now,
-            *columns, *self._places, user_rows, item_rows, *blocks,
-        )  # fmt: skip
+        named = (TouchedRows(*each) for each in zip(self._places, (user_rows, item_rows), strict=True))
+        blocks = [
+            np.empty((len(rows), table.spec.dim), dtype=np.float32)
+            for table, rows in zip(self._tables, (user_rows, item_rows, item_rows), strict=True)
+        ]
+        shares = np.array([decay.get(name, 0.0) for name in TAUGHT], dtype=np.float32)
+        rated = RatedLines(users, lines, weights, *hats)
+        n_users, n_items, loss, *moved = loops.plain_step(rated, shares, now, *stored, *named, *blocks)
         broken = None if math.isfinite(loss) else "the loss"
         if broken is None and not math.isfinite(sum(moved)):
             broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)

@@ -12,7 +12,6 @@ import torch
 from melon.data.ids import Id
 from melon.errors import LearningError
 from melon.learning.model import LiveModel
-from melon.service.fallback import Fallback
 from melon.service.log.base import Position
 from melon.service.rules.arrange import POOL_FACTOR, Pool, arrange, with_pins
 from melon.service.rules.items import ItemFacts, RowFacts
@@ -24,7 +23,7 @@ from melon.types import Floats, Ints
 
 #: Item rows and their scores, best first.
 BestRows = tuple[Ints, Floats]
-ListSource = Literal["model", "popular", "history", "similar", "fallback"]
+ListSource = Literal["model", "popular", "history", "similar"]
 #: Items of a visitor's history count less the older they are.
 _OLDER = 0.9
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
@@ -94,10 +93,8 @@ class ListMaker:
         served: Served,
         hidden: Callable[[Id], Iterable[Id]],
         owner: Callable[[Id], str] = str,
-        fallback: Fallback | None = None,
     ) -> None:
-        self._facts, self._served, self._hidden, self._owner, self._fallback = facts, served, hidden, owner, fallback
-        self._rival: str | None = None
+        self._facts, self._served, self._hidden, self._owner = facts, served, hidden, owner
         self._masks = Masks(facts)
         self._rows: RowFacts | None = None
 
@@ -111,7 +108,6 @@ class ListMaker:
             self._rows = RowFacts(self._facts, model.items)
         n_items = model.rows_of("item")
         self._rows.slots(n_items)
-        self._rival = None if self._fallback is None else self._fallback.at(position)
         works = [self._planned(model, query, n_items, now) for query in queries]
         pools, about = self._pools(model, works, n_items), about_model(model, position)
         answers = [self._finished(model, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
@@ -125,8 +121,8 @@ class ListMaker:
         user_row = -1 if query.user is None else int(model.users.rows([query.user])[0])
         known = 0 <= user_row < model.rows_of("user")
         source = query.source
-        if source == "model":
-            source = "popular" if not known else "model" if self._rival is None else "fallback"
+        if source == "model" and not known:
+            source = "popular"
         if source == "history" and not any(row >= 0 for row in _item_rows(model, query.items, n_items)):
             source = "popular"
         mask = self._masks.mask(rules.filter, rows, n_items, now)
@@ -183,8 +179,6 @@ class ListMaker:
                 return rows, scores.astype(np.float64)
         else:
             rows = everything
-        if work.source == "fallback" and self._fallback is not None and self._rival is not None:
-            return self._fallback.scores(self._rival, model, work.user_row, rows)
         if work.source == "popular":
             return rows, model.popular.read(rows)[:, 0].astype(np.float64)
         items = _item_rows(model, query.items, n_items)

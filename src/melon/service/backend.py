@@ -21,16 +21,12 @@ from melon.errors import ServiceError
 from melon.service.answers import ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
-from melon.service.fallback import Fallback
 from melon.service.ids import plain_id, read_id
-from melon.service.learner.watch import RIVALS
 from melon.service.log.base import Appended, Event, Position, Published
-from melon.service.log.events import EventLog, LogSettings
+from melon.service.log.events import EventLog, LogReader
 from melon.service.log.files import BATCHES
-from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
-from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free
-from melon.service.quality import quality_between, quality_counters
+from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quality_between, quality_counters
 from melon.service.replica import Replica
 from melon.service.rules.items import Facts, ItemFacts
 from melon.service.served import Served
@@ -53,13 +49,11 @@ class Backend:
         self.settings = settings
         self.metrics = ServiceMetrics()
         self.started = time.time()
-        log_settings = LogSettings(most_waiting=settings.queue_events, keep_ids_days=settings.dedup_days)
-        self.log = EventLog(settings.folder, log_settings)
+        self.log = EventLog(settings.folder, settings)
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
-        fallback = Fallback(settings.folder) if settings.fallback else None
-        self._maker = ListMaker(self.facts, self.served, self.hidden_from, fallback=fallback)
+        self._maker = ListMaker(self.facts, self.served, self.hidden_from)
         self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
         self.uses = settings.uses()
         self.problem: str | None = None
@@ -225,9 +219,8 @@ class Backend:
             quality = quality_between(steps.since(now - 3600.0), newest[0] if newest else None)
             return {
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
-                "set_aside": len(steps.set_aside(1000)),
+                "quarantined": len(steps.quarantined(1000)),
                 "alarms": steps.alarms(),
-                "fallback": decisions[-1][1] if (decisions := steps.fallbacks()) else None,
                 "batch_size": {
                     "median": float(np.median(sizes)) if sizes else None,
                     "most": self.settings.batch_most,
@@ -235,7 +228,7 @@ class Backend:
                 },
             }
 
-        nothing = {"quality": {"HR@10": None}, "set_aside": 0, "alarms": [], "fallback": None, "batch_size": {}}
+        nothing = {"quality": {"HR@10": None}, "quarantined": 0, "alarms": [], "batch_size": {}}
         learned = await self.from_steps(steps_of, nothing)
         model = await self.reading(self._model_now) if self.replica.ready else {"model": None, "users": 0, "items": 0}
         offset = self.log.offset
@@ -257,11 +250,7 @@ class Backend:
         counters = await self.from_steps(lambda steps: quality_counters(steps.last()), quality_counters(None))
         families: dict[str, MetricFamily] = {
             "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
-            "melon_fallback": (
-                "Whether lists come from a rival of the model.", ("rival",),
-                [((rival,), float(status["fallback"] == rival)) for rival in RIVALS],
-            ),
-            "melon_set_aside": ("Batches that are set aside.", (), [((), status["set_aside"])]),
+            "melon_quarantined": ("Batches that are quarantined.", (), [((), status["quarantined"])]),
             "melon_rows": (
                 "Rows of the model.", ("table",), [(("users",), status["users"]), (("items",), status["items"])]
             ),

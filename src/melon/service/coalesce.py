@@ -8,14 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from melon.errors import ServiceError
 from melon.learning.model import LiveModel
 from melon.service.answers import AnsweredList, ListMaker, Query
 from melon.service.log.base import Position
+from melon.service.replica import Replica
 
 #: Lists made between two deltas; a delta waits for these few at most.
 AT_ONCE = 16
@@ -23,12 +23,6 @@ AT_ONCE = 16
 IN_A_TURN = 4
 
 Look = Callable[[LiveModel, Position], Any]
-
-
-class ReadableReplica(Protocol):
-    """A replica, as far as scoring needs it."""
-
-    def reading(self) -> AbstractContextManager[tuple[LiveModel, Position]]: ...
 
 
 @dataclass(eq=False)
@@ -47,7 +41,7 @@ class Coalescer:
 
     def __init__(
         self,
-        replica: ReadableReplica,
+        replica: Replica,
         maker: ListMaker,
         most_waiting: int,
         observe: Callable[[int, float], None],

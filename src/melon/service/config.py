@@ -1,19 +1,22 @@
-"""Settings of the service: one TOML file, environment variables `MELON_*` and flags, checked in one place."""
+"""Settings of the service: one class, set by a TOML file, environment variables `MELON_SERVE_*` and flags."""
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from melon.errors import SettingsError, unknown_name
+from melon.fitting.values import BUDGET
 from melon.settings import Settings
 
-PREFIX = "MELON_"
+PREFIX = "MELON_SERVE_"
 #: Addresses that only this machine can reach.
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -30,13 +33,17 @@ MOST_AHEAD_S = 300
 #: What an event is for: it is learned; it hides the item from this user's lists; it is only stored.
 Use = Literal["learn", "hide", "store"]
 USES: tuple[Use, ...] = ("learn", "hide", "store")
-Names = tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")], ...]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")], ...], NoDecode]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
 
 
-class ServeSettings(Settings):
-    """Everything that `melon serve` can be set to."""
+class ServeSettings(Settings, BaseSettings):
+    """Everything that `melon serve` can be set to: the HTTP process, the log and the learner."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX)
 
     model: Path | None = Field(None, description="The folder of the model to start from; without one it starts cold.")
     data: Path | None = Field(None, description="The folder of the log and of checkpoints (default: MODEL.live).")
@@ -51,17 +58,28 @@ class ServeSettings(Settings):
     store: Names = Field(("impression",), description="Event types that are stored only.")
 
     batch_most: Annotated[int, Field(ge=1, le=10_000)] = Field(256, description="Events in a batch, at most.")
-    batch_every_ms: Annotated[float, Field(ge=0)] = Field(20.0, description="Milliseconds between two cuts, at least.")
+    batch_every_ms: NotNegative = Field(20.0, description="Milliseconds between two cuts, at least.")
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
     checkpoint_events: AtLeastOne = Field(50_000, description="Events between two checkpoints, at most.")
-    dedup_days: Positive = Field(30.0, description="Days for which event ids are remembered.")
-    fit_after: Annotated[int, Field(ge=0)] = Field(
-        20_000, description="Events after which a cold start fits on its own log; 0 never does."
-    )
-    threads: AtLeastOne = Field(1, description="Threads of the learner; recorded with the log.")
-    fallback: bool = Field(False, description="Serve from a rival that is better, until the model is better again.")
-    max_pairs: Annotated[int, Field(ge=0)] = Field(0, description="Pairs that a new service remembers as seen; 0: all.")
+    keep_deltas_s: Positive = Field(600.0, description="Seconds for which deltas are kept for API processes.")
+    keep_deltas_bytes: AtLeastOne = Field(256 << 20, description="Bytes of deltas that are kept, at most.")
+    threads: AtLeastOne = Field(1, description="Threads of the learner; recorded with the log, replays need the same.")
+    seed: Whole = Field(0, description="The root of everything random.")
+    max_pairs: Whole = Field(0, description="Pairs that a new service remembers as seen; 0: all.")
+    fit_after: Whole = Field(20_000, description="Events after which a cold start fits on its own log; 0 never does.")
+    fit_minutes: Positive = Field(10.0, description="Minutes for which that fit may choose settings.")
+    fit_budget: Whole = Field(BUDGET, description="Settings that this fit tries for each choice.")
 
+    negatives: Whole = Field(99, description="Items beside each one taken when quality is measured; 0: no measure.")
+    frozen: bool = Field(True, description="Measure the model as it was deployed too; takes its memory once more.")
+    quality_s: Positive = Field(3600.0, description="Seconds of organic events on which baselines are compared.")
+    quality_events: AtLeastOne = Field(1_000, description="Events that this comparison needs, at least.")
+    guard: NotNegative = Field(20.0, description="A batch that moves rows this many times the median is quarantined.")
+    stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
+    max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
+
+    dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")
+    reserve_bytes: Whole = Field(16 << 20, description="Disk kept free for the learner, given up when it is full.")
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")
     queue_events: AtLeastOne = Field(50_000, description="Events that may wait for the disk before posts get 429.")
     queue_lists: AtLeastOne = Field(512, description="Lists that may wait for scoring before requests get 503.")
@@ -80,6 +98,11 @@ class ServeSettings(Settings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
+
+    @classmethod
+    def settings_customise_sources(cls, settings_cls: Any, init_settings: Any, *others: Any, **more: Any) -> Any:  # noqa: ARG003
+        """Values as they are given; `read_settings` adds a file and the environment."""
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -111,22 +134,23 @@ class ServeSettings(Settings):
         return {name: use for use in USES for name in getattr(self, use)}
 
     def toml(self) -> str:
-        """The settings as a file that `read_settings` reads back."""
+        """The settings as a file that `read_settings` reads back; a secret would be shown as asterisks."""
         lines = []
         for name, value in self.plain().items():
             about = str(type(self).model_fields[name].description)
-            lines += [f"# {about}", f"# {name} =" if value is None else f"{name} = {_toml(value)}"]
+            lines += [
+                f"# {about}",
+                f"# {name} =" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}",
+            ]
         return "\n".join(lines) + "\n"
 
 
-def read_settings(
-    file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> ServeSettings:
+def read_settings(file: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
     """Settings from a file, overridden by the environment, overridden by flags (those that are not None)."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        values |= _from_file(file)
-    values |= _from_environment(os.environ if environment is None else environment)
+    values = {} if file is None else _from_file(file)
+    for name in os.environ:
+        _check_variable(name)
+    values |= EnvSettingsSource(ServeSettings)()
     values |= {name: value for name, value in flags.items() if value is not None}
     return ServeSettings.parse(values, "melon serve")
 
@@ -144,29 +168,11 @@ def _from_file(file: Path) -> dict[str, Any]:
     return values
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """`MELON_PORT=8080` is `port = 8080`. Other variables that begin so belong to other parts of melon."""
-    values: dict[str, Any] = {}
-    for name, field in ServeSettings.model_fields.items():
-        text = environment.get(PREFIX + name.upper())
-        # MELON_DATA is where benchmarks look for recorded streams; the folder of the service has a name of its own.
-        text = environment.get("MELON_SERVE_DATA") if name == "data" else text
-        if text is not None:
-            values[name] = _number(text, field.annotation, name)
-    return values
-
-
-def _number(text: str, annotation: Any, name: str) -> Any:
-    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        return kind(text) if kind in (int, float) else text
-    except (ValueError, KeyError):
-        raise SettingsError(f"the environment variable {PREFIX}{name.upper()} = {text!r} is not valid.") from None
-
-
-def _toml(value: Any) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
+def _check_variable(name: str) -> None:
+    """Refuse a variable that looks like a setting of the service and is none."""
+    known = [PREFIX + field.upper() for field in ServeSettings.model_fields]
+    if name.startswith(PREFIX) and name not in known:
+        raise unknown_name("environment variable", name, known)
+    renamed = PREFIX + name.removeprefix("MELON_")
+    if renamed in known and name not in ("MELON_DATA", "MELON_SEED"):  # benchmarks and tests have these
+        raise SettingsError(f"the environment variable {name} is called {renamed}.")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from melon.client import Client
-from melon.console import say
 from melon.data.synthetic import synthetic_stream
 from melon.errors import ServiceError
+from melon.progress import say
 from melon.service.config import ServeSettings
 from melon.service.supervisor import Supervisor, listen
 

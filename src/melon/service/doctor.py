@@ -14,9 +14,10 @@ import apsw
 
 from melon.errors import MelonError
 from melon.service.config import LOOPBACK, ServeSettings
-from melon.service.keys import KeyFile
-from melon.service.log.files import EVENTS, LEAST_SQLITE
-from melon.service.log.reader import LogReader
+from melon.service.keys import keys_of
+from melon.service.learner.replaying import describe
+from melon.service.log.events import LogReader
+from melon.service.log.files import BATCHES, EVENTS, LEAST_SQLITE
 from melon.service.metrics import disk_free
 
 _LEAST_DISK = 1 << 30
@@ -62,7 +63,10 @@ def _sqlite() -> str:
 
 def _model(settings: ServeSettings) -> str:
     if settings.model is None:
-        return "none: the service starts cold"
+        if not (settings.folder / BATCHES).exists():
+            return "none: the service starts cold"
+        about = describe(settings.folder)
+        return f"{about['model']} of the folder, steps: {about['steps']}"
     from melon.learning.model import LiveModel
 
     model, _ = LiveModel.load(settings.model)
@@ -101,11 +105,16 @@ def _log(folder: Path) -> str:
 
 
 def _keys(settings: ServeSettings) -> str:
-    keys = KeyFile(settings.key_file).keys()
+    file = keys_of(settings)
+    keys = file.keys()
+    if file.problem is not None:
+        raise ValueError(file.problem)
+    if not keys and file.required:
+        raise ValueError(f"none, so nobody is answered; make one with melon keys add --data {settings.folder}")
     if not keys and settings.host not in LOOPBACK:
         raise ValueError(f"none, and {settings.host} can be reached from outside")
-    if keys and settings.key_file.stat().st_mode & 0o077:
-        raise ValueError(f"others may read {settings.key_file}; chmod 600 it")
+    if keys and file.path.stat().st_mode & 0o077:
+        raise ValueError(f"others may read {file.path}; chmod 600 it")
     ended = sum(key.expires is not None and key.expires <= time.time() for key in keys.values())
     return f"{len(keys)} keys, {ended} of them ended" if keys else "none: loopback only"
 

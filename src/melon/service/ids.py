@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import unicodedata
 import uuid
-from collections import deque
 from datetime import UTC, datetime
 from typing import Any
 
-from melon.data.ids import HIGHEST, LOWEST, Id, IdKind, is_unicode
+from melon.data.ids import HIGHEST, LOWEST, MOST_EXACT_FLOAT, Id, IdKind, is_unicode
 from melon.errors import DataError
 from melon.service.config import MOST_AHEAD_S, MOST_ID_BYTES
 
@@ -54,48 +52,32 @@ def checked_text(text: str, what: str) -> str:
     return text
 
 
-class Tokens:
-    """Random names of 16 hexadecimal digits. Drawing many at once saves a system call for each of them."""
-
-    _AT_ONCE = 512
-
-    def __init__(self) -> None:
-        self._drawn: deque[str] = deque()
-
-    def next(self) -> str:
-        """A name that nobody can guess. Safe for threads."""
-        while True:
-            try:
-                return self._drawn.popleft()
-            except IndexError:
-                text = os.urandom(8 * self._AT_ONCE).hex()
-                self._drawn.extend(text[start : start + 16] for start in range(0, len(text), 16))
-
-
 def plain_id(one: Id) -> int | str:
     """An id as JSON can hold it."""
     return one if isinstance(one, int) else str(one)
 
 
 def read_time(value: Any, now: float) -> int:
-    """Unix seconds from a number or an ISO 8601 text (UTC where it names no zone)."""
-    if value is None:
-        return int(now)
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            raise DataError(f"time {_short(value)} is neither Unix seconds nor ISO 8601.") from None
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        seconds = float(value)
-    else:
-        raise DataError(f"time {_short(value)} is neither Unix seconds nor ISO 8601.")
-    if seconds < 0:
-        raise DataError(f"time {_short(value)} is before 1970; times are from 0 on.")
+    """Unix seconds of an event; now where there is no time, and hardly later than now."""
+    seconds = now if value is None else to_seconds(value, "time")
     if seconds > now + MOST_AHEAD_S:
         raise DataError(f"time {_short(value)} is more than {MOST_AHEAD_S} s ahead of this server's clock.")
     return int(seconds)
+
+
+def to_seconds(value: Any, what: str) -> float:
+    """Unix seconds from a number or an ISO 8601 text (UTC where it names no zone)."""
+    try:
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        else:
+            seconds = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{what} {_short(value)} is neither Unix seconds nor ISO 8601.") from None
+    if not 0 <= seconds <= MOST_EXACT_FLOAT:
+        raise DataError(f"{what} {_short(value)} is not between 1970 and the far future.")
+    return seconds
 
 
 def _short(value: Any) -> str:

@@ -1,11 +1,15 @@
-"""API keys: `mk_<id>_<secret>`, stored as SHA-256, with scopes and an end; the file is read again when it changes."""
+"""API keys: `mk_<id>_<secret>`, stored as SHA-256, with scopes and an end; the file is read again when it changes.
+
+Keys fail closed. A folder that ever had keys holds a marker: from then on every request needs a valid key, also where
+the file of keys is empty, damaged or gone. Only deleting file and marker leads back to a service without keys.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
-import os
+import logging
 import secrets
 import threading
 import time
@@ -14,12 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from melon.atomic import cannot_write
+from melon.atomic import write_text
 from melon.errors import DataError, SettingsError, unknown_name
+from melon.service.config import ServeSettings
 
 KeyScope = Literal["read", "write", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
+#: A file of the data folder that says that there were keys once.
+MARKER = "keys.required"
 _CHECK_EVERY_S = 1.0
+_LOG = logging.getLogger("melon.service")
 
 
 @dataclass(frozen=True)
@@ -38,22 +46,39 @@ class ApiKey:
 
 
 class KeyFile:
-    """The keys of one installation. Several processes may read the file; commands replace it whole."""
+    """The keys of one installation. Several processes may read the file; commands replace it whole.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: the file.
+        folder: the data folder of the service, which holds the marker (default: the folder of the file).
+        required: whether keys are needed even if there never were any.
+    """
+
+    def __init__(self, path: Path, folder: Path | None = None, *, required: bool = False) -> None:
+        self.path, self._marker = path, (folder or path.parent) / MARKER
+        self.problem: str | None = None
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._checked = -_CHECK_EVERY_S
         self._keys: dict[str, ApiKey] = {}
+        self._required = required
 
     def keys(self) -> dict[str, ApiKey]:
         """All keys by id; a file that has changed since is read again (looked at once a second)."""
+        self._look()
+        return self._keys
+
+    @property
+    def required(self) -> bool:
+        """Whether a request needs a key: once there was a file of keys, for ever."""
+        self._look()
+        return self._required
+
+    def _look(self) -> None:
         with self._lock:
             if time.monotonic() - self._checked >= _CHECK_EVERY_S:
                 self._refresh()
                 self._checked = time.monotonic()
-            return self._keys
 
     def find(self, text: str) -> ApiKey | None:
         """The key that a client sent, if its secret is right; takes as long for a wrong secret as for a right one."""
@@ -77,12 +102,12 @@ class KeyFile:
         text = f"mk_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
         end = None if days is None else now + int(days * 86_400)
         key = ApiKey(text.split("_")[1], hashlib.sha256(text.encode()).hexdigest(), wanted, now, end, note)  # type: ignore[arg-type]
-        self._replace({**self._read(), key.id: key})
+        self._replace({**self.read(), key.id: key})
         return text, key
 
     def revoke(self, key_id: str) -> None:
         """Remove a key; services that watch the file refuse it within a second."""
-        keys = self._read()
+        keys = self.read()
         if key_id not in keys:
             raise unknown_name(f"key in {self.path}", key_id, keys)
         del keys[key_id]
@@ -93,12 +118,32 @@ class KeyFile:
             status = self.path.stat()
             stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
         except FileNotFoundError:
-            self._keys, self._stamp = {}, None
+            self._keys, self._stamp, self.problem = {}, None, None
+            self._required = self._required or self._marker.exists()
             return
-        if stamp != self._stamp:
-            self._keys, self._stamp = self._read(), stamp
+        except OSError as problem:  # whether there are keys cannot be seen
+            self._keys, self._stamp, self._required, self.problem = {}, None, True, str(problem)
+            return
+        if stamp == self._stamp:
+            return
+        self._stamp, self._required = stamp, True
+        try:
+            self._keys, self.problem = self.read(), None
+        except DataError as problem:
+            _LOG.error("%s No key is accepted until it can.", problem)
+            self._keys, self.problem = {}, str(problem)
+        try:
+            self._mark()
+        except DataError as problem:
+            _LOG.warning("%s A restart without the file of keys would not know that there were any.", problem)
 
-    def _read(self) -> dict[str, ApiKey]:
+    def _mark(self) -> None:
+        """Note durably that there are keys."""
+        if not self._marker.exists():
+            write_text(self._marker, "This service has keys: it answers nobody without one.\n")
+
+    def read(self) -> dict[str, ApiKey]:
+        """What the file says now; one that cannot be read is an error."""
         try:
             lines = json.loads(self.path.read_text(encoding="utf-8"))["keys"]
             return {line["id"]: _checked(line) for line in lines}
@@ -109,18 +154,8 @@ class KeyFile:
 
     def _replace(self, keys: dict[str, ApiKey]) -> None:
         text = json.dumps({"keys": [asdict(key) for key in keys.values()]}, indent=1)
-        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Nobody but the owner may read it, from the first byte on.
-            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, self.path)
-        except OSError as problem:
-            raise cannot_write(self.path, problem) from problem
+        self._mark()
+        write_text(self.path, text, mode=0o600)
 
 
 def _checked(line: dict[str, Any]) -> ApiKey:
@@ -129,6 +164,11 @@ def _checked(line: dict[str, Any]) -> ApiKey:
     if len(key.sha256) != 64 or not set(key.scopes) <= set(SCOPES) or not end_is_valid:
         raise ValueError(f"the key {key.id!r} is damaged")
     return key
+
+
+def keys_of(settings: ServeSettings) -> KeyFile:
+    """The keys of a service; an operator who names their file wants them."""
+    return KeyFile(settings.key_file, settings.folder, required=settings.keys is not None)
 
 
 class Bucket:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from melon.data.ids import Id
-from melon.service.ids import Tokens
 
 #: A click on something that was shown in this many seconds counts as recommended.
 RECENTLY_S = 1800.0
@@ -27,14 +27,13 @@ class Served:
         self.lists = 0
         self.taken = 0
         self._lock = threading.Lock()
-        self._tokens = Tokens()
         self._lists: OrderedDict[str, _ServedList] = OrderedDict()
         self._of_user: dict[Id, dict[str, None]] = {}
         self._taken: dict[str, set[Id]] = {}
 
     def record(self, user: Id, items: Sequence[Id], now: float) -> str:
         """Remember a list that is about to be sent; returns its id."""
-        name = f"r-{self._tokens.next()}"
+        name = f"r-{secrets.token_hex(8)}"
         with self._lock:
             self._lists[name] = (user, now, tuple(items))
             self._of_user.setdefault(user, {})[name] = None

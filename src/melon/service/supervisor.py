@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -15,33 +14,16 @@ from pathlib import Path
 from typing import Literal
 
 from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
+from melon.kernels import policy
 from melon.service.config import LOOPBACK, ServeSettings
-from melon.service.keys import KeyFile
-from melon.service.learner.settings import LearnerSettings
-from melon.service.lines import log_as_json
+from melon.service.keys import keys_of
 from melon.service.log.files import Held
+from melon.service.process import die_with, log_as_json
 
 ProcessRole = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
-_PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
-
-
-def learner_settings(settings: ServeSettings) -> LearnerSettings:
-    """What the learner needs to know of the service's settings."""
-    return LearnerSettings(
-        folder=settings.folder,
-        model=settings.model,
-        batch_most=settings.batch_most,
-        batch_every=settings.batch_every_ms / 1000,
-        checkpoint_seconds=settings.checkpoint_s,
-        checkpoint_events=settings.checkpoint_events,
-        fit_after=settings.fit_after,
-        max_pairs=settings.max_pairs,
-        threads=settings.threads,
-        fallback=settings.fallback,
-    )
 
 
 def check_model(settings: ServeSettings) -> None:
@@ -57,10 +39,10 @@ def check_model(settings: ServeSettings) -> None:
 
 def check_reachable(settings: ServeSettings) -> None:
     """Refuse to be reachable from outside without keys."""
-    if settings.host not in LOOPBACK and not KeyFile(settings.key_file).keys():
+    if settings.host not in LOOPBACK and not keys_of(settings).keys():
         raise SettingsError(
-            f"host {settings.host} can be reached from outside and {settings.key_file} has no keys. Make one with "
-            f"melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
+            f"host {settings.host} can be reached from outside and {keys_of(settings).path} has no keys. Make one "
+            f"with melon keys add --data {settings.folder} --scope read, or listen on 127.0.0.1."
         )
 
 
@@ -178,12 +160,13 @@ class Supervisor:
 
 
 def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socket | None = None) -> None:
-    """One role in this process."""
+    """One role in this process, with compiled kernels: plain Python would drift from what other processes compute."""
+    policy.require_compiled()
     if role == "learner":
-        from melon.service.learner.run import run_learner
+        from melon.service.learner.loop import run_learner
 
         log_as_json()
-        run_learner(learner_settings(settings))
+        run_learner(settings)
         return
     from melon.service.http.app import run_api
 
@@ -192,16 +175,8 @@ def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socke
     run_api(settings, listening, url_of(settings, listening))
 
 
-def _die_with(parent: int) -> None:
-    """Have this process end when the supervisor ends, at once: the port and the log are free for the next one."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
 def _child(role: ProcessRole, content: str, parent: str, handle: str | None = None) -> None:
-    _die_with(int(parent))
+    die_with(int(parent))
     try:
         settings = ServeSettings.model_validate_json(content)
         run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))

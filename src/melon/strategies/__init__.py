@@ -3,9 +3,8 @@
 The names below are what an author of a strategy needs; they are imported when they are first used.
 """
 
-from typing import TYPE_CHECKING
-
-from melon.lazy import exports
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from melon.registry import Entry, Space
@@ -39,22 +38,29 @@ __all__ = [
     "space_of",
 ]
 
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "STRATEGIES": "melon.strategies.registry",
-        "Entry": "melon.registry",
-        "RowStateSpec": "melon.strategies.base",
-        "LearnedSettings": "melon.strategies.learned",
-        "LearnedStrategy": "melon.strategies.learned",
-        "LearningRates": "melon.strategies.base",
-        "Proposal": "melon.strategies.base",
-        "Situation": "melon.strategies.base",
-        "Space": "melon.registry",
-        "Strategy": "melon.strategies.base",
-        "StrategySettings": "melon.strategies.base",
-        "TableSpec": "melon.tables",
-        "row_constant_rates": "melon.strategies.base",
-        "space_of": "melon.strategies.registry",
-    },
-)
+_HOMES = {
+    "STRATEGIES": "melon.strategies.registry",
+    "Entry": "melon.registry",
+    "RowStateSpec": "melon.strategies.base",
+    "LearnedSettings": "melon.strategies.learned",
+    "LearnedStrategy": "melon.strategies.learned",
+    "LearningRates": "melon.strategies.base",
+    "Proposal": "melon.strategies.base",
+    "Situation": "melon.strategies.base",
+    "Space": "melon.registry",
+    "Strategy": "melon.strategies.base",
+    "StrategySettings": "melon.strategies.base",
+    "TableSpec": "melon.tables",
+    "row_constant_rates": "melon.strategies.base",
+    "space_of": "melon.strategies.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

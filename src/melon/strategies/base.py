@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -17,18 +17,16 @@ from melon.kernels import policy
 from melon.recommenders.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
-from melon.sparse_table import SparseTable
 from melon.stream.history import History
 from melon.tables import Table, TableSpec
 from melon.types import Floats, Ints, Singles
 
 if TYPE_CHECKING:
-    from melon.data.interactions import Interactions
     from melon.recommenders.plain import PlainSteps
 
 RowState = dict[str, dict[str, Tensor]]
 #: State of stored rows by table and name; to be read only.
-StoredState = Mapping[str, Mapping[str, Table | SparseTable]]
+StoredState = Mapping[str, Mapping[str, Table]]
 
 #: How the steps of several interactions on one row become one (setting `reduction`; `shared_reduction` for weights
 #: that every interaction touches). A strategy offers those that it can do.
@@ -37,10 +35,7 @@ Reduction = Literal[
     "mean",  # the sum over the size of the batch
     "row_mean",  # the sum over the number of interactions that touch the row
     "sqrt",  # the sum over the root of that number
-    "sequential",  # whole steps one after another, each from where the one before left the row
 ]
-#: What these settings were called in earlier versions, where `mean` was `batch`.
-_FORMER_NAMES = {"aggregation": "reduction", "shared_aggregation": "shared_reduction"}
 
 
 class ReadableTable(Protocol):
@@ -63,9 +58,6 @@ class ReadableTable(Protocol):
 
     def idle(self, rows: Tensor) -> Tensor:
         """How long ago rows were last touched, by the clock of fading."""
-
-    def blocks(self) -> Iterator[Tensor]:
-        """All rows in order, some at a time; for a survey at the start, never for a step."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +102,12 @@ class RowStateSpec:
     """Declares state that a strategy keeps for each row of a table: its start value and its width.
 
     `learned` state is part of a meta-model: it goes along from the selection window to the stream, as φ does, while
-    other state (moments of an optimiser) starts afresh there. `lazy` state starts at 0, is not
-    learned, and takes memory only for rows that were touched.
+    other state (moments of an optimiser) starts afresh there.
     """
 
     start: float = 0.0
     width: int | None = None  # as many numbers as the row has entries, unless said
     learned: bool = False
-    lazy: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,29 +182,6 @@ class StrategySettings(Settings):
     fading_clock: Literal["interactions", "seconds"] = "interactions"
     most_step: float | None = Field(None, gt=0)
 
-    @classmethod
-    def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
-        """Settings from plain values; a former name is refused with the present one."""
-        for name, value in values.items():
-            new_name, new_value = cls._present(name, value)
-            if (name, value) != (new_name, new_value):
-                raise SettingsError(f"{owner}: {name} = {value!r} is now called {new_name} = {new_value!r}.")
-        return super().parse(values, owner)
-
-    @classmethod
-    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of a model that an earlier version saved, under their present names."""
-        return dict(cls._present(name, value) for name, value in saved.items())
-
-    @classmethod
-    def _present(cls, name: str, value: Any) -> tuple[str, Any]:
-        new_name = _FORMER_NAMES.get(name, name)
-        if new_name not in _FORMER_NAMES.values() or new_name not in cls.model_fields:
-            return name, value
-        if new_name != name and name in cls.model_fields:  # another package's setting of that name
-            return name, value
-        return new_name, "mean" if value == "batch" else value
-
 
 class Strategy(ABC):
     """Evidence in, proposal out. State per row is declared and handed back; everything else lives in `memory`."""
@@ -225,12 +192,6 @@ class Strategy(ABC):
     space: ClassVar[Space] = Space()
     #: Every row of every table is read and written at each step, touched or not: slow, and there for comparison.
     dense: bool = False
-    #: Interactions of a batch are learned one after another, each from where the one before left its rows.
-    in_turn: bool = False
-    #: How negatives are drawn: uniformly, or by popularity^0.4.
-    negatives: Literal["uniform", "popular"] = "uniform"
-    #: Old interactions that are learned again with each batch.
-    replay: int = 0
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         if not issubclass(self.settings_type, StrategySettings):
@@ -244,6 +205,16 @@ class Strategy(ABC):
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Prepare for the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
 
+    def require_tables(self, specs: Mapping[str, TableSpec]) -> None:
+        """Refuse to be bound again, unless to the same tables: meta-parameters belong to them."""
+        tables = {name: (spec.role, spec.kind, spec.dim, spec.rows) for name, spec in specs.items()}
+        before = self.__dict__.setdefault("_tables", tables)
+        if before != tables:
+            raise SettingsError(
+                f"strategy {self.name!r} was bound to the tables {sorted(before)} and cannot update {sorted(tables)} "
+                "of other names, roles or widths; make a new one for this recommender."
+            )
+
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """The half-life of each table whose idle rows fade: the items', where the settings name one."""
         half_life = self.settings.fading
@@ -253,22 +224,8 @@ class Strategy(ABC):
         """The state that is kept for each row of a table, by name."""
         return {}
 
-    def pretrained_rows(
-        self, specs: Mapping[str, TableSpec], tables: Mapping[str, ReadableTable], log: Interactions
-    ) -> dict[str, Tensor]:
-        """Optional: new values for the first rows of some tables, from a log whose users and items have rows.
-
-        Writes nothing. A strategy without it starts from the common pre-training.
-        """
-        raise SettingsError(f"strategy {self.name!r} has no pre-training of its own.")
-
     @property
-    def pretrains(self) -> bool:
-        """Whether the strategy has a pre-training of its own."""
-        return type(self).pretrained_rows is not Strategy.pretrained_rows
-
-    @property
-    def kernels(self) -> tuple[policy.SuiteName, ...]:
+    def kernels(self) -> tuple[policy.KernelName, ...]:
         """The compiled loops that it uses (`melon.kernels`)."""
         return ()
 
@@ -298,7 +255,7 @@ class Strategy(ABC):
     def learning_rates(self, situation: Situation) -> LearningRates:
         """Optional: the learning-rate matrix W of the step −Σ_x W_x ⊙ g_x that `propose` makes.
 
-        A strategy whose step is no such sum, as that of a solver, does not have it.
+        A strategy whose step is no such sum does not have it.
         """
         raise SettingsError(
             f"strategy {self.name!r} has no learning-rate matrix: its step is no sum of gradients times rates."

@@ -54,6 +54,7 @@ class LearnedStrategy(Strategy):
 
         A strategy that has a meta-model keeps it: trained on one recommender, it is deployed on another of its kind.
         """
+        self.require_tables(specs)
         if hasattr(self, "_phi"):
             return
         phi = Parameters(self.seed, dtype, device, self.init)

@@ -34,7 +34,6 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     interaction under Adam.
     """
 
-    reduction: Literal["sum", "mean"] = "sum"  # not sequential: the look-ahead needs a batch
     meta_lr: float = Field(3e-3, ge=0)
     hidden: Width = 100
     most_weight: float = Field(2.0, gt=0)

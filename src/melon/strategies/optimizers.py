@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from melon.adam import Adam, Moments
-from melon.errors import SettingsError
 from melon.strategies.base import (
     LearningRates,
     PlainRates,
@@ -37,7 +36,7 @@ class OptimizerSettings(StrategySettings):
     """
 
     optimizer: Optimizer = "sgd"
-    reduction: Literal["sum", "mean", "sequential"] = "sum"
+    reduction: Literal["sum", "mean"] = "sum"
     shared_reduction: Literal["sum", "mean"] = "mean"
     lr: float = Field(0.3, gt=0, le=1e6)
     weight_decay: float = Field(0.0, ge=0)
@@ -50,19 +49,13 @@ class WeightedLossStrategy(Strategy):
     """A strategy that is one optimiser step on a (weighted) loss; what the weights are is all that differs."""
 
     settings: OptimizerSettings
-    #: The weight of every interaction, where all have the same and the batch is learned as it is; else None.
+    #: The weight of every interaction, where all have the same; else None.
     plain_weight: float | None = None
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._optimizer = RowOptimizer(self.settings)
         self.dense = self._optimizer.dense
-        self.in_turn = self.settings.reduction == "sequential"
-        if self.dense and self.in_turn:
-            raise SettingsError(
-                "reduction = 'sequential' does not go with optimizer = 'adam_dense', which moves all rows; "
-                "use optimizer = 'sgd' or 'adam_lazy'."
-            )
 
     @abstractmethod
     def weights(self, situation: Situation) -> Tensor | None:
@@ -76,9 +69,7 @@ class WeightedLossStrategy(Strategy):
 
     def plain_rates(self, interactions: int) -> PlainRates | None:
         settings, steps, weight = self.settings, self._optimizer.steps + 1, self.plain_weight
-        as_offered = self.negatives == "uniform" and not self.replay
-        plain = settings.optimizer == "sgd" and not self.in_turn and settings.most_step is None
-        if weight is None or not as_offered or not plain:
+        if weight is None or settings.optimizer != "sgd" or settings.most_step is not None:
             return None
         rate = settings.lr * weight / (interactions if settings.reduction == "mean" else 1)
         return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": torch.full((), steps, device="cpu")})

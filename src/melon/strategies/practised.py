@@ -70,6 +70,7 @@ class LinearStrategy(Strategy):
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Start at the plain step; a strategy that has practised on another recommender of the kind keeps that."""
+        self.require_tables(specs)
         if hasattr(self, "rates"):
             return
         if not any(spec.role == "item" for spec in specs.values()):

@@ -154,8 +154,6 @@ _ENTRIES = (
             {
                 **_STEP_AXES,
                 "w_new": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
-                "neg": ("uniform", "pop"),
-                "replay": (0, 64, 256),
             },
             ({"optimizer": "sgd", "lr": 0.1, "w_new": 4.0}, {"optimizer": "adam_lazy", "lr": 0.01, "w_new": 4.0}),
         ),
@@ -163,25 +161,6 @@ _ENTRIES = (
         in_comparison=True,
         label="eALS",
         color=("#d9622b", "#ff9d6b"),
-    ),
-    Entry(
-        "als",
-        "the genuine element-wise ALS solver on matrix-factorisation tables",
-        "melon.strategies.als.strategy:ALS",
-        Space(
-            {
-                "reg": (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
-                "c0": (8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0),
-                "w_new": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
-                "alpha": (0.0, 0.2, 0.4, 0.6, 0.8),
-            },
-            (
-                {"reg": 3.0, "c0": 128.0, "w_new": 4.0, "alpha": 0.4},
-                {"reg": 0.01, "c0": 512.0, "w_new": 1.0, "alpha": 0.4},  # the published driver's
-            ),
-        ),
-        label="ALS",
-        color=("#a3341c", "#f07f66"),
     ),
     Entry(
         "mwnet",
@@ -250,7 +229,7 @@ _ENTRIES = (
     Entry(
         "s2meta",
         "learned gates for every parameter, from a small LSTM",
-        "melon.strategies.s2meta.strategy:S2Meta",
+        "melon.strategies.s2meta:S2Meta",
         Space(
             {
                 "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
@@ -289,7 +268,7 @@ _ENTRIES = (
     ),
     Entry(
         "melon",
-        "a learned rate for every (interaction, parameter) pair",
+        "a learned rate for every (interaction, row) pair; for every (interaction, parameter) pair with preset paper",
         "melon.strategies.melon.linear:MeLON",
         _LINEAR_SPACE,
         MELON_PRESETS,
@@ -311,7 +290,7 @@ _ENTRIES = (
     ),
     Entry(
         "melon_p",
-        "MeLON's ablation with one learned rate per parameter",
+        "MeLON's ablation with one learned rate per row; per parameter with preset paper",
         "melon.strategies.melon.linear:MeLONP",
         _LINEAR_SPACE,
         MELON_PRESETS,

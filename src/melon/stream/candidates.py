@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.taken import Taken
+from melon.data.interactions import Taken
 from melon.errors import StreamError, unknown_name
 from melon.kernels import policy
 from melon.stream.draws import Draws
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from melon.data.interactions import Interactions
 
 NEGATIVES = 99
-_OFFERED = 128
-_OFFERS = 4
+#: Draws for each event before all items are searched.
+_TRIES = 512
 
 MODES = {
     "catalogue": "uniform over the stream's items, minus what the user had before the event and the event's own item",
@@ -120,42 +120,18 @@ class _Lottery:
             usable[line] = self._exact(events[some], users[some], items[some], pool, negatives[line])
         return CandidateSet(np.concatenate([items[:, None], negatives], axis=1), usable, pool)
 
-    def _excluded(self, events: Ints, users: Ints, items: Ints, offered: Ints) -> Flags:
-        excluded = self._taken.excludes(pair_keys(users[:, None], offered), events[:, None])
-        excluded |= offered == items[:, None]
-        return excluded
-
     def _offer(self, events: Ints, users: Ints, items: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """Fill lines by rejection; returns those that are still short."""
-        loops = policy.load("stream")
-        if loops is None:
-            return self._by_rounds(events, users, items, pending, pool, negatives)
-        taken, root, tries = self._taken, self._draws.root, _OFFERS * _OFFERED
-        pairs, short = (*taken.storage, taken.since, taken.ever), np.empty(len(pending), dtype=bool)
-        loops.candidates(*pairs, root, pool, tries, pending, events, users, items, negatives, short)
+        taken, root, short = self._taken, self._draws.root, np.empty(len(pending), dtype=bool)
+        pairs = (*taken.storage, taken.since, taken.ever)
+        policy.load("stream").candidates(*pairs, root, pool, _TRIES, pending, events, users, items, negatives, short)
         return pending[short]
-
-    def _by_rounds(self, events: Ints, users: Ints, items: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
-        """The same, a block of offers at a time for all lines together."""
-        offered = np.empty((len(pending), 0), dtype=np.int64)
-        for attempt in range(_OFFERS):
-            if not len(pending):
-                break
-            more = self._draws.integers(events[pending], _OFFERED, pool, attempt * _OFFERED)
-            offered = np.concatenate([offered, more], axis=1)
-            good = ~(_repeated(offered) | self._excluded(events[pending], users[pending], items[pending], offered))
-            rank = np.cumsum(good, axis=1)
-            good &= rank <= self._count
-            full = rank[:, -1] >= self._count
-            negatives[pending[full]] = offered[full][good[full]].reshape(-1, self._count)
-            pending, offered = pending[~full], offered[~full]
-        return pending
 
     def _exact(self, event: Ints, user: Ints, item: Ints, pool: int, line: Ints) -> bool:
         """Fill one line by a keyed lottery over the whole pool; False where too few items are left."""
         everything = np.arange(pool)
         lottery = self._draws.words(everything + (event << 32), 1, start=1 << 20)[:, 0]
-        allowed = everything[~self._excluded(event, user, item, everything[None, :])[0]]
+        allowed = everything[~self._taken.excludes(pair_keys(user, everything), event) & (everything != item)]
         if len(allowed) < self._count:
             return False
         line[:] = allowed[np.argsort(lottery[allowed], kind="stable")[: self._count]]
@@ -169,15 +145,3 @@ def require_enough_items(items: int, count: int) -> None:
             f"the stream has {items} items, too few for {count} negatives beside each positive; "
             f"ask for fewer (--negatives, at most {max(items - 1, 0)})."
         )
-
-
-def _repeated(lines: Ints) -> Flags:
-    """Whether an entry stands earlier in its line already."""
-    width = lines.shape[1]
-    shift = max(width - 1, 1).bit_length()
-    tagged = np.sort((lines << shift) | np.arange(width), axis=1)
-    again = np.zeros(lines.shape, dtype=bool)
-    same = (tagged[:, 1:] >> shift) == (tagged[:, :-1] >> shift)
-    places = tagged[:, 1:] & ((1 << shift) - 1)
-    again[np.nonzero(same)[0], places[same]] = True
-    return again

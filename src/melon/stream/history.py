@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.taken import Taken
+from melon.data.interactions import Taken
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys, rows_needed
@@ -21,7 +21,6 @@ from melon.types import Arrays, Ints, SmallInts
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
 
-_PLACE = np.uint64(63)
 RING = 50
 NEIGHBOURS = 10
 NOBODY = -1
@@ -44,28 +43,14 @@ class PartnerRings:
         self.rows = 0
         self._ring: SmallInts = np.empty((0, RING), dtype=np.int32)
         self._met: Ints = np.empty(0, dtype=np.int64)
-        self.most_met = 0
 
     def append(self, rows: Ints, partners: Ints) -> None:
         """Record that each row met its partner, in order."""
         if not len(rows):
             return
         ring, met = self.room_for(rows)
-        loops = policy.load("stream")
-        if loops is not None:
-            most = loops.remember(ring, met, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
-            self.most_met = max(self.most_met, most)
-            return
-        order = np.argsort(rows, kind="stable")
-        sorted_rows, sorted_partners = rows[order], partners[order]
-        starts = np.flatnonzero(np.r_[True, sorted_rows[1:] != sorted_rows[:-1]])
-        sizes = np.diff(np.r_[starts, len(rows)])
-        within = np.arange(len(rows)) - np.repeat(starts, sizes)
-        keep = within >= np.repeat(sizes - RING, sizes)
-        place = (self._met[sorted_rows] + within) % RING
-        self._ring[sorted_rows[keep], place[keep]] = sorted_partners[keep]
-        self._met[sorted_rows[starts]] += sizes
-        self.most_met = max(self.most_met, int(self._met[sorted_rows[starts]].max()))
+        events = np.ascontiguousarray(rows), np.ascontiguousarray(partners)
+        policy.load("stream").remember(ring, met, *events)
 
     def room_for(self, rows: Ints) -> tuple[SmallInts, Ints]:
         """`storage` with a ring for each of these rows, for a loop that lets them meet partners."""
@@ -121,36 +106,9 @@ class PartnerRings:
     def sample(self, rows: Ints, draws: Draws, moment: int, most: int = NEIGHBOURS) -> Neighbours:
         """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
         partners = np.full((len(rows), most), NOBODY, dtype=np.int64)
-        loops = policy.load("stream")
-        if loops is not None:
-            counts = np.empty(len(rows), dtype=np.int64)
-            loops.sample(self._ring, self._met, self.rows, rows, draws.root, moment, partners, counts)
-            return Neighbours(partners, counts)
-        held = np.minimum(self.met(rows), RING)
-        counts = np.minimum(held, most)
-        if not self.rows or not len(rows) or not most:
-            return Neighbours(partners, counts)
-        rings = self._ring[np.where(held > 0, rows, 0)]
-        partners[:] = np.where(np.arange(most)[None, :] < counts[:, None], rings[:, :most], NOBODY)
-        crowded = np.flatnonzero(held > most)
-        if len(crowded):
-            partners[crowded] = self._lottery(rows[crowded], rings[crowded], held[crowded], draws, moment, most)
+        counts = np.empty(len(rows), dtype=np.int64)
+        policy.load("stream").sample(self._ring, self._met, self.rows, rows, draws.root, moment, partners, counts)
         return Neighbours(partners, counts)
-
-    @staticmethod
-    def _lottery(rows: Ints, rings: SmallInts, held: Ints, draws: Draws, moment: int, most: int) -> SmallInts:
-        """`most` of each ring: a ticket for each place, which carries the place in its low bits; the lowest win."""
-        width = int(held.max())
-        tickets = draws.words(rows + (np.int64(moment) << 32), width)
-        tickets = (tickets & ~_PLACE) | np.arange(width, dtype=np.uint64)
-        tickets[np.arange(width)[None, :] >= held[:, None]] |= ~_PLACE
-        chosen = (np.sort(tickets, axis=1)[:, :most] & _PLACE).astype(np.int64)
-        return np.take_along_axis(rings, chosen, axis=1)
-
-    def one_each(self, rows: Ints, draws: Draws, keys: Ints) -> Ints:
-        """One remembered partner of each row, which must have some; each draw has a key of its own."""
-        places = draws.integers(keys, 1, np.minimum(self.met(rows), RING), start=1)[:, 0]
-        return self._ring[rows, places].astype(np.int64)
 
     def forget(self, row: int) -> None:
         """Let a row have met nobody."""
@@ -159,13 +117,13 @@ class PartnerRings:
 
     def undo_point(self, rows: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` to these rows."""
-        count, most_met, held = self.rows, self.most_met, rows[rows < self.rows]
+        count, held = self.rows, rows[rows < self.rows]
         ring, met = self._ring[held], self._met[held]
 
         def undo() -> None:
             self._ring[held], self._met[held] = ring, met
             self._ring[count : self.rows], self._met[count : self.rows] = 0, 0
-            self.rows, self.most_met = count, most_met
+            self.rows = count
 
         return undo
 
@@ -180,7 +138,6 @@ class PartnerRings:
         rings._met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
         rings._ring = saved_array(state, "ring", np.int32, (len(rings._met), RING), least=0, most=max(partners - 1, 0))
         rings.rows = len(rings._met)
-        rings.most_met = int(rings._met.max(initial=0))
         return rings
 
 
@@ -211,21 +168,12 @@ class History:
         """Record a batch of interactions."""
         if not len(users):
             return
-        loops = policy.load("stream")
-        if loops is None:
-            self.of_users.append(users, items)
-            self.of_items.append(items, users)
-            self.seen.add(pair_keys(users, items))
-        else:
-            of_users, of_items = self.of_users.room_for(users), self.of_items.room_for(items)
-            users, items = np.ascontiguousarray(users), np.ascontiguousarray(items)
-            for start in range(0, len(users), AT_ONCE):
-                some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
-                slots = self.seen.room_for(len(some_users))
-                users_most, items_most, new = loops.append(*of_users, *of_items, *slots, some_users, some_items)
-                self.of_users.most_met = max(self.of_users.most_met, users_most)
-                self.of_items.most_met = max(self.of_items.most_met, items_most)
-                self.seen.latest.size += new
+        of_users, of_items = self.of_users.room_for(users), self.of_items.room_for(items)
+        users, items, append = np.ascontiguousarray(users), np.ascontiguousarray(items), policy.load("stream").append
+        for start in range(0, len(users), AT_ONCE):
+            some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
+            slots = self.seen.room_for(len(some_users))
+            self.seen.latest.size += append(*of_users, *of_items, *slots, some_users, some_items)
         self.events += len(users)
         if self.max_pairs is not None:
             self._forget_oldest()
@@ -276,15 +224,6 @@ class History:
         """Take a user's items and pairs out, in O(pairs); items still remember the row, which is nobody's now."""
         self.of_users.forget(user)
         self.seen.forget(user)
-
-    def replay(self, count: int, draws: Draws, moment: int) -> tuple[Ints, Ints]:
-        """Remembered interactions: a user at random, then one of the last items of that user at random."""
-        if not self.of_users.rows or not count:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        keys = np.int64(moment) * count + np.arange(count)
-        users = draws.integers(keys, 1, self.of_users.rows)[:, 0]
-        active = self.of_users.met(users) > 0
-        return users[active], self.of_users.one_each(users[active], draws, keys[active])
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same history."""

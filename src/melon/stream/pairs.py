@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from melon.data.taken import Taken
+from melon.data.interactions import Taken
 from melon.kernels import policy
-from melon.types import Flags, Ints, SmallInts, Words
+from melon.types import Flags, Ints, SmallInts
 
 _EMPTY = np.int64(-1)
-_ABSENT = np.int64(-1)
-_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _FULLEST = 0.5
 #: Keys are added this many at a time: room is made for all of them, and some may be there already.
 AT_ONCE = 1 << 12
@@ -52,25 +50,20 @@ class PairSet:
     def __len__(self) -> int:
         return self.size
 
-    def add(self, keys: Ints) -> None:
-        """Put the keys in; those already there are left alone."""
-        loops = policy.load("stream")
-        if loops is not None:
-            self._add_by(loops, np.ascontiguousarray(keys).reshape(-1))
-            return
-        fresh = distinct(keys)
-        fresh = fresh[~self.contains(fresh)]
-        self._reserve(self.size + len(fresh))
-        self._place(fresh)
-        self.size += len(fresh)
+    def add(self, keys: Ints, past: Taken | None = None) -> None:
+        """Put the keys in; those already there, or in the past, are left alone."""
+        keys, past = np.ascontiguousarray(keys).reshape(-1), past or Taken.none()
+        for start in range(0, len(keys), AT_ONCE):
+            some = keys[start : start + AT_ONCE]
+            self.size += policy.load("stream").place(*self.room_for(len(some)), *past, some)
 
     def remove(self, keys: Ints) -> None:
         """Take keys out again, in O(size): the set is built anew."""
         left = self.keys()
         left = left[~np.isin(left, keys)]
         self._slots.fill(_EMPTY)
-        self._place(left)
-        self.size = len(left)
+        self.size = 0
+        self.add(left)
 
     def contains(self, keys: Ints) -> Flags:
         """Whether each key is in the set; any shape."""
@@ -78,25 +71,10 @@ class PairSet:
 
     def find(self, keys: Ints) -> Ints:
         """The slot that holds each key, or -1; slots stay put until something is added."""
-        flat = keys.reshape(-1)
-        loops = policy.load("stream")
-        if loops is not None:
-            slots = np.empty(flat.shape, dtype=np.int64)
-            loops.find(self._slots, self._bits, flat, slots)
-            return slots.reshape(keys.shape)
-        slots = self._home(flat)
-        held = self._slots[slots]
-        places = np.where(held == flat, slots, _ABSENT)
-        pending = np.flatnonzero((held != _EMPTY) & (held != flat))
-        slots, mask = slots[pending], self.slots - 1
-        while len(pending):
-            slots = (slots + 1) & mask
-            held, wanted = self._slots[slots], flat[pending]
-            hit = held == wanted
-            places[pending[hit]] = slots[hit]
-            go_on = (held != _EMPTY) & ~hit
-            pending, slots = pending[go_on], slots[go_on]
-        return places.reshape(keys.shape)
+        flat = np.ascontiguousarray(keys).reshape(-1)
+        slots = np.empty(flat.shape, dtype=np.int64)
+        policy.load("stream").find(self._slots, self._bits, flat, slots)
+        return slots.reshape(keys.shape)
 
     def room_for(self, more: int) -> tuple[Ints, int]:
         """`storage` with free slots for more keys, for a loop that puts them in; `size` has to count them."""
@@ -119,34 +97,12 @@ class PairSet:
         held: Ints = np.sort(self._slots[self._slots != _EMPTY])
         return held
 
-    def _home(self, keys: Ints) -> Ints:
-        hashed: Words = keys.view(np.uint64) * _FIBONACCI
-        hashed >>= np.uint64(64 - self._bits)
-        return hashed.view(np.int64)
-
-    def _add_by(self, loops: policy.Loops, keys: Ints) -> None:
-        for start in range(0, len(keys), AT_ONCE):
-            some = keys[start : start + AT_ONCE]
-            self.size += loops.place(*self.room_for(len(some)), some)
-
-    def _place(self, keys: Ints) -> None:
-        slots, mask = self._home(keys), len(self._slots) - 1
-        while len(keys):
-            free = self._slots[slots] == _EMPTY
-            self._slots[slots[free]] = keys[free]
-            # Where two keys wrote to one free slot, the last one holds it; the others go on to the next slot.
-            lost = self._slots[slots] != keys
-            keys, slots = keys[lost], (slots[lost] + 1) & mask
-
     def _reserve(self, size: int) -> None:
-        bits = self._bits
+        held, bits = self._slots[self._slots != _EMPTY], self._bits
         while size > _FULLEST * (1 << bits):
             bits += 1
-        if bits == self._bits:
-            return
-        held = self._slots[self._slots != _EMPTY]
         self._bits, self._slots = bits, np.full(1 << bits, _EMPTY)
-        self._place(held)
+        policy.load("stream").place(*self.storage, *Taken.none(), held)
 
 
 class SeenPairs:
@@ -170,12 +126,12 @@ class SeenPairs:
     def add(self, keys: Ints) -> None:
         """Put the keys in; those already there are left alone."""
         self._sort_in()
-        self.latest.add(keys[~self._in_past(keys)])
+        self.latest.add(keys, self.past)
 
     def remove(self, keys: Ints) -> None:
         """Take keys out again, in O(size)."""
         self.latest.remove(keys)
-        if self._in_past(keys).any():
+        if self.contains(keys).any():
             past = self.past.keys()
             self.past = Taken.of(past[~np.isin(past, keys)])
 
@@ -192,12 +148,9 @@ class SeenPairs:
 
     def contains(self, keys: Ints) -> Flags:
         """Whether each key is in the set; any shape."""
-        loops = policy.load("stream")
-        if loops is None:
-            return self._in_past(keys) | self.latest.contains(keys)
         flat = np.ascontiguousarray(keys).reshape(-1)
         held = np.empty(flat.shape, dtype=np.bool_)
-        loops.contains(*self.storage, flat, held)
+        policy.load("stream").contains(*self.storage, flat, held)
         return held.reshape(keys.shape)
 
     def room_for(self, more: int) -> Storage:
@@ -209,7 +162,7 @@ class SeenPairs:
     @property
     def storage(self) -> Storage:
         """Both parts, for loops that look pairs up on their way."""
-        return self.latest._slots, self.latest._bits, *self.past
+        return *self.latest.storage, *self.past
 
     def keys(self) -> Ints:
         """All keys in ascending order: the same array for the same set, however it was built."""
@@ -222,22 +175,6 @@ class SeenPairs:
     def _sort_in(self) -> None:
         if len(self.latest) > max(SORTED_FROM, len(self.past.items) // 4):
             self.past, self.latest = Taken.of(self.keys()), PairSet()
-
-    def _in_past(self, keys: Ints) -> Flags:
-        """The same for the sorted part, by a binary search of all keys at a time."""
-        starts, items = self.past
-        users, wanted = keys >> 32, keys & 0xFFFFFFFF
-        if not len(items):
-            return np.zeros(keys.shape, dtype=np.bool_)
-        users = np.minimum(users, len(starts) - 2)
-        low, end = starts[users], np.where(keys >> 32 == users, starts[users + 1], 0)
-        high = end
-        while bool((low < high).any()):
-            middle = (low + high) >> 1
-            below = (items[np.minimum(middle, len(items) - 1)] < wanted) & (low < high)
-            low, high = np.where(below, middle + 1, low), np.where(below, high, np.minimum(middle, high))
-        found: Flags = (low < end) & (items[np.minimum(low, len(items) - 1)] == wanted)
-        return found
 
 
 class FirstSeen:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melon.data.prepare import prepare
-from melon.data.raw.unpack import UNDECODABLE, fingerprints, unpack
+from melon.data.prepare import fingerprints, prepare
+from melon.data.raw.open import UNDECODABLE, unpack
 from melon.errors import DataError
 
 
@@ -60,7 +60,7 @@ def test_gzip_of_nothing_is_empty(tmp_path: Path) -> None:
 
 
 def test_utf8_copies_split_no_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("melon.data.raw.unpack.CHUNK", 3)
+    monkeypatch.setattr("melon.data.raw.open.CHUNK", 3)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (tmp_path / "a").write_bytes("éé→\n".encode() + b"\xff\n")
@@ -127,32 +127,11 @@ def test_no_two_texts_become_one(raws: list[bytes]) -> None:
         assert first != second
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("encoding", [None, "cp1252", "utf-16"])
-def test_a_line_without_end_is_refused_early(
-    packed: bool, encoding: str | None, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("melon.data.raw.unpack.CHUNK", 64)
-    monkeypatch.setattr("melon.data.raw.unpack.LONGEST_LINE", 1_000)
-    content = ("user,item,time\n" + "x" * 100_000).encode(encoding or "utf-8")
-    (tmp_path / "a").write_bytes(gzip.compress(content) if packed else content)
-    with pytest.raises(DataError, match=r"the line that begins at byte \d+ is longer than .*on each line"):
-        unpack(tmp_path / "a", scratch, encoding)
-    assert sum(file.stat().st_size for file in scratch.iterdir()) < 10_000
-
-
-def test_long_files_of_short_lines_are_fine(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("melon.data.raw.unpack.CHUNK", 64)
-    monkeypatch.setattr("melon.data.raw.unpack.LONGEST_LINE", 100)
-    (tmp_path / "a").write_bytes(b"user,item,time\n" * 500)
-    assert unpack(tmp_path / "a", scratch).path == tmp_path / "a"
-
-
 @pytest.mark.parametrize(
     ("error", "step"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "unpack._new_file"),
-        (OSError("No space left on device (os error 28)"), "open.TextRecords.set_apart"),  # as polars says it
+        (OSError(errno.ENOSPC, "No space left on device"), "open._new_file"),
+        (OSError("No space left on device (os error 28)"), "open._set_apart"),  # as polars says it
     ],
 )
 def test_a_full_temporary_folder_is_named_and_left_clean(

@@ -1,4 +1,4 @@
-"""The raw formats that can be read: their names, their layouts, and which one a file looks like."""
+"""Raw formats: which one a file looks like, and how it is read: separator, header, columns."""
 
 from __future__ import annotations
 
@@ -6,28 +6,67 @@ import csv
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from melon.data.columns import ROLES, USUAL_NAMES, plain_name
-from melon.errors import DataError
+from melon.data.columns import ROLES, USUAL_NAMES, Columns, find_columns, plain_name
+from melon.errors import DataError, SettingsError, unknown_name
 
 FRONT_PAGE = "front page without article"
+#: Texts that mean "no id" in exported tables; an empty field always does.
+MISSING = ("NaN", "nan", "None", "null", "NULL", "N/A", "NA")
 SEPARATORS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
 
 FileKind = Literal["delimited", "jsonl", "parquet"]
 
 # Reviewers' ids begin with A and are longer; an ASIN is B and nine characters, or an ISBN-10.
 _ASIN = r"(?:B[0-9A-Z]{9}|[0-9]{9}[0-9X])"
+_NUMBER_OR_DATE = re.compile(r"\s*[+-]?[0-9][0-9.,:/TZ+ -]*(?:[eE][+-]?[0-9]+)?\s*")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a person said about raw files; whatever is None is guessed."""
+
+    format: str | None = None
+    columns: Mapping[str, str | None] = field(default_factory=dict)  # role → name or number
+    separator: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    time_unit: str | None = None
+    time_format: str | None = None
+    missing: tuple[str, ...] | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise unknown_name("format", self.format, FORMATS)
+        if self.separator is not None:
+            mark = {"tab": "\t", "\\t": "\t"}.get(self.separator, self.separator)
+            if len(mark) != 1 or not mark.isascii() or mark.isalnum() or mark in '"\r\n':
+                raise SettingsError(
+                    f"--separator must be one character that is no letter or digit, got {mark!r}; replace a longer one "
+                    "in the file first, say by tabs."
+                )
+            object.__setattr__(self, "separator", mark)
+        if self.time_format is not None:
+            if self.time_unit is not None:
+                raise SettingsError("--time-unit is about numbers and --time-format about dates; give one of them.")
+            if "%" not in self.time_format and self.time_format != "excel":
+                raise SettingsError(
+                    f"--time-format must be a pattern such as '%d.%m.%Y %H:%M', or excel; got {self.time_format!r}."
+                )
+
+    @property
+    def describes_a_table(self) -> bool:
+        """Whether an option was given that only tables of text have."""
+        return self.separator is not None or self.header is not None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a text file, by which its format is recognised: its name and its first lines that hold text.
-
-    `separator_asked` is the separator that a person named.
-    """
+    """The beginning of a text file: its name, its first lines that hold text, and the separator a person named."""
 
     name: str
     lines: Sequence[str]
@@ -70,20 +109,19 @@ class Sample:
             raise DataError(f"{self.name}: the separator can be {choices}; say which with --separator.")
         return best[0] if best else None
 
+    @cached_property
+    def fields(self) -> list[str]:
+        """The fields of the first line."""
+        return split_line(self.lines[0], self.separator) if self.separator else [self.lines[0]]
 
-@dataclass(frozen=True)
-class Sign:
-    """Something by which a format is recognised, in words and as conditions; all that are given must hold."""
+    def looks_like_columns(self) -> bool:
+        """Whether the lines have three fields, or two of which one has a usual name: then the time is missing."""
+        return len(self.fields) >= 3 or (len(self.fields) == 2 and usual_roles(self.fields) > 0)
 
-    reason: str
-    keys: frozenset[str] | None = None  # keys that the JSON objects have; None: no JSON
-    header: frozenset[str] = frozenset()  # names among the fields of the first line, without case and punctuation
-    others: frozenset[str] | None = None  # the only other names; None: any
-    separators: str = ""  # one of them splits the lines
-    least_fields: int = 1  # in the first line
-    usual: bool = False  # whether one of them must be a usual name of a column
-    line: str = ""  # a pattern in the first line
-    suffix: str = ""  # of the file's name
+    def has(self, *names: str, others: Sequence[str] | None = None) -> bool:
+        """Whether the first line has these names; with `others`, no more than these besides."""
+        found = {plain_name(field) for field in self.fields}
+        return found.issuperset(names) and (others is None or found - set(names) <= set(others))
 
 
 @dataclass(frozen=True)
@@ -98,13 +136,13 @@ class Variant:
     typed_header: bool = False  # `name:type`, as RecBole writes it
 
 
+#: Something by which a format is recognised, in words and as a test.
+Sign = tuple[str, Callable[[Sample], bool]]
+
+
 @dataclass(frozen=True)
 class Format:
-    """A raw format: what it is, how its columns are found, and the layouts it comes in.
-
-    A file that shows one of the `signs` looks like this format; `arrange` gives the order of the fixed fields in a
-    file, and a note about it.
-    """
+    """A raw format: what it is, how its columns are found, the layouts it comes in, and its signs."""
 
     name: str
     description: str
@@ -112,29 +150,32 @@ class Format:
     variants: tuple[Variant, ...]
     signs: tuple[Sign, ...] = ()
     missing_item: str = "missing item"
-    arrange: Callable[[Sample], tuple[tuple[str, ...], str]] | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one particular file is read; `notes` name what was guessed beside the columns."""
+
+    kind: FileKind
+    columns: Columns
+    separator: str = ","
+    quote: str | None = '"'
+    header: bool = False
+    fields: int = 0
+    missing_item: str = "missing item"
+    missing: tuple[str, ...] = ()  # texts that mean "no id"
+    notes: tuple[str, ...] = ()
 
 
 def guess_format(sample: Sample) -> tuple[str, str]:
     """The format that a text file looks like, and why."""
-    first, name, keys = sample.lines[0], sample.name.lower(), sample.json_keys
-    fields = split_line(first, sample.separator) if sample.separator else [first]
-    names = {plain_name(field) for field in fields}
     # The general formats stand first in the table, so the particular ones are asked before them.
     for form in reversed(FORMATS.values()):
-        for sign in form.signs:
-            if (
-                (keys is None if sign.keys is None else keys is not None and sign.keys <= set(keys))
-                and (sign.header <= names and (sign.others is None or names - sign.header <= sign.others))
-                and (not sign.separators or (sample.separator or " ") in sign.separators)
-                and len(fields) >= sign.least_fields
-                and (not sign.usual or usual_roles(fields) > 0)
-                and re.search(sign.line, first)
-                and name.endswith(sign.suffix)
-            ):
-                return form.name, sign.reason
+        for reason, shows in form.signs:
+            if shows(sample):
+                return form.name, reason
     raise DataError(
-        f"cannot tell the format of {sample.name}, which begins with {first[:120]!r}. "
+        f"cannot tell the format of {sample.name}, which begins with {sample.lines[0][:120]!r}. "
         f"Say it with --format, one of: {', '.join(FORMATS)}; or say how fields are separated with --separator."
     )
 
@@ -155,20 +196,116 @@ def usual_roles(fields: Sequence[str]) -> int:
     return sum(bool(names & set(USUAL_NAMES[role])) for role in ROLES)
 
 
-def _amazon_order(sample: Sample) -> tuple[tuple[str, ...], str]:
+def layout_of(form: Format, sample: Sample, options: ReadOptions, place: str) -> Layout:
+    """How a text file of this format is read."""
+    if options.describes_a_table and not any(one.kind == "delimited" and one.names is None for one in form.variants):
+        raise SettingsError(
+            f"--separator, --header and --no-header are for csv and tsv, and {place} is read as {form.name}; "
+            "choose --format csv."
+        )
+    variant = next((one for one in form.variants if _fits(one, sample)), None)
+    if variant is None:
+        raise DataError(
+            f"{place} does not look like {form.name} ({form.description}; columns: {form.columns}). "
+            f"Its first line is {sample.lines[0][:120]!r}. Choose another --format: {', '.join(FORMATS)}."
+        )
+    if variant.kind == "delimited":
+        return _delimited(form, variant, sample, options, place)
+    if not sample.json_keys and variant.names is None:
+        raise DataError(
+            f"{place}: none of its first lines is a whole JSON object with names and values. The first is "
+            f"{sample.lines[0][:120]!r}; write one object on each line."
+        )
+    # A JSON object may leave a field out, so a fixed name need not be among the first lines.
+    fixed = [name for role in ROLES for name in (variant.names or {}).get(role, ())]
+    available = list(dict.fromkeys((sample.json_keys or []) + fixed))
+    columns = find_columns(available, place, options.columns, usual=variant.names or USUAL_NAMES)
+    return Layout("jsonl", columns, missing_item=form.missing_item, missing=options.missing or ())
+
+
+def _fits(variant: Variant, sample: Sample) -> bool:
+    if variant.kind == "jsonl":
+        return sample.json_keys is not None
+    separator = sample.separator_asked or variant.separator or sample.separator
+    if variant.kind != "delimited" or separator is None:
+        return False
+    if variant.fields:
+        # A bad first line must not hide the format, so any line with the right fields is enough.
+        return any(
+            len(parts) == len(variant.fields)
+            and all((not name) == (not part) for name, part in zip(variant.fields, parts, strict=True))
+            for parts in (split_line(line, separator, variant.quote) for line in sample.lines)
+        )
+    fields = split_line(sample.lines[0], separator, variant.quote)
+    return len(fields) > 1 and (not variant.typed_header or all(":" in name for name in fields))
+
+
+def _delimited(form: Format, variant: Variant, sample: Sample, options: ReadOptions, place: str) -> Layout:
+    separator = options.separator or variant.separator or sample.separator or ","
+    notes: tuple[str, ...] = ()
+    if not (options.separator or variant.separator):
+        notes += (f"separator {SEPARATORS[separator]} (guessed)",)
+    wanted, header = options.columns, not variant.fields
+    names = list(variant.fields) or split_line(sample.lines[0], separator, variant.quote)
+    if form.name == "amazon":
+        names, note = _amazon_order(sample)
+        notes += (note,)
+    if variant.typed_header:
+        names = [name.split(":")[0] for name in names]
+        wanted = {role: name.split(":")[0] if name else None for role, name in wanted.items()}
+    if variant.names is None:
+        header = _has_header(names, sample, options, place)
+        if not header:
+            names = [str(number + 1) for number in range(len(names))]
+        if not header and options.header is None:
+            notes += ("no header (guessed: the first line looks like an interaction)",)
+    columns = find_columns(names, place, wanted, usual=variant.names or USUAL_NAMES, numbers=True)
+    missing = MISSING if options.missing is None else options.missing
+    return Layout("delimited", columns, separator, variant.quote, header, len(names), form.missing_item, missing, notes)
+
+
+def _has_header(names: Sequence[str], sample: Sample, options: ReadOptions, place: str) -> bool:
+    """Whether the first line names the columns; an error where it may and may not."""
+    wanted = [options.columns.get(role) for role in ROLES]
+    numbers = all(name and name.isdigit() for name in wanted)
+    by_number = "give the columns by their numbers: --user 1 --item 2 --time 3"
+    first = f"the first line, {sample.lines[0][:120]!r},"
+    if options.header is False and not numbers:
+        raise DataError(f"{place}: without a header, {by_number}. There are {len(names)} columns.")
+    if options.header is not None:
+        return options.header
+    looks_like_data = any(_NUMBER_OR_DATE.fullmatch(name[:60]) for name in names) and usual_roles(names) < 2
+    by_name = all(name is None or name in names for name in wanted) and any(wanted)
+    if not looks_like_data or (by_name and not numbers):
+        return True
+    if numbers and by_name:
+        raise DataError(f"{place}: {first} can be a header or an interaction; say --header or --no-header.")
+    if not numbers:
+        raise DataError(
+            f"{place}: {first} looks like an interaction and not like names of columns. If there is no header, say "
+            f"--no-header and {by_number}. If it is one, say --header."
+        )
+    return False
+
+
+def _amazon_order(sample: Sample) -> tuple[list[str], str]:
     """Whether the item comes first (2018) or the user does (2014), decided by what looks like a product's number."""
     rows = [split_line(line, ",") for line in sample.lines]
     first, second = (sum(bool(re.fullmatch(_ASIN, row[n])) for row in rows if len(row) == 4) for n in (0, 1))
     if second > first:
-        return _RATINGS, "amazon ratings of 2014: the user comes first"
+        return list(_RATINGS), "amazon ratings of 2014: the user comes first"
     if first > second:
-        return _AMAZON_2018, "amazon ratings of 2018: the item comes first"
-    return _AMAZON_2018, "amazon ratings: no product number to tell the order by, read as of 2018 (item, user)"
+        return list(_AMAZON_2018), "amazon ratings of 2018: the item comes first"
+    return list(_AMAZON_2018), "amazon ratings: no product number to tell the order by, read as of 2018 (item, user)"
 
 
-def _json_objects(*keys: str) -> Sign:
-    listing = " and".join(", ".join(keys).rsplit(",", 1))
-    return Sign(f"its objects have {listing}" if keys else "its lines are JSON objects", keys=frozenset(keys))
+def _objects(*keys: str) -> Sign:
+    reason = f"its objects have {' and'.join(', '.join(keys).rsplit(',', 1))}" if keys else "its lines are JSON objects"
+    return reason, lambda sample: sample.json_keys is not None and set(keys) <= set(sample.json_keys)
+
+
+def _table(reason: str, shows: Callable[[Sample], object]) -> Sign:
+    return reason, lambda sample: sample.json_keys is None and bool(shows(sample))
 
 
 def _names(user: str, item: str, time: str) -> dict[str, tuple[str, ...]]:
@@ -177,7 +314,9 @@ def _names(user: str, item: str, time: str) -> dict[str, tuple[str, ...]]:
 
 _RATINGS = ("user", "item", "rating", "timestamp")
 _AMAZON_2018 = ("item", "user", "rating", "timestamp")
+_AMAZON_LINE = rf'^(?:"?{_ASIN}"?,[^,]*|[^,]*,"?{_ASIN}"?),[^,]*,"?[0-9.]+"?$'
 _FIXED = _names("user", "item", "timestamp")
+_RECHORUS = _names("user_id", "item_id", "time")
 _ANY_NAMES = "any names, given by --user --item --time; usual names are found without"
 
 FORMATS: dict[str, Format] = {
@@ -188,45 +327,40 @@ FORMATS: dict[str, Format] = {
             "values separated by commas, semicolons, tabs or bars, with or without a header",
             _ANY_NAMES,
             (Variant("delimited"),),
-            # With two fields the time is missing, which is worth a message about columns if these are columns at all.
-            (Sign("its lines have fields", least_fields=3), Sign("its lines have fields", least_fields=2, usual=True)),
+            (_table("its lines have fields", Sample.looks_like_columns),),
         ),
         Format(
             "tsv",
             "tab-separated values with a header",
             _ANY_NAMES,
             (Variant("delimited", "\t"),),
-            (
-                Sign("its lines have tabs", separators="\t", least_fields=3),
-                Sign("its lines have tabs", separators="\t", least_fields=2, usual=True),
-            ),
+            (_table("its lines have tabs", lambda s: s.separator == "\t" and s.looks_like_columns()),),
         ),
         Format("parquet", "Parquet", _ANY_NAMES, (Variant("parquet"),)),
-        Format("jsonl", "one JSON object per line", _ANY_NAMES, (Variant("jsonl"),), (_json_objects(),)),
+        Format("jsonl", "one JSON object per line", _ANY_NAMES, (Variant("jsonl"),), (_objects(),)),
         Format(
             "recbole",
             "RecBole .inter file: tab-separated, with a typed header",
             "user_id:token, item_id:token, timestamp:float",
             (Variant("delimited", "\t", (), _names("user_id", "item_id", "timestamp"), quote=None, typed_header=True),),
             (
-                Sign("its header is typed", line=r":(token|float)(\t|,|$|_seq)"),
-                Sign("its header is typed", suffix=".inter"),
+                _table(
+                    "its header is typed",
+                    lambda s: (
+                        re.search(r":(token|float)(\t|,|$|_seq)", s.lines[0]) or s.name.lower().endswith(".inter")
+                    ),
+                ),
             ),
         ),
         Format(
             "rechorus",
             "ReChorus data: tab- or comma-separated, with a header",
             "user_id, item_id, time; neg_items is ignored",
+            (Variant("delimited", "\t", names=_RECHORUS), Variant("delimited", ",", names=_RECHORUS)),
             (
-                Variant("delimited", "\t", names=_names("user_id", "item_id", "time")),
-                Variant("delimited", ",", names=_names("user_id", "item_id", "time")),
-            ),
-            (
-                Sign(
+                _table(
                     "its header is user_id, item_id, time",
-                    header=frozenset({"userid", "itemid", "time"}),
-                    others=frozenset({"negitems"}),
-                    separators="\t,",
+                    lambda s: s.separator in ("\t", ",") and s.has("userid", "itemid", "time", others=["negitems"]),
                 ),
             ),
         ),
@@ -241,16 +375,14 @@ FORMATS: dict[str, Format] = {
                 Variant("delimited", ",", names=_names("userId", "movieId", "timestamp")),
             ),
             (
-                Sign("its fields are separated by ::", line=r"^[^:]+::[^:]+::[^:]+::[^:]+$"),
-                Sign(
+                _table("its fields are separated by ::", lambda s: re.search("^([^:]+::){3}[^:]+$", s.lines[0])),
+                _table(
                     "its header has userId, movieId and timestamp",
-                    header=frozenset({"userid", "movieid", "timestamp"}),
-                    separators=",",
+                    lambda s: s.separator == "," and s.has("userid", "movieid", "timestamp"),
                 ),
-                Sign(
+                _table(
                     "it has four tab-separated fields and no header",
-                    separators="\t",
-                    line=r"^(?:[^\t]*\t){3}[0-9.]+$",
+                    lambda s: s.separator == "\t" and re.search(r"^(?:[^\t]*\t){3}[0-9.]+$", s.lines[0]),
                 ),
             ),
         ),
@@ -264,28 +396,26 @@ FORMATS: dict[str, Format] = {
                 Variant("delimited", ",", _AMAZON_2018, _FIXED),
             ),
             (
-                _json_objects("reviewerID", "asin"),
-                Sign(
+                _objects("reviewerID", "asin"),
+                _table(
                     "it has no header, four fields and a product number",
-                    separators=",",
-                    line=rf'^(?:"?{_ASIN}"?,[^,]*|[^,]*,"?{_ASIN}"?),[^,]*,"?[0-9.]+"?$',
+                    lambda s: s.separator == "," and re.search(_AMAZON_LINE, s.lines[0]),
                 ),
             ),
-            arrange=_amazon_order,
         ),
         Format(
             "yelp",
             "Yelp reviews: one JSON object per line",
             "user_id, business_id, date",
             (Variant("jsonl", names=_names("user_id", "business_id", "date")),),
-            (_json_objects("user_id", "business_id", "date"),),
+            (_objects("user_id", "business_id", "date"),),
         ),
         Format(
             "adressa",
             "Adressa events: one JSON object per line",
             "userId, id (the article; events without it are front pages, dropped and counted), time",
             (Variant("jsonl", names=_names("userId", "id", "time")),),
-            (_json_objects("userId", "time", "eventId"), _json_objects("userId", "time", "activeTime")),
+            (_objects("userId", "time", "eventId"), _objects("userId", "time", "activeTime")),
             missing_item=FRONT_PAGE,
         ),
         Format(
@@ -293,7 +423,7 @@ FORMATS: dict[str, Format] = {
             "Globo.com clicks: CSV with a header",
             "user_id, click_article_id, click_timestamp (milliseconds)",
             (Variant("delimited", ",", names=_names("user_id", "click_article_id", "click_timestamp")),),
-            (Sign("its header has click_article_id", header=frozenset({"clickarticleid"})),),
+            (_table("its header has click_article_id", lambda s: s.has("clickarticleid")),),
         ),
     )
 }

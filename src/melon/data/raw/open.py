@@ -1,34 +1,40 @@
-"""A raw file of any format is opened: its layout found, its malformed records set apart, the rest scanned lazily."""
+"""A raw file is opened: unpacked, decoded, recognised, its malformed records set apart, the rest scanned lazily."""
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import re
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 from polars.expr.whenthen import ChainedThen, Then
 
-from melon.data.columns import first_line
-from melon.data.raw.formats import FORMATS, Sample, guess_format
-from melon.data.raw.layout import Layout, ReadOptions, layout_of, parquet_layout
-from melon.data.raw.unpack import UNDECODABLE, PlainFile, unpack
-from melon.errors import DataError
-from melon.types import Flags, Ints
+from melon.data.columns import find_columns, first_line
+from melon.data.raw.formats import FORMATS, Layout, ReadOptions, Sample, guess_format, layout_of
+from melon.errors import DataError, SettingsError
 
+CHUNK = 1 << 22
 EXAMPLES = 5
 LONGEST_EXAMPLE = 160
 
-WRONG_FIELDS = "wrong number of fields"
-UNBALANCED = "unbalanced quotes"
-BAD_JSON = "malformed JSON line"
+GZIP, ZIP, PARQUET = b"\x1f\x8b", b"PK\x03\x04", b"PAR1"
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: Stands for bytes that the encoding does not have; Unicode promises that no text holds it.
+UNDECODABLE = "\ufdd0"
+#: Stands for a whole quoted field while separators are counted; no text file has a reason to hold it.
+_QUOTED = "\x00"
+
+WRONG_FIELDS, UNBALANCED, BAD_JSON = "wrong number of fields", "unbalanced quotes", "malformed JSON line"
 BLANK = "blank line"
 
-# Stands for a whole quoted field while separators are counted; no text file has a reason to hold it.
-_QUOTED = "\x00"
+codecs.register_error("melon.undecodable", lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -60,117 +66,70 @@ class BadRows:
         return "\n".join([*lines, f"  … and {more:,} more"] if more and self.examples else lines)
 
 
-class Reasons:
-    """Why each row is no interaction: a code for each row, 0 where it is one."""
-
-    def __init__(self, rows: int) -> None:
-        self.codes = np.zeros(rows, dtype=np.uint16)
-        self.names: list[str] = []
-
-    def set(self, where: npt.NDArray[np.integer] | Flags, reason: str) -> None:
-        """Give rows a reason, in place of any other."""
-        if not (where.any() if where.dtype == bool else len(where)):
-            return
-        if reason not in self.names:
-            self.names.append(reason)
-        self.codes[where] = self.names.index(reason) + 1
-
-    def where(self, reason: str) -> Ints:
-        """Rows that have a reason."""
-        return np.flatnonzero(self.codes == self.names.index(reason) + 1)
-
-    @property
-    def good(self) -> Flags:
-        """Whether each row is an interaction."""
-        good: Flags = self.codes == 0
-        return good
-
-
 @dataclass(frozen=True)
-class TextRecords:
-    """Lazily, a text file's records: `line`, `text` and `verdict` (null when well formed), in file order."""
+class PlainFile:
+    """A readable file: the path as given, the name of the data in it, and where its plain UTF-8 (or Parquet) is.
 
-    frame: pl.LazyFrame
-    header: bool = False
+    `encoding` is what the text was written in; with `damaged`, some lines hold `UNDECODABLE`.
+    """
 
-    def locate(self, positions: Sequence[int]) -> pl.DataFrame:
-        """Line and text of the well-formed data records at these positions, counted from 0 without the header."""
-        numbered = self.frame.filter(pl.col("verdict").is_null()).with_row_index("position")
-        shift = int(self.header)
-        wanted = pl.Series([position + shift for position in positions], dtype=pl.UInt32)
-        rows = numbered.filter(pl.col("position").is_in(wanted.implode())).collect(engine="streaming")
-        return rows.select(pl.col("position").cast(pl.Int64) - shift, "line", "text")
+    given: Path
+    name: str
+    path: Path
+    parquet: bool
+    encoding: str = "utf-8"
+    damaged: bool = False
+    has_quotes: bool = True
+    notes: tuple[str, ...] = ()
 
-    def set_apart(self, plain: PlainFile, scratch: Path) -> tuple[Path, tuple[BadRows, ...]]:
-        """A file with only the well-formed records, header included, and the others by their verdicts.
-
-        It is the file itself where all are well formed, and else a copy. Blank lines are left out and not counted.
-        """
-        counts = dict(self.frame.group_by("verdict").len().collect(engine="streaming").iter_rows())
-        counts.pop(None, None)
-        if not counts:
-            return plain.path, ()
-        copy = scratch / f"{sum(1 for _ in scratch.iterdir())}.records"
-        good = self.frame.filter(pl.col("verdict").is_null()).select("text")
-        good.sink_csv(copy, include_header=False, quote_style="never", engine="streaming")
-        counts.pop(BLANK, None)
-        bad, file = [], str(plain.given)
-        for verdict, count in sorted(counts.items()):
-            chosen = self.frame.filter(pl.col("verdict") == verdict).select("line", "text").head(EXAMPLES)
-            rows = chosen.collect(engine="streaming").iter_rows()
-            bad.append(
-                BadRows(verdict, count, tuple(BadRow(file, line, shortened(text), verdict) for line, text in rows))
-            )
-        return copy, tuple(bad)
-
-
-#: `user`, `item` and `time` of the well-formed records, all records, and the malformed ones.
-Scanned = tuple[pl.LazyFrame, TextRecords, tuple[BadRows, ...]]
+    def first_lines(self, most: int = 200, left: int = 1 << 24) -> list[str]:
+        """The first lines that are not blank, enough to recognise a format by."""
+        lines: list[str] = []
+        with self.path.open("rb") as stream:
+            while len(lines) < most and left > 0 and (line := stream.readline(left)):
+                left -= len(line)
+                text = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
+                if text.strip():
+                    lines.append(text)
+        if not lines:
+            raise DataError(f"{self.given} is empty: there is no line in it to read.")
+        return lines
 
 
 @dataclass(frozen=True)
 class RawFile:
-    """A raw file with its layout: `scan` gives `user`, `item` and `time`, one row per well-formed record."""
+    """A raw file with its layout: `scan` gives `user`, `item` and `time`, one row per well-formed record.
+
+    `records` are `line`, `text` and `verdict` (null when well formed) of all records of a text file.
+    """
 
     plain: PlainFile
     format: str
     layout: Layout
     scan: pl.LazyFrame
-    records: TextRecords | None
+    records: pl.LazyFrame | None
     malformed: tuple[BadRows, ...]
     notes: tuple[str, ...]
 
     def locate(self, positions: Sequence[int]) -> dict[int, tuple[int, str]]:
         """Line number in the original file and text, shortened, of the rows at these positions of the scan."""
-        if self.records is not None:
-            return {row: (line, shortened(text)) for row, line, text in self.records.locate(positions).iter_rows()}
-        columns = self.layout.columns
-        rows = self.scan.with_row_index("row").filter(pl.col("row").is_in(list(positions))).collect().iter_rows()
-        return {
-            row: (row + 1, f"{columns.user}={user} {columns.item}={item} {columns.time}={time}")
-            for row, user, item, time in rows
-        }
-
-    def quoted(self, positions: Sequence[int], column: int) -> list[int]:
-        """Those of the positions at which a column of a delimited file stands in quotes."""
-        quote = self.layout.quote
-        if self.records is None or quote is None or self.layout.kind != "delimited":
-            return []
-        mark, split = re.escape(quote), re.escape(self.layout.separator)
-        before = rf"(?:(?:{mark}(?:[^{mark}]|{mark}{mark})*{mark}|(?:[^{mark}{split}][^{split}]*)?){split}){{{column}}}"
-        rows = self.records.locate(positions).filter(pl.col("text").str.contains(rf"^{before}{mark}"))
-        return rows["position"].to_list()
+        if self.records is None:
+            columns = self.layout.columns
+            rows = self.scan.with_row_index("row").filter(pl.col("row").is_in(list(positions))).collect().iter_rows()
+            return {
+                row: (row + 1, f"{columns.user}={user} {columns.item}={item} {columns.time}={time}")
+                for row, user, item, time in rows
+            }
+        shift = int(self.layout.header)
+        wanted = pl.Series([position + shift for position in positions], dtype=pl.UInt32)
+        numbered = self.records.filter(pl.col("verdict").is_null()).with_row_index("row")
+        found = numbered.filter(pl.col("row").is_in(wanted.implode())).collect(engine="streaming")
+        return {row - shift: (line, _shortened(text)) for row, line, text, *_ in found.iter_rows()}
 
     def repaired(self, scratch: Path) -> RawFile:
         """The same JSON-lines file without the lines that are no JSON objects."""
         scan, records, malformed = _scan_json(self.plain, self.layout, scratch, repair=True)
         return replace(self, scan=scan, records=records, malformed=malformed)
-
-
-def shortened(text: str) -> str:
-    """A raw line, cut where it would fill the screen."""
-    text = text.replace(UNDECODABLE, "\ufffd")
-    return text if len(text) <= LONGEST_EXAMPLE else text[:LONGEST_EXAMPLE] + "…"
 
 
 def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
@@ -204,13 +163,20 @@ def _open_parquet(plain: PlainFile, options: ReadOptions) -> RawFile:
         notes = (f"{plain.given.name} is read as parquet: it begins as Parquet files do",)
     elif options.format != "parquet":
         raise DataError(f"{plain.given} is a Parquet file, not {options.format}; read it with --format parquet.")
+    if options.describes_a_table:
+        raise SettingsError(f"--separator, --header and --no-header are for tables of text; {plain.given} is Parquet.")
     try:
         scan = pl.scan_parquet(plain.path, glob=False)
         available = scan.collect_schema().names()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{plain.given} is a damaged Parquet file ({first_line(error)}); make it again.") from error
-    layout = parquet_layout(available, options, str(plain.given))
+    columns = find_columns(available, str(plain.given), options.columns, numbers=True)
+    layout = Layout("parquet", columns, missing=options.missing or ())
     return RawFile(plain, "parquet", layout, _three_columns(scan, layout), None, (), notes)
+
+
+#: `user`, `item` and `time` of the well-formed records, all records, and the malformed ones.
+Scanned = tuple[pl.LazyFrame, pl.LazyFrame, tuple[BadRows, ...]]
 
 
 def _scan_delimited(plain: PlainFile, layout: Layout, scratch: Path) -> Scanned:
@@ -235,9 +201,8 @@ def _scan_delimited(plain: PlainFile, layout: Layout, scratch: Path) -> Scanned:
         verdict = verdict.when(unbalanced).then(pl.lit(UNBALANCED))
     count = text.str.count_matches(separator, literal=True) + 1
     verdict = verdict.when(count != layout.fields).then(pl.lit(WRONG_FIELDS))
-    frame = _joined(lines, odd, verdict) if several_lines else lines.with_columns(verdict=verdict)
-    records = TextRecords(frame, layout.header)
-    path, malformed = (plain.path, ()) if clean else records.set_apart(plain, scratch)
+    records = _joined(lines, odd, verdict) if several_lines else lines.with_columns(verdict=verdict)
+    path, malformed = (plain.path, ()) if clean else _set_apart(records, plain, scratch)
     names = [f"f{number}" for number in range(layout.fields)]
     scan = pl.scan_csv(
         path,
@@ -264,9 +229,9 @@ def _scan_json(plain: PlainFile, layout: Layout, scratch: Path, *, repair: bool 
         text = pl.col("text")
         fine = text.str.strip_chars_start().str.starts_with("{") & text.str.json_path_match("$").is_not_null()
         verdict = verdict.when(~fine).then(pl.lit(BAD_JSON))
-    records = TextRecords(lines.with_columns(verdict=verdict))
+    records = lines.with_columns(verdict=verdict)
     if repair:
-        path, malformed = records.set_apart(plain, scratch)
+        path, malformed = _set_apart(records, plain, scratch)
     columns = layout.columns
     schema = dict.fromkeys((columns.user, columns.item, columns.time), pl.String())
     return _three_columns(pl.scan_ndjson(path, schema=schema), layout), records, malformed
@@ -275,26 +240,6 @@ def _scan_json(plain: PlainFile, layout: Layout, scratch: Path, *, repair: bool 
 def _three_columns(scan: pl.LazyFrame, layout: Layout) -> pl.LazyFrame:
     columns = layout.columns
     return scan.select(user=pl.col(columns.user), item=pl.col(columns.item), time=pl.col(columns.time))
-
-
-def _joined(lines: pl.LazyFrame, odd: pl.Expr, verdict: pl.Expr) -> pl.LazyFrame:
-    # A line with an odd number of quotes opens a field and the next such line closes it. When the joined record makes
-    # no sense, the quote was a stray one: its lines then stand for themselves, so that one quote loses one line.
-    marked = lines.with_columns(odd=odd.cast(pl.Int64)).with_columns(odds=pl.col("odd").cum_sum())
-    marked = marked.with_columns(
-        inside=((pl.col("odds") - pl.col("odd")) % 2 == 1) | (pl.col("odd") == 1), span=(pl.col("odds") + 1) // 2
-    )
-    inside = marked.filter(pl.col("inside"))
-    spans = (
-        inside.group_by("span")
-        .agg(pl.col("line").min(), pl.col("text").sort_by("line").str.join("\n"))
-        .with_columns(verdict=verdict)
-    )
-    alone = marked.filter(~pl.col("inside")).with_columns(verdict=verdict)
-    whole = spans.filter(pl.col("verdict").is_null())
-    dissolved = inside.join(whole, on="span", how="anti").with_columns(verdict=verdict)
-    parts = [part.select("line", "text", "verdict") for part in (alone, whole, dissolved)]
-    return pl.concat(parts).sort("line")
 
 
 def _lines(plain: PlainFile) -> tuple[pl.LazyFrame, Then | ChainedThen]:
@@ -306,3 +251,196 @@ def _lines(plain: PlainFile) -> tuple[pl.LazyFrame, Then | ChainedThen]:
         verdict = verdict.when(undecodable).then(pl.lit(f"not valid {plain.encoding}"))
     lines = pl.scan_lines(plain.path, name="text", row_index_name="line", row_index_offset=1, glob=False)
     return lines, verdict
+
+
+def _joined(lines: pl.LazyFrame, odd: pl.Expr, verdict: pl.Expr) -> pl.LazyFrame:
+    # A line with an odd number of quotes opens a field and the next such line closes it. When the joined record makes
+    # no sense, the quote was a stray one: its lines then stand for themselves, so that one quote loses one line.
+    marked = lines.with_columns(odd=odd.cast(pl.Int64)).with_columns(odds=pl.col("odd").cum_sum())
+    marked = marked.with_columns(
+        inside=((pl.col("odds") - pl.col("odd")) % 2 == 1) | (pl.col("odd") == 1), span=(pl.col("odds") + 1) // 2
+    )
+    inside = marked.filter(pl.col("inside"))
+    spans = inside.group_by("span").agg(pl.col("line").min(), pl.col("text").sort_by("line").str.join("\n"))
+    whole = spans.with_columns(verdict=verdict).filter(pl.col("verdict").is_null())
+    alone = marked.filter(~pl.col("inside")).with_columns(verdict=verdict)
+    dissolved = inside.join(whole, on="span", how="anti").with_columns(verdict=verdict)
+    return pl.concat([part.select("line", "text", "verdict") for part in (alone, whole, dissolved)]).sort("line")
+
+
+def _set_apart(records: pl.LazyFrame, plain: PlainFile, scratch: Path) -> tuple[Path, tuple[BadRows, ...]]:
+    """A file with only the well-formed records, header included, and the others by their verdicts.
+
+    It is the file itself where all are well formed, and else a copy. Blank lines are left out and not counted.
+    """
+    counts = dict(records.group_by("verdict").len().collect(engine="streaming").iter_rows())
+    counts.pop(None, None)
+    if not counts:
+        return plain.path, ()
+    copy = _new_file(scratch)
+    good = records.filter(pl.col("verdict").is_null()).select("text")
+    good.sink_csv(copy, include_header=False, quote_style="never", engine="streaming")
+    counts.pop(BLANK, None)
+    bad, file = [], str(plain.given)
+    for verdict, count in sorted(counts.items()):
+        chosen = records.filter(pl.col("verdict") == verdict).select("line", "text").head(EXAMPLES)
+        rows = chosen.collect(engine="streaming").iter_rows()
+        examples = tuple(BadRow(file, line, _shortened(text), verdict) for line, text in rows)
+        bad.append(BadRows(verdict, count, examples))
+    return copy, tuple(bad)
+
+
+def _shortened(text: str) -> str:
+    text = text.replace(UNDECODABLE, "\ufffd")
+    return text if len(text) <= LONGEST_EXAMPLE else text[:LONGEST_EXAMPLE] + "…"
+
+
+def unpack(given: Path, scratch: Path, encoding: str | None = None) -> PlainFile:
+    """The plain UTF-8 text (or Parquet) of a file; gzip, single-file zip and other encodings are copied to `scratch`.
+
+    Without an encoding it is guessed, and the notes say so.
+    """
+    if encoding is not None:
+        _require_encoding(encoding)
+    if not given.exists():
+        raise DataError(f"there is no file {given}.")
+    if given.is_dir():
+        raise DataError(f"{given} is a folder; name the files in it.")
+    decoder, utf8, has_quotes = codecs.getincrementaldecoder("utf-8")(), True, False
+    try:
+        with _opened(given) as (name, source, compressed):
+            head = chunk = source.read(CHUNK)
+            if not head:
+                raise DataError(f"{given} is empty: there is nothing in it to read.")
+            parquet = head.startswith(PARQUET)
+            path = _new_file(scratch) if compressed else given
+            with path.open("wb") if compressed else nullcontext() as target:
+                while chunk and (target or not parquet):
+                    if not parquet:
+                        has_quotes = has_quotes or b'"' in chunk
+                        utf8 = utf8 and _decodes(decoder, chunk)
+                    if target:
+                        target.write(chunk)
+                    chunk = source.read(CHUNK)
+    except PermissionError as error:
+        raise DataError(f"{given} may not be read: {error.strerror}.") from error
+    plain = PlainFile(given, name, path, parquet, has_quotes=has_quotes)
+    return plain if parquet else _decoded(plain, head, utf8 and _decodes(decoder, b"", final=True), scratch, encoding)
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = False) -> bool:
+    try:
+        decoder.decode(chunk, final=final)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@contextmanager
+def _opened(given: Path) -> Iterator[tuple[str, IO[bytes], bool]]:
+    """The name and the bytes of the data in a file, and whether they were compressed."""
+    with given.open("rb") as stream:
+        magic = stream.read(4)
+        stream.seek(0)
+        if magic.startswith(GZIP):
+            name = given.stem if given.suffix.lower() in {".gz", ".gzip"} else given.name
+            try:
+                with gzip.open(stream, "rb") as source:
+                    yield name, source, True  # type: ignore[misc]
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(f"{given} is a damaged gzip file ({error}); fetch it again.") from error
+        elif magic.startswith(ZIP):
+            try:
+                with zipfile.ZipFile(stream) as archive, archive.open(_only_member(archive, given)) as source:
+                    yield PurePosixPath(source.name).name, source, True
+            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+                raise DataError(f"{given} is a zip file that cannot be read ({error}); unpack it first.") from error
+        else:
+            yield given.name, stream, False
+
+
+def _only_member(archive: zipfile.ZipFile, given: Path) -> zipfile.ZipInfo:
+    # Archives made on a Mac carry a shadow of every file, and any archive may carry hidden ones.
+    paths = [(member, PurePosixPath(member.filename)) for member in archive.infolist() if not member.is_dir()]
+    members = [one for one, path in paths if not path.name.startswith(".") and "__MACOSX" not in path.parts]
+    if len(members) != 1:
+        inside = ", ".join(member.filename for member in members[:5]) or "nothing"
+        raise DataError(
+            f"{given} must hold exactly one data file but holds {len(members)} ({inside}"
+            f"{', …' if len(members) > 5 else ''}); unpack it and name the files to read."
+        )
+    return members[0]
+
+
+def _decoded(plain: PlainFile, head: bytes, utf8: bool, scratch: Path, encoding: str | None) -> PlainFile:
+    """The file as UTF-8: as it is, or a copy."""
+    name, guessed = plain.given.name, ""
+    if encoding is None and head.startswith(UTF_16):
+        encoding, guessed = "utf-16", f"{name} is UTF-16 and was read so"
+    elif encoding is None and b"\0" in head[:1000]:
+        raise DataError(
+            f"{plain.given} has zero bytes, so it is no UTF-8 text; if it is UTF-16, say so with --encoding utf-16-le."
+        )
+    elif encoding is None and not utf8:
+        encoding = _guessed_encoding(plain)
+        guessed = (
+            f"{name} is not valid UTF-8 and was read as {encoding} (guessed); if letters look wrong, name another "
+            "with --encoding"
+        )
+    if encoding is None or (codecs.lookup(encoding).name == "utf-8" and utf8):
+        return plain
+    copy, damaged = _new_file(scratch), False
+    decoder = codecs.getincrementaldecoder(encoding)(errors="melon.undecodable")
+    with plain.path.open("rb") as source, copy.open("wb") as target:
+        chunk = b"more"
+        while chunk:
+            chunk = source.read(CHUNK)
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeError as error:  # of the whole file, such as a byte-order mark that is not there
+                raise DataError(f"{plain.given} is not {encoding} ({error}); choose another --encoding.") from error
+            damaged = damaged or UNDECODABLE in text
+            target.write(text.encode("utf-8", "melon.undecodable"))
+    return replace(
+        plain, path=copy, encoding=encoding, damaged=damaged, has_quotes=True, notes=(guessed,) if guessed else ()
+    )
+
+
+def _guessed_encoding(plain: PlainFile) -> str:
+    """cp1252, in which no two texts have the same bytes; an error where another reading is as likely."""
+    letters, others = 0, set()
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+    with plain.path.open("rb") as source:
+        while chunk := source.read(CHUNK):
+            text = decoder.decode(chunk)
+            letters += len(re.findall(r"[^\x00-\x7f\udc80-\udcff]", text))
+            others |= set(re.findall(r"[\udc80-\udcff]", text))
+    if letters:
+        raise DataError(
+            f"{plain.given} has {letters} letters in UTF-8 and bytes that are no UTF-8. Say how to read it: --encoding "
+            "utf-8 leaves out the lines with such bytes and counts them, --encoding cp1252 reads every byte as a "
+            "letter of Western Europe."
+        )
+    try:
+        bytes(ord(one) - 0xDC00 for one in others).decode("cp1252")
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{plain.given} is neither valid UTF-8 nor cp1252; say its encoding with --encoding, such as shift_jis, "
+            "gb18030, cp1251 or latin-1."
+        ) from None
+    return "cp1252"
+
+
+def _require_encoding(name: str) -> None:
+    try:
+        is_text = codecs.lookup(name)._is_text_encoding
+    except LookupError:
+        is_text = False
+    if not is_text:
+        raise SettingsError(
+            f"unknown encoding {name!r}; choose one that Python knows: utf-8, cp1252, latin-1, utf-16, …"
+        )
+
+
+def _new_file(scratch: Path) -> Path:
+    return scratch / f"{sum(1 for _ in scratch.iterdir())}.plain"

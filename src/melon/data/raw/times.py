@@ -11,22 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from melon.data.raw.layout import ReadOptions
-from melon.data.raw.open import RawFile, Reasons
 from melon.errors import DataError, unknown_name
-from melon.types import Floats, Ints
+from melon.types import Floats
 
 Notation = Literal["integer", "decimal", "date"]
-TimeValues = npt.NDArray[np.generic]
-_TYPES = {"integer": pl.Int64, "decimal": pl.Float64}
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 LAST_SECOND = 253_402_300_799  # the end of the year 9999
 LARGEST = 9.2e18  # stands for every number that is too large for 64 bits
-
-MISSING, NOT_A_NUMBER, UNPARSABLE = "missing time", "NaN time", "unparsable time"
-NEGATIVE, TOO_LATE = "negative time", "time after the year 9999"
 
 EXCEL = "excel"  # the name of Excel's serial days in --time-format
 _EXCEL_1970 = 25_569  # 1970-01-01 in days since 1899-12-30
@@ -162,7 +155,8 @@ def _as_days(values: npt.NDArray[np.generic], place: str) -> TimeScale | None:
     if _EXCEL_DAYS[0] <= low <= high <= _EXCEL_DAYS[1]:
         when = day(int((sample[0] - _EXCEL_1970) * 86_400))
         if bool((sample != np.floor(sample)).any()):
-            return excel_scale(f"days as Excel counts them, guessed by their size and fractions; the first is {when}")
+            reason = f"days as Excel counts them, guessed by their size and fractions; the first is {when}"
+            return TimeScale("s", EXCEL, reason)
         raise DataError(
             f"{place}: the time {example} can be a day as Excel counts them ({when}) or a counter in seconds. Say "
             f"which with --time-format {EXCEL} or --time-unit s."
@@ -178,17 +172,6 @@ def _as_days(values: npt.NDArray[np.generic], place: str) -> TimeScale | None:
 def _calendar(sample: Floats) -> bool:
     texts = pl.Series(sample).cast(pl.Int64).cast(pl.String).to_frame("text")
     return not texts.select(pl.col("text").str.to_date("%Y%m%d", strict=False)).to_series().null_count()
-
-
-def excel_scale(reason: str = "days as Excel counts them, as asked") -> TimeScale:
-    """The clock of days since 1899-12-30, which `excel_seconds` turns into seconds."""
-    return TimeScale("s", EXCEL, reason)
-
-
-def decimal_ticks(values: Floats, clock: TimeScale) -> tuple[Ints, TimeScale]:
-    """Decimal times as whole microseconds, the finest that a float holds for today's dates."""
-    micro = np.round(values * (UNITS["us"] / UNITS[clock.tick]))
-    return micro.astype(np.int64), TimeScale("us", clock.unit, clock.reason)
 
 
 def excel_seconds(days: Floats) -> Floats:
@@ -217,83 +200,3 @@ def ticks_of_typed(column: str, dtype: pl.DataType, place: str) -> tuple[pl.Expr
         f"{place}: column {column!r} has type {dtype} and cannot be a time; "
         "use numbers, dates or texts, or name another column with --time."
     )
-
-
-class TimeColumn:
-    """A raw column of times: numbers or dates, in a notation that was asked for or guessed from the first rows."""
-
-    def __init__(self, file: RawFile, dtype: pl.DataType, sample: pl.Series, options: ReadOptions) -> None:
-        self.file, self.options = file, options
-        self.notation: Notation
-        self._text = pl.col("time")
-        self._formats: tuple[str, ...] = ()
-        self._is_text = dtype == pl.String
-        self._reason = "dates"
-        pattern = options.time_format
-        if pattern and pattern != EXCEL and dtype.is_integer():
-            # 20241231 is a date if a person says so.
-            self._text, self._is_text, sample = self._text.cast(pl.String), True, sample.cast(pl.String)
-        if not self._is_text:
-            self.quick, self.notation = ticks_of_typed("time", dtype, str(file.plain.given))
-        elif pattern == EXCEL:
-            self.quick, self.notation = self._text.cast(pl.Float64, strict=False), "decimal"
-        elif pattern:
-            self.quick, self.notation, self._formats = date_ticks(self._text, pattern), "date", (pattern,)
-            self._reason = f"dates, read as {pattern}, as asked"
-        elif (notation := notation_of(sample)) != "date":
-            self.quick, self.notation = self._text.cast(_TYPES[notation], strict=False), notation
-        else:
-            self._formats = date_formats(file.scan, sample, str(file.plain.given), "--time-format")
-            form = best_format(sample, self._formats)
-            self.quick, self.notation = date_ticks(self._text, form), notation
-            self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
-
-    def ticks(self, column: pl.Series, reasons: Reasons) -> tuple[Ints, TimeScale]:
-        """Whole ticks of the clock that is returned, with a reason for each row that has no time."""
-        values = column.fill_null(0).to_numpy()
-        where = np.flatnonzero(column.is_null().to_numpy())
-        if len(where):
-            reasons.set(where, MISSING)
-            if self._is_text:
-                values = self._read_one_by_one(where, values, reasons)
-        if self.notation == "decimal":
-            reasons.set(np.isnan(values), NOT_A_NUMBER)
-            reasons.set(np.isinf(values), UNPARSABLE)
-            values = np.where(np.isfinite(values), values, 0.0)
-        if self.notation == "date":
-            clock = TimeScale("us", "date", self._reason)
-        elif self.options.time_format == EXCEL:
-            clock = excel_scale()
-        else:
-            good = values[reasons.good]
-            clock = time_scale_for(good[good >= 0], self.options.time_unit, str(self.file.plain.given))
-        if clock.unit == EXCEL:
-            values, self.notation = excel_seconds(values.astype(np.float64)), "decimal"
-        late = (values > LAST_SECOND * UNITS[clock.tick]) | (values >= LARGEST)
-        early = values < 0
-        reasons.set(late & reasons.good, TOO_LATE)
-        reasons.set(early & reasons.good, NEGATIVE)
-        if self.notation == "decimal":
-            return decimal_ticks(np.where(late | early, 0.0, values), clock)
-        return values.astype(np.int64), clock
-
-    def _read_one_by_one(self, where: Ints, values: TimeValues, reasons: Reasons) -> TimeValues:
-        """Read the few times that are in another notation than the column's first rows, each for what it is."""
-        rows = self.file.scan.filter(self.quick.is_null()).select(self._text.str.strip_chars())
-        texts = rows.collect(engine="streaming").to_series()
-        absent = texts.is_null() | (texts == "") | texts.is_in(list(self.file.layout.missing))
-        reasons.set(where[(~absent).to_numpy()], UNPARSABLE)
-        if self.notation == "date":
-            numbers = any_date_ticks(texts, self._formats)
-        else:
-            numbers = texts.cast(pl.Float64, strict=False)
-            finite = numbers.is_finite().fill_null(value=False)
-            if self.notation == "integer" and bool((finite & (numbers != numbers.floor())).any()):
-                self.notation, values = "decimal", values.astype(np.float64)
-            reasons.set(where[numbers.is_nan().fill_null(value=False).to_numpy()], NOT_A_NUMBER)
-            numbers = numbers.set(~finite, None).clip(-LARGEST, LARGEST)
-        read = numbers.is_not_null().to_numpy()
-        reasons.codes[where[read]] = 0
-        values = values.copy()
-        values[where[read]] = numbers.drop_nulls().to_numpy().astype(values.dtype)
-        return values

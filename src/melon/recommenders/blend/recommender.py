@@ -4,41 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.kernels.types import array_of
-from melon.recommenders.base import Context, RecommenderSettings, SummedSteps
+from melon.kernels.blend_head import ACTIVE, Rows
+from melon.recommenders.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.recommenders.blend import catalogue
-from melon.recommenders.blend.catalogue import BlendCatalogue, BlendParts, TwoStageCatalogue
-from melon.recommenders.blend.features import StreamFeatures
+from melon.recommenders.blend.catalogue import BlendCatalogue
+from melon.recommenders.blend.features import INPUTS, MORE, TRANSITIONS, StreamFeatures
 from melon.recommenders.blend.head import (
+    HIDDEN,
     LINEAR,
+    OUTPUT,
+    SHIFT,
     TABLES,
     BlendHead,
-    CatalogueScorer,
     HeadSettings,
+    Lesson,
     head_tables,
     silent,
 )
-from melon.recommenders.blend.inputs import (
-    INPUTS,
-    INPUTS_WITH_TRANSITIONS,
-    MORE,
-    PARTS,
-    STREAMED,
-    Named,
-    activity,
-    inputs_of,
-)
-from melon.recommenders.blend.settings import BlendSettings
 from melon.recommenders.catalogue import Catalogue
-from melon.recommenders.evidence import Evidence, Examples, FactorGradient, Gradient, Values
+from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.factorisation import (
     FactorCatalogue,
     compiled_dots,
@@ -46,54 +39,65 @@ from melon.recommenders.factorisation import (
     factor_evidence,
     factor_scores,
 )
-from melon.recommenders.heads import HeadedRecommender, Lesson
 from melon.recommenders.losses import BPRLoss
 from melon.recommenders.plain import TAUGHT, PlainSteps, plain_steps
-from melon.recommenders.rough import RoughRows
+from melon.recommenders.quantised import QuantisedRows
+from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
-from melon.tables import Moment, TableSpec, TableView, Undo
-from melon.types import Ints
+from melon.tables import Moment, TableSpec, Undo
+from melon.types import Flags, Ints, Singles
 
 #: Pairs whose inputs are held at a time.
 _PAIRS_AT_ONCE = 1 << 16
 
 
-class Blend(HeadedRecommender):
+class BlendSettings(RecommenderSettings):
+    """The personal part is trained as BPR's is, the head by itself."""
+
+    negatives: int = Field(4, ge=1)
+    dim: Width = 64
+    head_units: int = Field(32, ge=0, le=4096)
+    head_negatives: int = Field(30, ge=1)
+    head_repeats: bool = True
+    head_rest: int = Field(256, ge=0)
+    head_lr: float = Field(0.001, ge=0)
+    head_decay: float = Field(0.01, ge=0)
+    head_passes: int = Field(20, ge=0)
+    head_practice_lr: float = Field(0.005, gt=0)
+    slots: Width = 256
+    transitions: bool = False
+    inputs: tuple[Literal["profiles", "preferences"], ...] = ()
+    lists: Literal["exact", "two_stage"] = "exact"
+
+
+class Blend(Recommender):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
-    kernels = ("factor", "neighbours", "lessons", "lists", "ials", "profiles")
+    kernels = ("factor", "neighbours", "blend", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
+    #: Whether streaming state follows what is learned; without it the rows can be judged by themselves, and quicker.
+    observes: bool = True
 
     def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
         chosen = self.settings
-        training = HeadSettings(
-            chosen.head == "own",
-            chosen.head_units,
-            chosen.head_negatives,
-            chosen.head_lr,
-            chosen.head_decay,
-            chosen.head_practice_lr,
-            chosen.head_passes,
-            tuple(INPUTS.index(name) for part in chosen.without for name in PARTS[part]),
-            "personal" not in chosen.without,
-            chosen.head_rest,
-            chosen.head_repeats,
+        self.head = BlendHead(
+            len(self.inputs),
+            HeadSettings(
+                chosen.head_units,
+                chosen.head_negatives,
+                chosen.head_lr,
+                chosen.head_decay,
+                chosen.head_practice_lr,
+                chosen.head_passes,
+                chosen.head_rest,
+                chosen.head_repeats,
+            ),
         )
-        self.head: BlendHead = BlendHead(len(self.inputs), training, self.dtype, self.device)
-        numbers = np.float32 if self.dtype == torch.float32 else np.float64
-        self.stream = StreamFeatures(
-            chosen.slots,
-            numbers,
-            transitions=chosen.transitions,
-            more=chosen.inputs,
-            seed=self.seed,
-            own_rows=self._vectors,
-        )
-        self.observes_by_rows = "own_profiles" in chosen.inputs
+        self.stream = StreamFeatures(chosen.slots, transitions=chosen.transitions, more=chosen.inputs, seed=self.seed)
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim = self.settings.dim
@@ -105,151 +109,103 @@ class Blend(HeadedRecommender):
         )
 
     def learns(self, spec: TableSpec) -> bool:
-        return super().learns(spec) and (spec.name not in TABLES or not self._own)
+        return super().learns(spec) and spec.name not in TABLES
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """What the head sees, by name."""
-        usual = INPUTS_WITH_TRANSITIONS if self.settings.transitions else INPUTS
+        usual = (*INPUTS, *TRANSITIONS) if self.settings.transitions else INPUTS
         return (*usual, *(name for group, names in MORE.items() if group in self.settings.inputs for name in names))
 
-    @property
-    def _own(self) -> bool:
-        return self.settings.head == "own"
-
     def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        """What streaming state says of candidates n × c, and how active the user is: n × c × features."""
-        return self._features(users, Named.of(items.cpu().numpy()), context)
-
-    def taught_features(self, users: Tensor, items: Tensor, context: Context) -> Tensor | None:
-        return None if self._own else self.features(users, items, context)
+        """The inputs of candidates n × c, and how active the user is behind them."""
+        context = context or Context(time=0, history=History())
+        inputs, met = self.inputs_of(users, items, context), context.history.of_users.met(np.asarray(users))
+        active = np.broadcast_to((np.log1p(met) / 4 - 1)[:, None, None], (*inputs.shape[:2], 1))
+        return torch.from_numpy(np.concatenate([inputs, active], axis=-1)).to(self.dtype)
 
     def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
         bias = values["item_bias"][items, 0]
         if features is None:
-            features = self._no_features(dot)
-        inputs = inputs_of(dot, bias, features)
-        return self.head.personal(inputs) + self.head(values, inputs)
+            features = dot.new_zeros((*dot.shape, len(self.inputs) + 1))
+        by_activity = (dot * features[..., -1]).unsqueeze(-1)
+        parts = torch.stack([dot, bias], -1), features[..., 2:ACTIVE], by_activity, features[..., ACTIVE + 1 : -1]
+        centre, scale = (torch.from_numpy(part).to(dot) for part in (self.head.centre, self.head.scale))
+        scaled = (torch.cat(parts, -1) - centre) * scale
+        hidden = torch.relu(scaled @ values[HIDDEN].T + values[SHIFT][:, 0])
+        return dot + bias + scaled @ values[LINEAR][0] + hidden @ values[OUTPUT][0]
 
     @property
     def factorised(self) -> bool:
-        return type(self.loss) is BPRLoss and self._own
+        return type(self.loss) is BPRLoss
 
     def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
         return factor_scores(values, users, items)
 
     def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        """The personal part's loss, and the head's with the personal part held constant: each its own gradient."""
-        personal = factor_scores(values, users, items)
-        losses = self.loss(personal)
-        if features is None or self._own:
-            return losses
-        rows = {name: held if name in TABLES else held.detach() for name, held in values.items()}
-        inputs = self._inputs_of(rows, users, items, features)
-        return losses + self.head.loss(values, inputs, self.head.personal(inputs))
+        """The personal part's loss; the head has its own."""
+        return self.loss(factor_scores(values, users, items))
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
-        if self._own:
-            return Evidence(losses, tuple(gradients))
-        users = examples.users[:, None].expand_as(examples.items)
-        taught = examples.features is not None
-        features = examples.features if taught else self._no_features(users.to(self.dtype))
-        assert features is not None
-        inputs = self._inputs_of(values, users, examples.items, features)
-        of_head, shared = self.head.gradients(values, inputs, self.head.personal(inputs))
-        if taught:
-            return Evidence(losses + of_head, (*gradients, *shared))
-        # Where nothing is known of the pairs, as in pre-training, the head is taught nothing.
-        silent: list[Gradient] = [FactorGradient(one.table, torch.zeros_like(one.left), one.right) for one in shared]
-        return Evidence(losses, (*gradients, *silent))
+        return Evidence(losses, tuple(gradients))
 
     @cached_property
     def plain_steps(self) -> PlainSteps | None:
-        return plain_steps(self.loss, self.tables) if type(self) is Blend and self._own else None
+        return plain_steps(self.loss, self.tables) if type(self) is Blend else None
 
-    def lesson(self, users: Tensor, items: Tensor, allowed: Tensor, context: Context) -> Lesson:
-        loops = policy.load("lessons", like=self.head.centre)
-        if loops is not None:
-            return Lesson(self._compiled_inputs(loops, users, items, context), allowed)
-        return Lesson(self._stored_inputs(users, Named.of(items.cpu().numpy()), context), allowed)
+    def lesson(self, users: Ints, items: Ints, allowed: Flags, context: Context) -> Lesson:
+        """What interactions teach the head: users n, items n × (1 + negatives), from the stored model as it is now."""
+        return Lesson(self.inputs_of(users, items, context), allowed)
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
 
     def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        head = self._head_values(context)
-        if silent(head):
-            named = Named.of(items.cpu().numpy())
-            dots, bias = self._stored_personal(users, named, context)
-            return dots + bias[self._places(named)]
-        linear, hidden, shift, output = self.head.folded(head)
-        loops = policy.load("lessons", like=head[LINEAR])
-        if loops is not None:
-            parts = linear[None, :], hidden, shift[:, None], output[None, :]
-            head_parts = self.head.trust, float(linear @ self.head.centre), *map(array_of, parts)
-            scores, at_once = linear.new_empty(items.shape), max(_PAIRS_AT_ONCE // max(items.shape[1], 1), 1)
-            for start in range(0, len(users), at_once):
-                some = slice(start, start + at_once)
-                given = self._compiled_inputs(loops, users[some], items[some], context)
-                loops.head_scores(given.numpy(), *head_parts, scores[some].numpy())
-            return scores
-        named = Named.of(items.cpu().numpy())
-        inputs = self._stored_inputs(users, named, context)
-        deep = (inputs @ hidden.T).add_(shift).relu_() @ output
-        return self.head.personal(inputs) + (inputs @ linear).add_(deep) - (linear @ self.head.centre)
+        at = None if context is None else context.moment
+        values = self.head_values(at)
+        if silent(values):
+            return self._personal(users, items, at)
+        context = context or Context(time=0, history=History())
+        scores: Singles = np.empty(items.shape, dtype=np.float32)
+        (constant, head), at_once = self.head.folded(values), max(_PAIRS_AT_ONCE // max(items.shape[1], 1), 1)
+        for start in range(0, len(users), at_once):
+            some = slice(start, start + at_once)
+            inputs = self.inputs_of(users[some], items[some], context)
+            policy.load("blend").head_scores(inputs, constant, head, scores[some])
+        return torch.from_numpy(scores).to(self.dtype)
 
     def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        if policy.load("lists", like=self.head.centre) is not None:
-            return self.catalogue(n_items, context).scores(users)
-        head, views = self._head_values(context), self.views(context)
-        everything = torch.arange(n_items, device=users.device)
-        bias = views["item_bias"].gather(everything).squeeze(-1)
-        dots = _dots(views["user_factors"].gather(users), views["item_factors"], n_items)
-        if silent(head):
-            return dots.add_(bias)
-        past, time = (context.history, context.time) if context else (History(), 0)
-        items = np.arange(n_items)[None, :]
-        named = Named(items, items[0], np.arange(n_items)[None, :])
-        columns, divisors = self.stream.of_items(items[0])
-        scorer = CatalogueScorer(self.head, head, bias, self._tensor(columns))
-        rows = users.cpu().numpy()
-        # One user at a time: what is held beside the scores does not grow with the number of users.
-        for line, active in enumerate(activity(rows, past).tolist()):
-            user = rows[line : line + 1]
-            pairs = self.stream.of_pairs(user, items, divisors, past)[0]
-            besides = self.stream.of_both(user, named, columns, past, time)[0]
-            dots[line] = scorer.of_user(dots[line], self._tensor(np.concatenate([pairs, besides], axis=1)), active)
-        return dots
+        if policy.load("lists", like=self.like) is None:
+            return super().score_catalogue(users, n_items, context)
+        return self.catalogue(n_items, context).scores(users)
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
-        loops, head = policy.load("lists", like=self.head.centre), self._head_values(context)
+        at, loops = None if context is None else context.moment, policy.load("lists", like=self.like)
         if loops is None:
             return super().catalogue(n_items, context)
-        at = None if context is None else context.moment
         common = loops, self.tables, n_items, at, self.clock.now if at is None else at.now
-        if silent(head):
-            return FactorCatalogue(*common)
-        past, time = (context.history, context.time) if context else (History(), 0)
-        parts = BlendParts(self.stream, past, time, self.head, head)
-        if self.settings.lists == "two_stage" and n_items >= catalogue.FROM:
-            return TwoStageCatalogue(self._rough, *common, parts)
-        return BlendCatalogue(*common, parts)
+        rows = FactorCatalogue(*common)
+        if silent(self.head_values(at)):
+            return rows
+        two_stage = self.settings.lists == "two_stage" and n_items >= catalogue.FROM
+        near = self._quantised.follow(*common) if two_stage else None
+        return BlendCatalogue(self, rows, n_items, context or Context(time=0, history=History()), near)
 
     @cached_property
-    def _rough(self) -> RoughRows:
-        return RoughRows()
+    def _quantised(self) -> QuantisedRows:
+        return QuantisedRows()
 
     def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
         """By the users that items share, weighed as the neighbours are."""
-        alike = self._tensor(self.stream.similarities(items.cpu().numpy()))
-        missing = self.rows_of("item") - alike.shape[1]
-        return torch.nn.functional.pad(alike, (0, max(missing, 0)))
+        alike = self.stream.similarities(np.asarray(items))
+        missing = max(self.rows_of("item") - alike.shape[1], 0)
+        return torch.from_numpy(np.pad(alike, ((0, 0), (0, missing)))).to(self.dtype)
 
     @property
     def observes_apart(self) -> bool:
-        return type(self) is Blend and self._own and not self.observes_by_rows
+        return type(self) is Blend
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)
@@ -259,84 +215,43 @@ class Blend(HeadedRecommender):
 
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         if self.observes:
-            self.stream.observe(users, items, times, past)
+            self.stream.observe(users, items, past)
 
     def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
         return self.stream.undo_point(users, items, past)
 
     def streaming_state(self) -> dict[str, npt.NDArray[Any]]:
-        head = {f"head.{name}": tensor.cpu().numpy() for name, tensor in self.head.memory().items()}
-        return {**self.stream.state(), **head}
+        return {**self.stream.state(), **{f"head.{name}": array for name, array in self.head.memory().items()}}
 
     def restore_streaming_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         self.stream.restore(state)
-        memory = part_of(state, "head")
-        self.head.recall({name: torch.from_numpy(held.copy()) for name, held in memory.items()})
+        self.head.recall(part_of(state, "head"))
 
-    def _features(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
-        past = context.history if context else History()
-        rows = users.cpu().numpy()
-        of_items, time = self.stream.of_items(named.distinct), context.time if context else 0
-        columns, divisors = (np.take(column, named.places, axis=0) for column in of_items)
-        pairs = self.stream.of_pairs(rows, named.items, divisors, past)
-        besides = self.stream.of_both(rows, named, of_items[0], past, time)
-        active = np.broadcast_to(activity(rows, past).astype(columns.dtype)[:, None, None], (*columns.shape[:-1], 1))
-        return self._tensor(np.concatenate([columns, pairs, besides, active], axis=-1))
+    def head_values(self, at: Moment | None) -> dict[str, Singles]:
+        """The head's tables at a moment."""
+        return {name: _singles(np.asarray(self.tables[name].view(at).everything())) for name in TABLES}
 
-    def _compiled_inputs(self, loops: policy.Loops, users: Tensor, items: Tensor, context: Context | None) -> Tensor:
-        """The head's inputs of candidates, as PyTorch puts them together, to rounding."""
-        context = context or Context(time=0, history=History())
-        tables = [self.tables[name] for name in TAUGHT]
+    def inputs_of(self, users: Tensor | Ints, items: Tensor | Ints, context: Context) -> Singles:
+        """The head's inputs of candidates."""
         at = context.moment
-        if at is None:
-            at = Moment(self.clock.now, {table.spec.name: table.half_life for table in tables if table.half_life})
-        lines = np.ascontiguousarray(users.numpy()), np.ascontiguousarray(items.numpy())
-        return self.stream.inputs(loops, tables, *lines, context.history, context.time, at)
+        now = self.clock.now if at is None else at.now
+        tables = (self.tables[name] for name in TAUGHT)
+        rows = []
+        for table in tables:
+            values, touched, half_life = table.arrays(at)
+            rows.append(Rows(_singles(values), touched, half_life, table.rows, now))
+        lines = np.ascontiguousarray(np.asarray(users)), np.ascontiguousarray(np.asarray(items))
+        return self.stream.inputs(rows, *lines, context.history)
 
-    def _stored_personal(self, users: Tensor, named: Named, context: Context | None) -> tuple[Tensor, Tensor]:
-        """Dot products of pairs, and the biases of distinct items."""
-        at, vectors = None if context is None else context.moment, self.tables["item_factors"]
-        distinct = torch.from_numpy(named.distinct).to(users.device)
-        factors = self.tables["user_factors"].gather(users, at)
-        dot = compiled_dots(factors, vectors, distinct, named.places, at)
-        if dot is None:
-            dot = vectors.gather(distinct, at)[self._places(named)].mul_(factors.unsqueeze(1)).sum(-1)
-        return dot, self.tables["item_bias"].gather(distinct, at)[:, 0]
-
-    def _vectors(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The rows of users and of items as they are stored, before anything fades."""
-        vectors = self.tables["user_factors"], self.tables["item_factors"]
-        users, items = (table.view().storage[: table.rows].cpu().numpy() for table in vectors)
-        return users, items
-
-    def _head_values(self, context: Context | None) -> dict[str, Tensor]:
-        at = None if context is None else context.moment
-        return {name: self.tables[name].view(at).everything() for name in TABLES}
-
-    def _stored_inputs(self, users: Tensor, named: Named, context: Context | None) -> Tensor:
-        dots, bias = self._stored_personal(users, named, context)
-        return inputs_of(dots, bias[self._places(named)], self._features(users, named, context))
-
-    def _places(self, named: Named) -> Tensor:
-        return torch.from_numpy(named.places).to(self.device)
-
-    def _inputs_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor) -> Tensor:
-        dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
-        return inputs_of(dot, values["item_bias"][items, 0], features)
-
-    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, self.dtype)
-
-    def _no_features(self, like: Tensor) -> Tensor:
-        more = len(self.inputs) - len(INPUTS)
-        return like.new_zeros((*like.shape, len(STREAMED) + more + 1))
+    def _personal(self, users: Tensor, items: Tensor, at: Moment | None) -> Tensor:
+        """What the rows say by themselves."""
+        factors, vectors = self.tables["user_factors"].gather(users, at), self.tables["item_factors"]
+        dots = compiled_dots(factors, vectors, items.reshape(-1), np.arange(items.numel()).reshape(items.shape), at)
+        if dots is None:
+            dots = (vectors.gather(items, at) * factors.unsqueeze(1)).sum(-1)
+        return dots + self.tables["item_bias"].gather(items, at)[..., 0]
 
 
-def _dots(factors: Tensor, items: TableView, n_items: int) -> Tensor:
-    """factors[n] · item c for every n and c; zeros for items without a row."""
-    dots, start = factors.new_zeros((len(factors), n_items)), 0
-    for vectors in items.blocks():
-        stop = min(start + len(vectors), n_items)
-        torch.mm(factors, vectors[: stop - start].T, out=dots[:, start:stop])
-        start = stop
-    return dots
+def _singles(values: npt.NDArray[Any]) -> Singles:
+    """As kernels take them: without a copy, unless tables hold other numbers."""
+    return np.ascontiguousarray(values, dtype=np.float32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from melon.errors import SettingsError
 from melon.kernels import policy
+from melon.kernels.blend_head import Counts
 from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints, Singles
@@ -44,17 +44,15 @@ class ItemCounts:
             return np.zeros((*items.shape, len(self._rates)))
         at, counted = self._places(items)
         counts: Floats = np.take(self._count, at, axis=0)
-        idle = torch.from_numpy(np.atleast_1d(self.events - np.take(self._last, at))).unsqueeze(-1)
-        # PyTorch's exponential is vectorised, where numpy's would take most of the time.
-        counts *= (idle * -torch.from_numpy(self._rates)).exp2_().numpy().reshape(counts.shape)
+        counts *= self._left((self.events - np.take(self._last, at))[..., None])
         if counted is not None:
             counts[~counted] = 0.0
         return counts
 
     @property
-    def storage(self) -> tuple[Floats, Ints, Ints, Floats, int]:
-        """For compiled loops: counts as of each item's last interaction, its first and last, decay rates, now."""
-        return self._count, self._first, self._last, self._rates, self.events
+    def storage(self) -> Counts:
+        """For kernels: counts as of each item's last interaction, its first and last, decay rates, now."""
+        return Counts(self._count, self._first, self._last, self._rates, self.events)
 
     def totals(self, items: Ints) -> Floats:
         """How often each item was taken in all; one of the half-lives has to be infinite."""
@@ -94,10 +92,11 @@ class ItemCounts:
             counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
         return np.ascontiguousarray(counts), last, first
 
-    def most_counted(self, loops: policy.Loops, kinds: Ints, many: int) -> Ints:
+    def most_counted(self, kinds: Ints, many: int) -> Ints:
         """The items with the highest counts at each of some half-lives, in no order; one may be there several times."""
         asked = (many, *kinds.tolist())
         most: Ints | None = None
+        loops = policy.load("lists")
         rows, values = np.empty((len(kinds), many), dtype=np.int64), np.empty((len(kinds), many))
         if self._most is not None and self._most[0] == asked and self._most[1] >= self.events - _LATELY:
             # Counts decay alike and only those of items taken since have grown: no other item has come among the first.
@@ -113,7 +112,7 @@ class ItemCounts:
         self._most = asked, self.events, most
         return most
 
-    def by_kind(self, loops: policy.Loops, n_items: int, since: Singles) -> Singles:
+    def by_kind(self, n_items: int, since: Singles) -> Singles:
         """Counts as of each item's last interaction, kind × items, for at least so many items; do not keep them.
 
         `since` gets how long ago each of the first `n_items` was last and first seen. Only counts of items that were
@@ -124,7 +123,7 @@ class ItemCounts:
             table, changed = held[1], self._lately[np.arange(held[0], self.events) % _LATELY]
         else:
             table, changed = np.zeros((len(self._rates), width), dtype=np.float32), np.arange(len(self._first))
-        loops.counted(self._count, self._first, self._last, self.events, changed, table, since)
+        policy.load("lists").counted(self._count, self._first, self._last, self.events, changed, table, since)
         self._by_kind = self.events, table
         return table
 
@@ -137,21 +136,8 @@ class ItemCounts:
             self._grow(needed)
         late = items[-_LATELY:]
         self._lately[np.arange(self.events + len(items) - len(late), self.events + len(items)) % _LATELY] = late
-        loops = policy.load("neighbours")
-        if loops is not None:
-            columns = self._count, self._first, self._last, self._rates
-            loops.count_items(*columns, np.ascontiguousarray(items), self.events)
-            self.events += len(items)
-            return
-        moments = np.arange(self.events, self.events + len(items))
-        touched, first, inverse = np.unique(items, return_index=True, return_inverse=True)
-        last = np.zeros(len(touched), dtype=np.int64)
-        last[inverse] = moments  # of several, the last one stays
-        self._count[touched] *= self._left((last - self._last[touched])[:, None])
-        np.add.at(self._count, items, self._left((last[inverse] - moments)[:, None]))
-        born = self._first[touched] == _NEVER
-        self._first[touched[born]] = moments[first[born]]
-        self._last[touched] = last
+        columns = self._count, self._first, self._last, self._rates
+        policy.load("neighbours").count_items(*columns, np.ascontiguousarray(items), self.events)
         self.events += len(items)
 
     def undo_point(self, items: Ints) -> Callable[[], None]:

@@ -9,21 +9,16 @@ it touches solved anew from their last partners, and the Gram matrices follow by
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from melon.kernels import policy
-from melon.kernels.ials import STEPS
 from melon.recommenders.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import RING, History, PartnerRings
 from melon.stream.pairs import distinct, pair_keys
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
-from melon.types import Arrays, Floats, Ints
+from melon.types import Arrays, Floats, Ints, Singles
 
 #: Deviation of an item's first row. It only matters while none of its takers has a row, as in a cold start.
 _FIRST = 0.0125
@@ -32,7 +27,6 @@ _LARGEST = 1e6
 #: So many pairs are counted at a time.
 _AT_ONCE = 1 << 22
 
-RowArray = npt.NDArray[np.floating[Any]]
 #: Rows, where the partners of each start, and the partners, one row behind the other.
 Grouped = tuple[Ints, Ints, Ints]
 
@@ -40,17 +34,17 @@ Grouped = tuple[Ints, Ints, Ints]
 class _FactorSide:
     """The rows of users or of items, with room to grow, and the sum over all of them of x xᵀ."""
 
-    def __init__(self, dim: int, dtype: npt.DTypeLike, draws: Draws | None = None) -> None:
+    def __init__(self, dim: int, draws: Draws | None = None) -> None:
         self._draws, self.count = draws, 0
-        self._storage: RowArray = np.zeros((0, dim), dtype=dtype)
+        self._storage: Singles = np.zeros((0, dim), dtype=np.float32)
         self.gram: Floats = np.zeros((dim, dim))
 
     @property
-    def rows(self) -> RowArray:
+    def rows(self) -> Singles:
         """All rows so far; a view."""
         return self._storage[: self.count]
 
-    def read(self, numbers: Ints) -> RowArray:
+    def read(self, numbers: Ints) -> Singles:
         """Copies of rows by number; zeros for those that do not exist."""
         known = numbers < self.count
         if known.all():
@@ -79,9 +73,8 @@ class _FactorSide:
 
         Exactly, or by a few conjugate gradients from where they stand.
         """
-        loops = policy.load("ials", like=torch.from_numpy(self._storage))
-        compiled = None if loops is None else loops.solve if exactly else loops.follow
-        solve = compiled or partial(_solve, exactly=exactly)
+        loops = policy.load("ials")
+        solve = loops.solve if exactly else loops.follow
         solve(*grouped, other.rows, other.gram, missing, reg, self.rows, self.gram)
 
     def clear(self, number: int) -> None:
@@ -101,7 +94,7 @@ class _FactorSide:
 
         return undo
 
-    def saved(self, state: SavedArrays, name: str) -> tuple[RowArray, Floats]:
+    def saved(self, state: SavedArrays, name: str) -> tuple[Singles, Floats]:
         """Rows and Gram matrix of a saved state, checked."""
         dim, dtype = self._storage.shape[1], self._storage.dtype
         rows = saved_array(state, name, dtype, (None, dim), least=-_LARGEST, most=_LARGEST)
@@ -111,7 +104,7 @@ class _FactorSide:
         require(near, f"the Gram matrix of {name} is not that of their rows")
         return rows, gram
 
-    def restore(self, rows: RowArray, gram: Floats) -> None:
+    def restore(self, rows: Singles, gram: Floats) -> None:
         """Become what `saved` gave."""
         self._storage, self.count, self.gram = rows, len(rows), gram
 
@@ -123,18 +116,10 @@ class ImplicitALS:
     rows of the other side). An item whose takers have no rows yet keeps the short random row that it was given.
     """
 
-    def __init__(
-        self,
-        dim: int = 32,
-        *,
-        missing: float = 0.01,
-        reg: float = 0.01,
-        seed: int = 0,
-        dtype: npt.DTypeLike = np.float32,
-    ) -> None:
+    def __init__(self, dim: int = 32, *, missing: float = 0.01, reg: float = 0.01, seed: int = 0) -> None:
         self.dim, self.missing, self.reg = dim, missing, reg
-        self.users = _FactorSide(dim, dtype)
-        self.items = _FactorSide(dim, dtype, Draws(seed, "first rows of implicit ALS"))
+        self.users = _FactorSide(dim)
+        self.items = _FactorSide(dim, Draws(seed, "first rows of implicit ALS"))
         #: Interactions that were fitted as a whole: observing them changes no row.
         self.fitted = 0
 
@@ -179,10 +164,9 @@ class ImplicitALS:
         if user < self.users.count:
             self.users.clear(user)
 
-    def scores(self, users: Ints, items: Ints) -> RowArray:
+    def scores(self, users: Ints, items: Ints) -> Singles:
         """x_u · y_i for candidates n × c; 0 where either has no row."""
-        wanted = torch.from_numpy(self.users.read(users)).unsqueeze(1)
-        scores: RowArray = torch.from_numpy(self.items.read(items)).mul_(wanted).sum(-1).numpy()
+        scores: Singles = (self.items.read(items) * self.users.read(users)[:, None]).sum(-1)
         return scores
 
     def state(self) -> Arrays:
@@ -210,35 +194,17 @@ class ImplicitALS:
         side.solve(grouped, other, self.missing, self.reg, exactly=exactly)
 
 
-def partners_after(rows: Ints, partners: Ints, rings: PartnerRings, most: int = RING) -> Grouped:
+def partners_after(rows: Ints, partners: Ints, rings: PartnerRings) -> Grouped:
     """The last partners of each distinct row after a batch that the rings do not know yet, newest first.
 
     Returns the rows, where each one's partners start, and the partners, one row behind the other.
     """
-    loops = policy.load("ials") if most == RING else None
-    if loops is not None:
-        touched, starts = distinct(rows), np.zeros(len(rows) + 1, dtype=np.int64)
-        everything = np.empty(len(touched) * RING, dtype=np.int64)
-        events = np.array(rows), np.array(partners)
-        loops.last_partners(
-            *rings.storage, rings.rows, touched, *events, scratch(int(touched[-1]) + 1), starts, everything
-        )
-        return touched, starts[: len(touched) + 1], everything[: starts[len(touched)]]
-    order = np.argsort(rows, kind="stable")
-    firsts = np.flatnonzero(np.r_[True, np.diff(rows[order]) != 0])
-    sizes = np.diff(np.r_[firsts, len(rows)])
-    touched = rows[order][firsts]
-    before = rings.recent(touched, most)
-    fresh = np.minimum(sizes, most)
-    starts = np.r_[0, np.cumsum(np.minimum(fresh + before.counts, most))]
-    everything = np.empty(starts[-1], dtype=np.int64)
-    back = np.repeat(firsts + sizes, sizes) - 1 - np.arange(len(rows))  # 0 for the newest of its row
-    late = back < most
-    everything[(np.repeat(starts[:-1], sizes) + back)[late]] = partners[order][late]
-    places = np.arange(most) + fresh[:, None]
-    old = places < np.diff(starts)[:, None]
-    everything[(starts[:-1, None] + places)[old]] = before.partners[old]
-    return touched, starts, everything
+    touched, starts = distinct(rows), np.zeros(len(rows) + 1, dtype=np.int64)
+    everything = np.empty(len(touched) * RING, dtype=np.int64)
+    events = np.array(rows), np.array(partners)
+    with scratch(int(touched[-1]) + 1) as places:
+        policy.load("ials").last_partners(*rings.storage, rings.rows, touched, *events, places, starts, everything)
+    return touched, starts[: len(touched) + 1], everything[: starts[len(touched)]]
 
 
 def _grouped(pairs: Ints) -> Grouped:
@@ -255,47 +221,3 @@ def _grouped(pairs: Ints) -> Grouped:
     pairs &= 0xFFFFFFFF
     touched = np.flatnonzero(counts)
     return touched, np.r_[0, np.cumsum(counts[touched])], pairs
-
-
-def _solve(
-    touched: Ints,
-    starts: Ints,
-    partners: Ints,
-    others: RowArray,
-    gram: Floats,
-    missing: float,
-    reg: float,
-    own: RowArray,
-    own_gram: Floats,
-    *,
-    exactly: bool,
-) -> None:
-    """What `melon.kernels.ials.solve` computes, or `follow`."""
-    dim = own.shape[1]
-    for row, first, last in zip(touched.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        vectors = others[partners[first:last]].astype(np.float64)
-        right, before = vectors.sum(0), own[row].astype(np.float64)
-        if right.any():
-            ridge = reg * (len(vectors) + missing * len(others))
-            matrix = missing * gram + vectors.T @ vectors + ridge * np.eye(dim)
-            solved = np.linalg.solve(matrix, right) if exactly else _conjugate(matrix, right, before)
-            after = solved.astype(own.dtype).astype(np.float64)
-            own_gram += np.outer(after, after) - np.outer(before, before)
-            own[row] = after
-
-
-def _conjugate(matrix: Floats, right: Floats, start: Floats) -> Floats:
-    """A few conjugate gradients towards the solution of a positive definite system."""
-    solved, rest = start.copy(), right - matrix @ start
-    way, far = rest.copy(), float(rest @ rest)
-    for _ in range(STEPS):
-        image = matrix @ way
-        curved = float(image @ way)
-        if not curved > 0:
-            break
-        step = far / curved
-        solved += step * way
-        rest -= step * image
-        turned, far = float(rest @ rest) / far, float(rest @ rest)
-        way = rest + turned * way
-    return solved

@@ -9,21 +9,20 @@ whatever comes, and counts are exact until an item has met more others than it h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from melon.errors import SettingsError
 from melon.kernels import policy
-from melon.kernels.lists import Remembered
-from melon.recommenders.streaming import slots as numpy_loops
-from melon.recommenders.streaming.slots import EMPTY, Slots, Sums, Weights
-from melon.stream.history import NOBODY, RING, PartnerRings
-from melon.stream.pairs import distinct, rows_needed
+from melon.kernels.blend_head import Slots
+from melon.kernels.neighbours import EMPTY
+from melon.stream.history import RING, PartnerRings
+from melon.stream.pairs import rows_needed
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
-from melon.types import Arrays, Floats, Ints
+from melon.types import Arrays, Floats, Ints, Singles, SmallInts
 
 #: Decayed counts are referred to a moment that moves up when it lies this many half-lives back: counts have 32 bits.
 _REFER_ANEW = 1_024.0
@@ -47,9 +46,9 @@ class ItemNeighbours:
         self.events = 0
         self._reference = 0.0
         self._rows = 0
-        self._ids: Slots = np.empty((0, slots), dtype=np.int32)
-        self._counts: Weights = np.empty((0, slots), dtype=np.float32)
-        self._recent: Weights = np.empty((0, slots), dtype=np.float32)
+        self._ids: SmallInts = np.empty((0, slots), dtype=np.int32)
+        self._counts: Singles = np.empty((0, slots), dtype=np.float32)
+        self._recent: Singles = np.empty((0, slots), dtype=np.float32)
         self._journal: list[tuple[Any, ...]] | None = None
 
     @property
@@ -71,60 +70,40 @@ class ItemNeighbours:
             return
         self._grow(rows_needed(items))
         self._refer(self.events / self.half_life)
-        loops = policy.load("neighbours")
-        if loops is None:
-            event, earlier, later = self._meetings(users, items, past)
-            moments = (self.events + event) / self.half_life - self._reference
-            if self.both_ways:
-                rows = np.stack([earlier, later], axis=1).reshape(-1)
-                others = np.stack([later, earlier], axis=1).reshape(-1)
-                moments = np.repeat(moments, 2)
-            else:
-                rows, others = earlier, later
-            if len(rows):
-                self._grow(rows_needed(rows))
-                numpy_loops.count(self._ids, self._counts, self._recent, rows, others, moments)
-        else:
-            self._meet(loops, np.ascontiguousarray(users), np.ascontiguousarray(items), past)
+        self._meet(np.ascontiguousarray(users), np.ascontiguousarray(items), past)
         self.events += len(items)
 
-    def _meet(self, loops: policy.Loops, users: Ints, items: Ints, past: PartnerRings) -> None:
+    def _meet(self, users: Ints, items: Ints, past: PartnerRings) -> None:
         """Let items meet the earlier ones of their users; `_journal` gets what that overwrites, if there is one."""
-        most, latest = len(users) * self.reach, scratch(rows_needed(users))
+        loops, most = policy.load("neighbours"), len(users) * self.reach
         event, earlier = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         before = np.empty(len(users), dtype=np.int64)
         rings = (*past.storage, past.rows)
-        count, largest = loops.meetings(*rings, users, items, self.reach, latest, before, event, earlier)
+        with scratch(rows_needed(users)) as latest:
+            count, largest = loops.meetings(*rings, users, items, self.reach, latest, before, event, earlier)
         self._grow(largest + 1)
         ways = 2 if self.both_ways else 1
         before_each = [np.empty(ways * count, dtype=kind) for kind in (np.int32, np.int32, np.float32, np.float32)]
         meetings = event[:count], earlier[:count], items
         moments = self.events, self.half_life, self._reference
-        slots, latest = (self._ids, self._counts, self._recent), scratch(self._rows)
-        loops.meet(*slots, *meetings, *moments, self.both_ways, latest, *before_each)
+        with scratch(self._rows) as latest:
+            loops.meet(*self.storage[:3], *meetings, *moments, self.both_ways, latest, *before_each)
         if self._journal is not None:
             self._journal.append((*meetings, self.both_ways, *before_each))
             self._journal = None
 
-    def undo_point(self, users: Ints, items: Ints, past: PartnerRings) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        rows, events, reference, loops = self._rows, self.events, self._reference, policy.load("neighbours")
+    def undo_point(self, past: PartnerRings) -> Callable[[], None]:
+        """A function that takes back the next `observe`, of interactions behind `past`."""
+        rows, events, reference = self._rows, self.events, self._reference
         journal = self._journal = list[tuple[Any, ...]]()
-        held, copies = np.empty(0, dtype=np.int64), tuple[Slots | Weights, ...]()
-        every_row = self._refers(events / self.half_life)
-        if loops is None or every_row:
-            _, earlier, later = self._meetings(users, items, past)
-            held = np.arange(rows) if every_row else distinct(np.concatenate([earlier, later]))
-            held = held[held < rows]
-            copies = self._ids[held], self._counts[held], self._recent[held]
+        # Where decayed counts are referred anew, every row changes.
+        recent = self._recent[:rows].copy() if self._refers(events / self.half_life) else None
 
         def undo() -> None:
-            slots = self._ids, self._counts, self._recent
             for run in journal:
-                assert loops is not None
-                loops.unmeet(*slots, *run)
-            for part, copy in zip(slots, copies, strict=False):
-                part[held] = copy
+                policy.load("neighbours").unmeet(*self.storage[:3], *run)
+            if recent is not None:
+                self._recent[:rows] = recent
             self._ids[rows : self._rows] = EMPTY
             self._counts[rows : self._rows], self._recent[rows : self._rows] = 0, 0
             self._rows, self.events, self._reference = rows, events, reference
@@ -132,24 +111,20 @@ class ItemNeighbours:
         return undo
 
     @property
-    def storage(self) -> tuple[Slots, Weights, Weights, float]:
-        """For compiled loops: neighbours in slots, their counts, log₂ of the decayed ones, and now in half-lives."""
-        return self._ids, self._counts, self._recent, self._now
+    def storage(self) -> Slots:
+        """Zero-copy view for kernels: neighbours in slots, their counts, log₂ of the decayed ones, and now."""
+        return Slots(self._ids, self._counts, self._recent, self._now)
 
-    def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Sums:
+    def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Floats:
         """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.
 
         Three of them: Σ weight · meetings, Σ weight · meetings / place, Σ weight · decayed meetings; 3 × n × c.
         """
-        candidates = np.where(items < self._rows, items, self._rows)
-        tables, columns = (self._ids, self._counts, self._recent), scratch(self._rows + 1)
-        lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)  # one form, so that it is compiled once
-        sums: Sums = _loops().add_up(*tables, *lines, np.ascontiguousarray(candidates), self._now, columns)
+        candidates = np.ascontiguousarray(np.where(items < self._rows, items, self._rows))
+        lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)
+        with scratch(self._rows + 1) as columns:
+            sums: Floats = policy.load("neighbours").add_up(*self.storage[:3], *lines, candidates, self._now, columns)
         return sums
-
-    def remembered(self) -> Remembered:
-        """Zero-copy view of the slots for compiled loops; do not keep it when more is observed."""
-        return Remembered(self._ids, self._counts, self._recent, self._now)
 
     def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
         """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""
@@ -203,17 +178,11 @@ class ItemNeighbours:
     def _now(self) -> float:
         return self.events / self.half_life - self._reference
 
-    def _meetings(self, users: Ints, items: Ints, past: PartnerRings) -> tuple[Ints, Ints, Ints]:
-        """Which event lets which earlier item meet which later one, in order."""
-        before = previous_items(users, items, past, self.reach)
-        event, place = np.nonzero((before != NOBODY) & (before != items[:, None]))
-        return event, before[event, place], items[event]
-
     def _refers(self, moment: float) -> bool:
         return moment - self._reference > _REFER_ANEW
 
     def _refer(self, moment: float) -> None:
-        """Refer decayed counts to a later moment once in a great while, so that they keep their digits."""
+        """Refer decayed counts to a later moment now and then, so that they keep their digits."""
         if self._refers(moment):
             self._recent[: self._rows] -= np.float32(moment - self._reference)
             self._reference = moment
@@ -233,37 +202,15 @@ class ItemNeighbours:
         self._rows = max(self._rows, rows)
 
 
-def _loops() -> policy.Loops | ModuleType:
-    """What works on slots; the sums of both differ in the last digits."""
-    return policy.load("neighbours") or numpy_loops
+@contextmanager
+def scratch(size: int) -> Iterator[SmallInts]:
+    """An EMPTY for each item that there can be, to be left as it was found; each thread has its own.
 
-
-def scratch(size: int) -> Slots:
-    """An EMPTY for each item that there can be, to be used and left as it was found; each thread has its own."""
-    columns: Slots | None = getattr(_SCRATCH, "columns", None)
-    if columns is None or len(columns) < size:
-        _SCRATCH.columns = columns = np.full(2 * size, EMPTY, dtype=np.int32)
-    return columns
-
-
-def previous_items(users: Ints, items: Ints, past: PartnerRings, reach: int) -> Ints:
-    """The last `reach` items of each interaction's user just before it, newest first, NOBODY where there are fewer.
-
-    `past` knows what came before these interactions; each one is the past of those behind it.
+    What a kernel leaves behind when it is interrupted is thrown away.
     """
-    if not len(users):
-        return np.empty((0, reach), dtype=np.int64)
-    order = np.argsort(users, kind="stable")
-    sorted_users = users[order]
-    starts = np.flatnonzero(np.r_[True, sorted_users[1:] != sorted_users[:-1]])
-    sizes = np.diff(np.r_[starts, len(users)])
-    older = past.recent(sorted_users[starts], reach).partners[:, ::-1]
-    # Each user's items in order of time, the remembered ones first, one user behind the other.
-    offsets = starts + np.arange(len(starts)) * reach
-    everything = np.empty(len(users) + len(starts) * reach, dtype=np.int64)
-    everything[(offsets[:, None] + np.arange(reach)).reshape(-1)] = older.reshape(-1)
-    places = np.arange(len(users)) + reach * (np.repeat(np.arange(len(starts)), sizes) + 1)
-    everything[places] = items[order]
-    before = np.empty((len(users), reach), dtype=np.int64)
-    before[order] = everything[places[:, None] - 1 - np.arange(reach)]
-    return before
+    columns: SmallInts | None = getattr(_SCRATCH, "columns", None)
+    _SCRATCH.columns = None
+    if columns is None or len(columns) < size:
+        columns = np.full(2 * size, EMPTY, dtype=np.int32)
+    yield columns
+    _SCRATCH.columns = columns

@@ -16,11 +16,11 @@ from melon.service.backend import Backend
 from melon.service.http.errors import answers
 from melon.service.http.recommendations import UserPath, path_id
 from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
-from melon.service.http.strict import Route, needs
+from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import plain_id
-from melon.service.log.base import Control, LoggedStep, StoredEvent
-from melon.service.log.reader import LogReader
-from melon.service.quality import quality_between
+from melon.service.log.base import LoggedStep
+from melon.service.log.exchange import exported
+from melon.service.metrics import quality_between
 
 router = APIRouter(route_class=Route)
 _MOST_OFFSET = 1 << 62
@@ -67,8 +67,7 @@ async def stream(
     most: Annotated[int, Query(ge=0, le=_MOST_OFFSET, description="Messages after which it ends; 0 never ends.")] = 0,
 ) -> StreamingResponse:
     """Server-sent events: one message for each batch that this process has applied."""
-    backend = _backend(request)
-    backend.require_ready()
+    backend = ready_backend(request)
 
     async def messages() -> AsyncIterator[str]:
         with backend.listening() as queue:
@@ -97,8 +96,7 @@ async def history(
     before: Annotated[int | None, Query(ge=0, le=_MOST_OFFSET, description="`next` of the page before.")] = None,
 ) -> JSONResponse:
     """A user's events, newest first."""
-    backend = _backend(request)
-    backend.require_ready()
+    backend = ready_backend(request)
     known = plain_id(backend.user(path_id(user)))
     events = await backend.from_log(lambda log: log.of_user(known, limit, before))
     fields = ("offset", "item", "time", "type", "use", "event_id")
@@ -116,8 +114,7 @@ async def forget(
     unlearn: Annotated[bool, Query(description="Also replay the model without the person's events.")] = False,
 ) -> JSONResponse:
     """Forget a person: the events lose their ids, the user's row and history are removed, at this place in the log."""
-    backend = _backend(request)
-    backend.require_ready()
+    backend = ready_backend(request)
     offset = await backend.forget(backend.user(path_id(user)), unlearn=unlearn)
     return JSONResponse(_job("forget", offset, backend, erased=False), 202)
 
@@ -128,8 +125,7 @@ async def job(
     job: Annotated[str, Path(pattern=r"^(forget|retry|resume)-[0-9]{1,18}$", examples=["forget-184468"])],
 ) -> JSONResponse:
     """How far a job is."""
-    backend = _backend(request)
-    backend.require_ready()
+    backend = ready_backend(request)
     kind, _, number = job.partition("-")
     control = await backend.from_log(lambda log: log.control_after(int(number) - 1))
     if control is None or control.offset != int(number) or control.kind != kind:
@@ -143,10 +139,10 @@ async def job(
 @router.get("/v1/batches", response_model=BatchesOut, responses=answers(), tags=["service"], **needs("admin"))
 async def batches(
     request: Request,
-    status: Annotated[Literal["set_aside"], Query(description="Which batches.")] = "set_aside",  # noqa: ARG001
+    status: Annotated[Literal["quarantined"], Query(description="Which batches.")] = "quarantined",  # noqa: ARG001
 ) -> JSONResponse:
-    """Batches that were set aside because learning them would have done harm."""
-    steps: list[LoggedStep] = await _backend(request).from_steps(lambda steps: steps.set_aside(), [])
+    """Batches that were quarantined because learning them would have done harm."""
+    steps: list[LoggedStep] = await _backend(request).from_steps(lambda steps: steps.quarantined(), [])
     names = {"number": "batch", "first": "first", "last": "last", "status": "status", "reason": "reason"}
     lines = [{out: getattr(step, name) for name, out in names.items()} | {"planned": step.planned} for step in steps]
     return JSONResponse({"batches": lines})
@@ -161,14 +157,13 @@ async def batches(
     **needs("admin"),
 )
 async def retry(request: Request, batch: Annotated[int, Path(ge=0, le=_MOST_OFFSET)]) -> JSONResponse:
-    """Learn a batch that was set aside after all."""
-    backend = _backend(request)
-    backend.require_ready()
+    """Learn a batch that was quarantined after all."""
+    backend = ready_backend(request)
     step: LoggedStep | None = await backend.from_steps(lambda steps: steps.step(batch), None)
     if step is None:
         raise ServiceError(404, "not_found", f"There is no batch {batch}.")
-    if step.status != "set_aside":
-        raise ServiceError(409, "not_set_aside", f"Batch {batch} is {step.status}; only those set aside are retried.")
+    if step.status != "quarantined":
+        raise ServiceError(409, "not_quarantined", f"Batch {batch} is {step.status}; it is not quarantined.")
     offset = await asyncio.wrap_future(backend.log.control("retry", {"batch": batch}))
     return JSONResponse(_job("retry", offset, backend), 202)
 
@@ -177,9 +172,8 @@ async def retry(request: Request, batch: Annotated[int, Path(ge=0, le=_MOST_OFFS
     "/v1/resume", status_code=202, response_model=Job, responses=answers(507), tags=["service"], **needs("admin")
 )
 async def resume(request: Request) -> JSONResponse:
-    """Go on learning when learning waits because too many batches in a row were set aside."""
-    backend = _backend(request)
-    backend.require_ready()
+    """Go on learning when learning waits because too many batches in a row were quarantined."""
+    backend = ready_backend(request)
     offset = await asyncio.wrap_future(backend.log.control("resume", {}))
     return JSONResponse(_job("resume", offset, backend), 202)
 
@@ -196,7 +190,7 @@ async def export(
     from_: Annotated[int, Query(alias="from", ge=0, le=_MOST_OFFSET, description="The first offset.")] = 0,
     to: Annotated[int | None, Query(ge=0, le=_MOST_OFFSET, description="The last offset.")] = None,
 ) -> StreamingResponse:
-    """Events as NDJSON, in the order of the log."""
+    """Events as NDJSON, in the order of the log, as `melon log export` writes and `melon log import` reads them."""
     backend = _backend(request)
     end = backend.log.offset if to is None else min(to, backend.log.offset)
 
@@ -204,9 +198,9 @@ async def export(
         first = from_
         while first <= end:
             last = min(first + _EXPORTED_AT_ONCE - 1, end)
-            part = await backend.from_log(lambda log, first=first, last=last: _exported(log, first, last))  # type: ignore[misc]
+            part = await backend.from_log(lambda log, first=first, last=last: list(exported(log, first, last)))  # type: ignore[misc]
             if part:
-                yield part
+                yield "\n".join([*part, ""])
             first = last + 1
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
@@ -225,13 +219,15 @@ async def live() -> JSONResponse:
     tags=["health"],
 )
 async def ready(request: Request) -> JSONResponse:
-    """The model is loaded and the log can be written."""
+    """The model is loaded, the log can be written and the keys can be read."""
     backend = _backend(request)
     why = None
     if not backend.ready:
         why = backend.problem or "the model is being loaded"
     elif not backend.log.writable:
         why = "the log cannot be written"
+    elif request.app.state.keys.required and request.app.state.keys.problem is not None:
+        why = "the file of keys cannot be read"
     if why is None:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "not_ready", "why": why}, 503, {"Retry-After": "1"})
@@ -250,15 +246,3 @@ async def metrics(request: Request) -> Response:
 def _job(kind: str, offset: int, backend: Backend, *, erased: bool = True) -> dict[str, Any]:
     """A job is done when this process knows its step; forgetting, when ids and, if wished, events are gone too."""
     return {"job": f"{kind}-{offset}", "offset": offset, "done": erased and backend.replica.position.offset >= offset}
-
-
-def _exported(log: LogReader, first: int, last: int) -> str:
-    lines: list[dict[str, Any]] = []
-    for one in log.between(first, last):
-        if isinstance(one, Control):
-            # Not whom it forgets: an export must not lead from a pseudonym back to a person.
-            lines.append({"offset": one.offset, "control": one.kind})
-        elif isinstance(one, StoredEvent):
-            fields = ("offset", "user", "item", "time", "type", "event_id", "recommendation")
-            lines.append({name: value for name in fields if (value := getattr(one, name)) is not None})
-    return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)

@@ -19,12 +19,11 @@ from melon import __version__
 from melon.service.backend import Backend
 from melon.service.config import ServeSettings
 from melon.service.http import admin, errors, interactions, items, recommendations
-from melon.service.http.gate import App, AsgiScope, Gate, Receive, Send
+from melon.service.http.gate import App, AsgiScope, Gate, Quick, Receive, Send
 from melon.service.http.protocol import patient_protocol
-from melon.service.http.quick import Quick
 from melon.service.http.shapes import EventIn
-from melon.service.keys import Bucket, KeyFile
-from melon.service.lines import log_as_json
+from melon.service.keys import Bucket, keys_of
+from melon.service.process import log_as_json
 
 #: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
 _SETTLE_S = 5.0
@@ -63,7 +62,7 @@ def make_app(settings: ServeSettings) -> Application:
 
     app = bare_app(life)
     app.state.settings = settings
-    app.state.keys = KeyFile(settings.key_file)
+    app.state.keys = keys_of(settings)
     app.state.bucket = Bucket(settings.rate, settings.burst)
     backend = app.state.backend = Backend(settings)
     app.gate = Gate(

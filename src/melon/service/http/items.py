@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
@@ -16,8 +14,8 @@ from melon.service.config import MOST_EVENTS
 from melon.service.http.errors import answers
 from melon.service.http.recommendations import ItemPath, path_id
 from melon.service.http.shapes import FactsIn, FactsOut, FactsPatch, ItemIn, Stored
-from melon.service.http.strict import Route, needs
-from melon.service.ids import checked_text, plain_id
+from melon.service.http.strict import Route, needs, ready_backend
+from melon.service.ids import checked_text, plain_id, to_seconds
 from melon.service.rules.items import TIMES, Facts
 
 router = APIRouter(route_class=Route, tags=["items"])
@@ -27,7 +25,7 @@ _WRITES = answers(413, 415, 507)
 @router.put("/v1/items/{item}", response_model=Stored, responses=_WRITES, **needs("write"))
 async def put_item(request: Request, item: ItemPath, facts: FactsIn) -> JSONResponse:
     """Replace everything that is known of an item."""
-    backend = _backend(request)
+    backend = ready_backend(request)
     return await _store(backend, {backend.item(path_id(item)): _facts(facts.model_dump())})
 
 
@@ -36,7 +34,7 @@ async def put_items(
     request: Request, items: Annotated[list[ItemIn], Body(min_length=1, max_length=MOST_EVENTS)]
 ) -> JSONResponse:
     """Replace the facts of many items; one that is not valid refuses all."""
-    backend, changes = _backend(request), dict[Id, Facts | None]()
+    backend, changes = ready_backend(request), dict[Id, Facts | None]()
     for number, one in enumerate(items):
         try:
             changes[backend.item(one.item)] = _facts(one.model_dump(exclude={"item"}))
@@ -48,7 +46,7 @@ async def put_items(
 @router.patch("/v1/items/{item}", response_model=Stored, responses={**_WRITES, **answers(404)}, **needs("write"))
 async def patch_item(request: Request, item: ItemPath, facts: FactsPatch) -> JSONResponse:
     """Change some facts of an item."""
-    backend = _backend(request)
+    backend = ready_backend(request)
     known = backend.item(path_id(item))
     before = _known(backend, known)
     changed = facts.model_dump(exclude_unset=True)
@@ -63,7 +61,7 @@ async def patch_item(request: Request, item: ItemPath, facts: FactsPatch) -> JSO
 @router.get("/v1/items/{item}", response_model=FactsOut, responses=answers(404), **needs("read"))
 async def get_item(request: Request, item: ItemPath) -> JSONResponse:
     """What is known of an item."""
-    backend = _backend(request)
+    backend = ready_backend(request)
     known = backend.item(path_id(item))
     return JSONResponse({"item": plain_id(known), **_known(backend, known).plain()})
 
@@ -71,7 +69,7 @@ async def get_item(request: Request, item: ItemPath) -> JSONResponse:
 @router.delete("/v1/items/{item}", response_model=Stored, responses=answers(404, 507), **needs("write"))
 async def delete_item(request: Request, item: ItemPath) -> JSONResponse:
     """Remove the facts of an item. The model still knows it; set `available` to false to hide it."""
-    backend = _backend(request)
+    backend = ready_backend(request)
     known = backend.item(path_id(item))
     _known(backend, known)
     return await _store(backend, {known: None})
@@ -80,12 +78,6 @@ async def delete_item(request: Request, item: ItemPath) -> JSONResponse:
 async def _store(backend: Backend, changes: dict[Id, Facts | None]) -> JSONResponse:
     version = await backend.put_facts(changes)
     return JSONResponse({"stored": len(changes), "version": version})
-
-
-def _backend(request: Request) -> Backend:
-    backend: Backend = request.app.state.backend
-    backend.require_ready()
-    return backend
 
 
 def _known(backend: Backend, item: Id) -> Facts:
@@ -99,7 +91,7 @@ def _facts(content: dict[str, Any]) -> Facts:
     """Facts as they are stored: texts checked, times as seconds, numbers that a float holds exactly."""
     categories = tuple(dict.fromkeys(checked_text(one, "category") for one in content["categories"]))
     owner = None if content["owner"] is None else checked_text(str(content["owner"]), "owner")
-    times = {name: _seconds(name, content[name]) for name in TIMES}
+    times = {name: None if content[name] is None else to_seconds(content[name], name) for name in TIMES}
     for name, value in content["attributes"].items():
         if checked_text(name, "attribute") in TIMES:
             raise DataError(f"attribute {name!r} is a fact of its own; give it beside the attributes.")
@@ -116,19 +108,3 @@ def _facts(content: dict[str, Any]) -> Facts:
         expires=times["expires"],
         attributes=content["attributes"],
     )
-
-
-def _seconds(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    try:
-        if isinstance(value, str):
-            moment = datetime.fromisoformat(value)
-            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        else:
-            seconds = float(value)
-    except (ValueError, OverflowError):
-        raise DataError(f"{name} {ascii(value)[:40]} is neither Unix seconds nor ISO 8601.") from None
-    if not math.isfinite(seconds) or not 0 <= seconds <= MOST_EXACT_FLOAT:
-        raise DataError(f"{name} {ascii(value)[:40]} is not between 1970 and the far future.")
-    return seconds

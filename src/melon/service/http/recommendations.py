@@ -19,7 +19,7 @@ from melon.service.answers import Query as Wanted
 from melon.service.backend import Backend
 from melon.service.http.errors import answers
 from melon.service.http.shapes import MOST_WAIT_MS, ExplainOut, K, ListOut, ListsIn, ListsOut
-from melon.service.http.strict import SLASH, Route, needs
+from melon.service.http.strict import SLASH, Route, needs, ready_backend
 from melon.service.ids import plain_id
 from melon.service.log.base import Position
 from melon.service.rules.request import NO_RULES, Rules
@@ -54,7 +54,7 @@ async def recommend(
     wait_ms: WaitMs = 300,
 ) -> Response:
     """The best items for a user, by the newest model; popular ones for a user who is not known."""
-    backend = _ready(request)
+    backend = ready_backend(request)
     known, others = backend.user(path_id(user)), _items(backend, exclude)
     wanted = Wanted(user=known, k=k, filter_seen=filter_seen, rules=_only(category), exclude=others)
     return _json(await list_for(backend, wanted, after, wait_ms))
@@ -63,7 +63,7 @@ async def recommend(
 @router.post("/v1/recommendations", response_model=ListsOut, responses=answers(413, 415, 422), **needs("read"))
 async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     """Lists under rules: for many users, of given candidates, or for a visitor's history."""
-    started, backend = time.perf_counter(), _ready(request)
+    started, backend = time.perf_counter(), ready_backend(request)
     if not wanted.users and wanted.history is None:
         raise ServiceError(400, "invalid", "users: give at least one user, or a history.")
     if wanted.users and wanted.history is not None:
@@ -104,7 +104,7 @@ async def similar(
     exclude: Exclude = [],  # noqa: B006
 ) -> Response:
     """The items that are most similar to one."""
-    backend = _ready(request)
+    backend = ready_backend(request)
     known = backend.item(path_id(item))
     if not await backend.coalescer.look(lambda model, _: _has(model, known)):
         raise ServiceError(404, "not_found", f"item {item[:60]!r} has not been seen, so nothing is similar to it.")
@@ -126,7 +126,7 @@ async def popular(
 @router.get("/v1/explain/{user}/{item}", response_model=ExplainOut, responses=answers(404), **needs("read"))
 async def explain(request: Request, user: UserPath, item: ItemPath) -> JSONResponse:
     """Parts of a score, the item's rank, and what of the user's past speaks for it."""
-    backend = _ready(request)
+    backend = ready_backend(request)
     known_user, known_item = backend.user(path_id(user)), backend.item(path_id(item))
     content = await backend.coalescer.look(lambda model, at: _explained(model, at, known_user, known_item))
     if content is None:
@@ -139,7 +139,7 @@ async def explain(request: Request, user: UserPath, item: ItemPath) -> JSONRespo
 async def _other(
     request: Request, wanted: Wanted, k: int, user: str | None, category: list[str], exclude: list[str]
 ) -> Response:
-    backend = _ready(request)
+    backend = ready_backend(request)
     query = Wanted(
         source=wanted.source,
         user=None if user is None else backend.user(user),
@@ -162,12 +162,6 @@ async def list_for(backend: Backend, wanted: Wanted, after: int | None, wait_ms:
 def path_id(text: str) -> str:
     """An id out of a path, where a slash inside it has another sign."""
     return text.replace(SLASH, "/")
-
-
-def _ready(request: Request) -> Backend:
-    backend: Backend = request.app.state.backend
-    backend.require_ready()
-    return backend
 
 
 def _only(categories: list[str]) -> Rules:

@@ -81,7 +81,7 @@ class ListsIn(_Request):
 class ItemOut(_Answer):
     item: str | int
     score: float | None = Field(description="Scores of one list compare with each other and with nothing else.")
-    why: str = Field(description="model, popular, history, similar, fallback, boosted, pinned or shown before.")
+    why: str = Field(description="model, popular, history, similar, boosted, pinned or shown before.")
 
 
 class ModelOut(_Answer):
@@ -95,7 +95,7 @@ class ModelOut(_Answer):
 
 
 class _List(_Answer):
-    source: Literal["model", "popular", "history", "similar", "fallback"]
+    source: Literal["model", "popular", "history", "similar"]
     items: list[ItemOut]
     filtered: dict[str, int] = Field(description="How many items may not be listed, by reason.")
 
@@ -239,12 +239,9 @@ class StatusOut(BaseModel):
     model: ModelOut | None
     quality: dict[str, float | None]
     freshness_s: dict[str, float | None]
-    set_aside: int
+    quarantined: int
     lag: int
     alarms: list[str]
-    fallback: Literal["popular", "frozen"] | None = Field(
-        description="The rival that lists come from, because it is better than the model and `fallback` is set."
-    )
     users: int
     items: int
     batch_size: dict[str, Any] = Field(

@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from melon.errors import ServiceError
+from melon.service.backend import Backend
 from melon.service.config import LOOPBACK, MOST_DEPTH
 from melon.service.keys import KeyScope
 
@@ -21,9 +22,12 @@ from melon.service.keys import KeyScope
 SLASH = "\x1f"
 #: Headers by name in small letters; of those that are repeated, the first.
 Headers = Mapping[bytes, bytes]
+#: Headers by which a proxy says that somebody else asks.
+_FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 #: Larger bodies are parsed in a thread, so that others need not wait.
 _IN_THREAD = 1 << 16
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+#: A string, closed or cut off by the end of the body. Every match consumes what it scanned, so one pass is linear.
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class StrictRequest(Request):
@@ -64,6 +68,13 @@ def _takes_many(field: Any) -> bool:
     return get_origin(field.field_info.annotation) is list
 
 
+def ready_backend(request: Request) -> Backend:
+    """What answers a request, once the model is there."""
+    backend: Backend = request.app.state.backend
+    backend.require_ready()
+    return backend
+
+
 def needs(scope: KeyScope, **more: Any) -> dict[str, Any]:
     """The OpenAPI entry of a route that needs a key with a scope."""
     return {"openapi_extra": {"x-scope": scope, "security": [{"key": []}], **more}}
@@ -74,19 +85,20 @@ def content_type(headers: Headers) -> str:
 
 
 def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
-    """The id of the key, if it has the scope; without any keys "-", if this service is reached by loopback only."""
-    keys = state.keys.keys()
-    if not keys:
+    """The id of the key, if it has the scope; "-" where there never were keys and the request comes by loopback."""
+    if not state.keys.required:
         host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)[0].strip("[]")
-        # A page of the web must not reach us through a name that it had pointed to this machine.
-        if state.settings.host not in LOOPBACK or host not in LOOPBACK:
+        # A page of the web must not reach us through a name that it had pointed to this machine, nor a proxy's client.
+        if state.settings.host not in LOOPBACK or host not in LOOPBACK or not _FORWARDED.isdisjoint(headers):
             raise ServiceError(403, "loopback_only", "Without keys, this service answers on loopback only.")
         name = "-"
     else:
-        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").partition(b"Bearer ")[2]
-        text = given.decode("latin-1")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        text = (headers.get(b"x-api-key") or (token if scheme.lower() == b"bearer" else b"")).decode("latin-1")
         key = state.keys.find(text) if text else None
         now = time.time()
+        if state.keys.problem is not None:
+            raise ServiceError(503, "keys_unreadable", "This service cannot read its keys.", retry_after=10)
         if key is None or (key.expires is not None and now >= key.expires):
             raise ServiceError(401, "unauthorised", "A valid key is needed.", hint="Send Authorization: Bearer mk_….")
         if not key.allows(scope, now):

@@ -14,7 +14,7 @@ from melon.learning.deltas import Interacted, Recorder, chained
 from melon.learning.forgetting import forget, observe_only
 from melon.learning.model import LiveModel
 from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
-from melon.service.log.reader import LogReader
+from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
 from melon.stream.batch import Batch
 from melon.types import Ints
@@ -67,20 +67,20 @@ class Course:
             some, [users[n] for n in good], [items[n] for n in good], times, len(stored) - len(good)  # type: ignore[misc]
         )  # fmt: skip
 
-    def perform(self, step: LoggedStep, aside: LoggedStep | None = None) -> StepOutcome:
-        """Take a step as it is recorded: learned, or passed by if it was set aside.
+    def perform(self, step: LoggedStep, retried: LoggedStep | None = None) -> StepOutcome:
+        """Take a step as it is recorded: learned, or passed by if it was quarantined.
 
-        `aside` is the step that a retry is about.
+        `retried` is the step that a retry is about.
         """
         about: dict[str, Any] = {}
         past, forgotten = Interacted(), None
         arrived: tuple[float, ...] = ()
         if step.kind == "events":
             events = self.events(step.first, step.last)
-            past, about = self._learn(events, learned=step.status != "set_aside")
+            past, about = self._learn(events, learned=step.status != "quarantined")
             arrived = tuple(event.arrived for event in events.stored)
-        elif step.kind == "retry" and aside is not None and step.status != "set_aside":
-            about = self._learn_again(self.events(aside.first, aside.last))
+        elif step.kind == "retry" and retried is not None and step.status != "quarantined":
+            about = self._learn_again(self.events(retried.first, retried.last))
         elif step.kind == "forget":
             (user, pseudonym), row = self._named(step), None
             if user is not None and pseudonym is not None:

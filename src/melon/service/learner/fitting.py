@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,13 @@ from melon.learning.deltas import NOTHING
 from melon.learning.forgetting import forget
 from melon.learning.manifest import MANIFEST
 from melon.learning.model import LiveModel
+from melon.service.config import ServeSettings
 from melon.service.learner.course import Course, typed
-from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, cold_model, deployed
 from melon.service.log.base import LogId, Position
-from melon.service.log.reader import LogReader
+from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
+from melon.service.process import die_with
 
 logger = logging.getLogger("melon.service")
 #: Entries of the log that the learner may have to take before it switches.
@@ -34,7 +36,7 @@ FITTED = "fit-"
 class Fitter:
     """One fit at a time, of the log up to an offset at which a step ends."""
 
-    def __init__(self, settings: LearnerSettings) -> None:
+    def __init__(self, settings: ServeSettings) -> None:
         self._settings, self._folder = settings, settings.folder / "fits"
         self._process: subprocess.Popen[bytes] | None = None
         self.offset, self.version, self._asked = 0, "", 0.0
@@ -53,6 +55,7 @@ class Fitter:
         """
         given, self.offset, self.version, self.without = self._settings, offset, version, dict(without or {})
         about = {
+            "parent": os.getpid(),
             "folder": str(given.folder),
             "out": str(self._folder / str(offset)),
             "offset": offset,
@@ -119,7 +122,7 @@ def caught_up(
     model.warm_up()
     for step in steps.after(number):
         if step.done is not None:
-            course.perform(step, steps.aside_of(step))
+            course.perform(step, steps.retried_by(step))
     return course, {name: value for name, value in extra.items() if name != "model"}
 
 
@@ -128,11 +131,7 @@ def main(about: dict[str, Any]) -> None:
 
     Steps are taken here until few are left or no fewer become of them, so that the learner hardly waits.
     """
-    import os
-
-    from melon.service.learner.run import die_with_parent
-
-    die_with_parent()
+    die_with(about["parent"])
     os.nice(10)
     folder, out, without = Path(about["folder"]), Path(about["out"]), dict(about["without"])
     (out / MANIFEST).unlink(missing_ok=True)
@@ -166,7 +165,7 @@ def _fit(folder: Path, out: Path, about: dict[str, Any], without: Collection[Log
 
 def _start_anew(out: Path, about: dict[str, Any], without: Mapping[LogId, int]) -> None:
     """The model before its first step; people whom it knows from before are forgotten, each in their row."""
-    settings = LearnerSettings(Path(about["folder"]), seed=about["seed"], threads=about["threads"])
+    settings = ServeSettings(seed=about["seed"], threads=about["threads"])
     model, extra = cold_model(settings) if about["model"] is None else deployed(Path(about["model"]))
     for pseudonym, row in without.items():
         if 0 <= row < len(model.users):

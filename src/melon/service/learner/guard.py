@@ -1,9 +1,10 @@
-"""The guard: a batch that moves rows far more than batches do is not published; and alarms for operators."""
+"""What is watched while learning goes on: how far batches move rows, lag, loss and quality; alarms for operators."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
@@ -13,7 +14,11 @@ import torch
 from torch import Tensor
 
 from melon.learning.updater import Updater
-from melon.service.log.base import LoggedStep
+from melon.service.config import ServeSettings
+from melon.service.learner.quality import between, difference
+from melon.service.log.base import LoggedStep, Position
+from melon.service.log.events import LogReader
+from melon.service.log.steps import StepBook
 
 logger = logging.getLogger("melon.service")
 
@@ -37,7 +42,7 @@ class Guard:
             self._remember(about)
 
     def judge(self, about: Mapping[str, Any]) -> str | None:
-        """Why a batch should be set aside; None, and it is remembered, where nothing speaks against it."""
+        """Why a batch should be quarantined; None, and it is remembered, where nothing speaks against it."""
         for name, what in MEASURED.items():
             value, known = about.get(name), self._usual[name]
             if value is None or not self._times or len(known) < ENOUGH or not (usual := median(known)) > 0:
@@ -83,7 +88,64 @@ class Alarms:
         self._write(list(self._texts.values()))
 
 
-def set_aside_in_a_row(newest: list[LoggedStep]) -> list[int]:
-    """Where the batches end that were set aside since the last one that was learned, from the newest steps."""
+def quarantined_in_a_row(newest: list[LoggedStep]) -> list[int]:
+    """Where the batches end that were quarantined since the last one that was learned, from the newest steps."""
     batches = [step for step in newest if step.kind == "events"]
-    return [step.last for step in itertools.takewhile(lambda step: step.status == "set_aside", batches)][::-1]
+    return [step.last for step in itertools.takewhile(lambda step: step.status == "quarantined", batches)][::-1]
+
+
+RIVALS = {"popular": "recent popularity", "frozen": "the model as it was deployed"}
+#: Seconds between two looks at quality.
+_JUDGED_S = 60.0
+
+
+class Watch:
+    """Looks at lag, loss and quality, and raises alarms."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        log: LogReader,
+        book: StepBook,
+        alarm: Alarms,
+    ) -> None:
+        self._settings, self._log, self._book, self._alarm = settings, log, book, alarm
+        self._looked = self._judged = 0.0
+        self._rising = 0
+
+    def loss(self, *, rose: bool | None) -> None:
+        """Say so where learning made the loss of its own events higher three times running."""
+        if rose is None:
+            return
+        self._rising = self._rising + 1 if rose else 0
+        text = (
+            "three times running, events have a higher loss after they were learned than before: a step (lr) too large?"
+        )
+        self._alarm("loss", text if self._rising >= 3 else None)
+
+    def look(self, position: Position, totals: Mapping[str, Any]) -> None:
+        """Once a second: say so where the learner is too far behind; once a minute, where a rival is better."""
+        now = time.monotonic()
+        if now < self._looked + 1.0:
+            return
+        self._looked, lag = now, self._log.last()[0] - position.offset
+        late = f"the learner is {lag} entries of the log behind; answers lag until it has caught up"
+        self._alarm("lag", late if lag > self._settings.max_lag else None)
+        if now >= self._judged + _JUDGED_S:
+            self._judged = now
+            self.quality(totals)
+
+    def quality(self, totals: Mapping[str, Any]) -> None:
+        """Say so where a rival is better than the served model on the organic events of the last hour."""
+        before = self._book.since(time.time() - self._settings.quality_s)
+        counts = between(totals, before.totals if before else {})
+        for rival, what in RIVALS.items():
+            organic, text = counts.get(rival, {}).get("organic", {}), None
+            ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None
+            if ahead is not None and ahead[2] < 0:
+                mean, low, high = ahead
+                text = (
+                    f"the served model is worse than {what}: HR@10 {mean:+.3f} ({low:+.3f} to {high:+.3f}) on "
+                    f"{organic['ranked']} organic events; look at GET /v1/quality"
+                )
+            self._alarm(f"quality {rival}", text)

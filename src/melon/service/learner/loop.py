@@ -1,29 +1,30 @@
-"""The learner's loop: cut, write the boundary, predict, learn, record, publish; and a checkpoint now and then."""
+"""The learner: cut, write the boundary, predict, learn, record, publish; a checkpoint now and then; and its process."""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from melon.errors import CheckpointError, LearningError
+from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import chained, state_digest
+from melon.service.config import ServeSettings
 from melon.service.learner.course import Course, StepOutcome, unlearned
 from melon.service.learner.fitting import Fitter, caught_up
-from melon.service.learner.guard import REMEMBERED, Alarms, Guard, norms, set_aside_in_a_row
+from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, quarantined_in_a_row
 from melon.service.learner.quality import Quality, added
-from melon.service.learner.settings import LearnerSettings
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
-from melon.service.learner.watch import Watch
 from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
-from melon.service.log.files import Closing, Held, until_there_is_room
-from melon.service.log.reader import LogReader
+from melon.service.log.events import LogReader
+from melon.service.log.files import EVENTS, Closing, Held, Reader, until_there_is_room
 from melon.service.log.steps import DeltaFeed, StepBook
 
 logger = logging.getLogger("melon.service")
@@ -33,19 +34,19 @@ _POLL = 0.004
 class Learner(Closing):
     """The one learner of a log. `step` takes one step if anything waits; `run` goes on until it is stopped."""
 
-    def __init__(self, settings: LearnerSettings) -> None:
+    def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self._held = Held(settings.folder, "learner")
         try:
             self.log = LogReader(settings.folder)
             self.book = StepBook(settings.folder)
             self.feed = DeltaFeed(
-                settings.folder, seconds=settings.keep_deltas_seconds, most_bytes=settings.keep_deltas_bytes
+                settings.folder, seconds=settings.keep_deltas_s, most_bytes=settings.keep_deltas_bytes
             )
             self.checkpoints = Checkpoints(settings.folder)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
-            self._watch = Watch(settings, self.log, self.book, self._alarm, self._insist)
+            self._watch = Watch(settings, self.log, self.book, self._alarm)
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
             self.book.state(alarms="[]")  # what a learner before this one said is over
@@ -54,7 +55,6 @@ class Learner(Closing):
             self._epoch = self.book.begin_epoch(self._around)
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
-            self._watch.fall_back(self._watch.fallback if settings.fallback else None, self.position.batch)
         except BaseException:
             self._held.close()
             raise
@@ -83,8 +83,8 @@ class Learner(Closing):
         self.feed.drop(above=last.number if last else 0)
         self._totals: Mapping[str, Any] = last.totals if last else {}
         learned = [step for step in self.book.newest(2 * REMEMBERED) if step.status == "learned"]
-        #: The last offsets of the newest batches, as long as all of them were set aside.
-        self._in_a_row = set_aside_in_a_row(self.book.newest(2 * self.settings.stop_after))
+        #: The last offsets of the newest batches, as long as all of them were quarantined.
+        self._in_a_row = quarantined_in_a_row(self.book.newest(2 * self.settings.stop_after))
         self._guard = Guard(self.settings.guard, [step.about for step in reversed(learned)])
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
         self._must_save = False
@@ -102,7 +102,7 @@ class Learner(Closing):
         if step.kind == "switch":
             where = self.checkpoints.path(step.number)
             raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
-        outcome = self.course.perform(step, self.book.aside_of(step))
+        outcome = self.course.perform(step, self.book.retried_by(step))
         if outcome.digest != step.digest:
             self._alarm(
                 "replay",
@@ -151,16 +151,16 @@ class Learner(Closing):
         return step
 
     def _take(self, step: LoggedStep) -> tuple[LoggedStep, StepOutcome, Mapping[str, Any]]:
-        """Do a step for the first time: rank its events, learn them, and set it aside where that goes wrong."""
+        """Do a step for the first time: rank its events, learn them, and quarantine it where that goes wrong."""
         started = time.perf_counter()
         counts: Mapping[str, Any] = {}
-        aside, reason, broken = self.book.aside_of(step), step.reason, False
+        retried, reason, broken = self.book.retried_by(step), step.reason, False
         if step.status == "planned":
             try:
                 if step.kind == "events":
                     counts = self.quality.measure(self.course.model, self.course.events(step.first, step.last))
                 ranked = time.perf_counter()
-                outcome = self.course.perform(step, aside)
+                outcome = self.course.perform(step, retried)
                 if step.kind == "events":
                     outcome = replace(outcome, about={**outcome.about, **norms(self.course.model.updater)})
                     self._watch.loss(rose=self.quality.loss_rose(self.course.model))
@@ -172,14 +172,14 @@ class Learner(Closing):
                 reason, broken = f"learning failed with {error!r}", True
                 logger.exception("step %d", step.number)
         else:
-            reason = reason or "set aside"
+            reason = reason or "quarantined"
         if reason is not None:
-            step = replace(step, status="set_aside", reason=reason)
-            self._insist(lambda: self.book.mark_aside(step, str(reason)))
-            self._alarm("set_aside", f"batch {step.number} was set aside: {reason}")
+            step = replace(step, status="quarantined", reason=reason)
+            self._insist(lambda: self.book.quarantine(step, str(reason)))
+            self._alarm("quarantined", f"batch {step.number} was quarantined: {reason}")
             if broken:
                 self._rebuild(step.number - 1)
-            ranked, outcome = time.perf_counter(), self.course.perform(step, aside)
+            ranked, outcome = time.perf_counter(), self.course.perform(step, retried)
         ended = time.perf_counter()
         ms = {"predict_ms": 1e3 * (ranked - started), "learn_ms": 1e3 * (ended - ranked)}
         return step, replace(outcome, about={**outcome.about, **ms}), counts
@@ -188,7 +188,7 @@ class Learner(Closing):
         """Record the outcome of a step, and only then publish it."""
         step, outcome, counts = taken
         self._totals = added(self._totals, counts)
-        status = "set_aside" if step.status == "set_aside" else "learned"
+        status = "quarantined" if step.status == "quarantined" else "learned"
         self._insist(
             lambda: self.book.finish(step, status, outcome.digest, outcome.about, self._totals, step.reason)  # type: ignore[arg-type]
         )
@@ -197,7 +197,7 @@ class Learner(Closing):
             self._must_save = True
             self._fitter.cancel()  # it has read who is forgotten
         if step.kind == "events":
-            self._in_a_row = [*self._in_a_row, step.last] if status == "set_aside" else []
+            self._in_a_row = [*self._in_a_row, step.last] if status == "quarantined" else []
 
     def _publish(self, step: LoggedStep, outcome: StepOutcome) -> None:
         offset = self.position.offset
@@ -217,7 +217,7 @@ class Learner(Closing):
             self._again(step)
 
     def halted(self) -> bool:
-        """Whether learning waits for a control `resume`: too many batches in a row were set aside."""
+        """Whether learning waits for a control `resume`: too many batches in a row were quarantined."""
         most = self.settings.stop_after
         if not most or len(self._in_a_row) < most:
             return False
@@ -225,7 +225,7 @@ class Learner(Closing):
             self._in_a_row.clear()
             self._alarm("halted", None)
             return False
-        self._alarm("halted", f"{most} batches in a row were set aside, so learning waits; look at them, then resume.")
+        self._alarm("halted", f"{most} batches in a row are quarantined, so learning waits; look at them, then resume.")
         return True
 
     # Another model.
@@ -258,7 +258,6 @@ class Learner(Closing):
         self.checkpoints.write(course.model, course.position, self.log.log_id, extra)
         about = {"version": self._version, "recommender": course.model.updater.recommender.name}
         outcome = StepOutcome(content, digest, about)
-        self._watch.fall_back(None, before.batch)  # it is another model
         self._finish(step, (step, outcome, {}))
         self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
         self._guard = Guard(self.settings.guard)
@@ -272,7 +271,7 @@ class Learner(Closing):
         if self._saver.busy:
             self._saved(wait=True)
         self._insist(self.book.sync)  # a checkpoint never knows of a step that a power cut can take
-        self._saver.begin(self.course.model, self.position, self.log.log_id, self.extra)
+        self._saver.begin(self.course.model, self.position, self.log.log_id, self.extra, wait=wait)
         self._saved_at, self._saved_offset, self._must_save = time.monotonic(), self.position.offset, False
         if wait:
             self._saved(wait=True)
@@ -287,7 +286,7 @@ class Learner(Closing):
         if position is None:
             return
         self._alarm("checkpoint", None)
-        self._insist(lambda: self.book.thin(time.time() - self.settings.quality_seconds))
+        self._insist(lambda: self.book.thin(time.time() - self.settings.quality_s))
         forgotten = [step for step in self._forgets() if step.last <= position.offset]
         if forgotten:
             # Everything older holds the forgotten user: replays begin here from now on.
@@ -306,7 +305,7 @@ class Learner(Closing):
 
     def _due(self) -> bool:
         new = self.position.offset - self._saved_offset
-        late = time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
+        late = time.monotonic() - self._saved_at >= self.settings.checkpoint_s
         return self._must_save or new >= self.settings.checkpoint_events or (new > 0 and late)
 
     def _idle_work(self) -> bool:
@@ -320,7 +319,7 @@ class Learner(Closing):
         self._stopping = stop.is_set
         cut = 0.0
         while not stop.is_set():
-            wait = cut + self.settings.batch_every - time.monotonic()
+            wait = cut + self.settings.batch_every_ms / 1000 - time.monotonic()
             if wait > 0:
                 time.sleep(wait)
             cut = time.monotonic()
@@ -345,3 +344,40 @@ class Learner(Closing):
     def _insist(self, write: Callable[[], Any]) -> None:
         """Write, waiting for room where the disk is full."""
         until_there_is_room(self.settings.folder, write, self._stopping)
+
+
+logger = logging.getLogger("melon.service")
+
+
+def run_learner(settings: ServeSettings, stop: threading.Event | None = None) -> None:
+    """Learn until `stop` is set or the process is asked to end (SIGTERM, SIGINT): then learn what waits and save.
+
+    Waits for the process that writes the log to make it. Called by the main thread it dies with its parent.
+    """
+    from melon.fitting.fit import threads
+
+    stop = stop or threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+    _await(settings.folder, stop)
+    if stop.is_set():
+        return
+    with threads(settings.threads), Learner(settings) as learner:
+        logger.info("learning from batch %d, offset %d", learner.position.batch, learner.position.offset)
+        learner.run(stop)
+
+
+def _await(folder: Path, stop: threading.Event) -> None:
+    """Wait until there is a log: the process that takes events makes it."""
+    warn = time.monotonic() + 5.0
+    while not stop.is_set():
+        try:
+            with Reader(folder / EVENTS) as reader:
+                if reader.has("meta"):
+                    return
+        except LogError:
+            if time.monotonic() > warn:
+                logger.info("waiting for a log in %s; the process that takes events makes it", folder)
+                warn += 60.0
+        stop.wait(0.05)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from melon.data.ids import Id, IdBook
-from melon.evaluation.ranking import CUTS, rank_among_all, rank_first
+from melon.evaluation.ranking import METRICS, rank_among_all, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.service.learner.course import Learnable
@@ -127,12 +127,11 @@ def between(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> Plain:
 
 
 def shares(counts: Mapping[str, Any]) -> dict[str, float]:
-    """HR and NDCG from the counters of one model and part; nothing where nothing was ranked."""
+    """Metrics from the counters of one model and part; nothing where nothing was ranked."""
     ranked = counts.get("ranked", 0)
     if not ranked:
         return {}
-    hits = {f"HR@{cut}": counts[f"hits@{cut}"] / ranked for cut in CUTS}
-    return hits | {f"NDCG@{cut}": counts[f"gain@{cut}"] / ranked for cut in CUTS}
+    return {name: counts[name] / ranked for name in METRICS if name in counts}
 
 
 def difference(counts: Mapping[str, Any]) -> tuple[float, float, float] | None:
@@ -174,10 +173,7 @@ def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
 
 
 def _counts(ranks: Floats) -> Plain:
-    gains = 1.0 / np.log2(ranks + 1)
-    counts: Plain = {"ranked": len(ranks)}
-    counts |= {f"hits@{cut}": int((ranks <= cut).sum()) for cut in CUTS}
-    return counts | {f"gain@{cut}": float(gains[ranks <= cut].sum()) for cut in CUTS}
+    return {"ranked": len(ranks), **{name: float(value(ranks).sum()) for name, value in METRICS.items()}}
 
 
 def _rows(book: IdBook, ids: list[Id]) -> Ints:

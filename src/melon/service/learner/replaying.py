@@ -16,8 +16,8 @@ from melon.learning.updater import Updater
 from melon.service.learner.course import Course, unlearned
 from melon.service.log.base import LoggedStep, LogId, Position
 from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.events import LogReader
 from melon.service.log.files import BATCHES, DELTAS, EVENTS, open_reader
-from melon.service.log.reader import LogReader
 from melon.service.log.steps import StepReader
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
@@ -64,7 +64,7 @@ def replay(
         course = Course(model, saved.position, log, {*without, *unlearned(log, steps)})
         exact = strategy is None and not without
         for step in _done(steps, saved.position.batch, number):
-            outcome = course.perform(step, steps.aside_of(step))
+            outcome = course.perform(step, steps.retried_by(step))
             if exact and outcome.digest != step.digest:
                 raise LogError(
                     f"step {step.number}, offsets {step.first} to {step.last}, gives other bytes than were recorded: "
@@ -124,7 +124,7 @@ def describe(folder: Path) -> dict[str, Any]:
             "digest": last.digest.hex() if last and last.digest else None,
             "checkpoints": checkpoints.numbers(),
             "exact from": [f"step {base}" for base in steps.bases()],
-            "set aside": [f"step {one.number}: {one.reason}" for one in steps.set_aside()],
+            "quarantined": [f"step {one.number}: {one.reason}" for one in steps.quarantined()],
             "alarms": steps.alarms(),
             "ran on": [", ".join(f"{name} {value}" for name, value in epoch.items()) for epoch in steps.epochs()[-3:]],
         }

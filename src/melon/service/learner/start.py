@@ -16,8 +16,8 @@ from melon.errors import CheckpointError, LogError
 from melon.learning.deltas import NOTHING
 from melon.learning.manifest import MANIFEST, read_manifest
 from melon.learning.model import LiveModel
+from melon.service.config import ServeSettings
 from melon.service.learner.guard import Alarms
-from melon.service.learner.settings import LearnerSettings
 from melon.service.log.base import Position
 from melon.service.log.checkpoints import Checkpoints, SavedModel
 from melon.service.log.steps import StepBook
@@ -25,7 +25,7 @@ from melon.service.log.steps import StepBook
 COLD = "cold"
 
 
-def begin(settings: LearnerSettings, book: StepBook, checkpoints: Checkpoints, log_id: str) -> SavedModel:
+def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log_id: str) -> SavedModel:
     """The model to go on with: of the newest checkpoint that the recorded steps lead to, or the first of all.
 
     A folder that holds the log of another model, or a checkpoint of another log, is refused with both named.
@@ -93,7 +93,7 @@ def deployed(folder: Path) -> tuple[LiveModel, dict[str, Any]]:
     return model, {name: value for name, value in extra.items() if name not in ("model", "service")}
 
 
-def cold_model(settings: LearnerSettings) -> tuple[LiveModel, dict[str, Any]]:
+def cold_model(settings: ServeSettings) -> tuple[LiveModel, dict[str, Any]]:
     """A model that has learned nothing, as `auto` makes it."""
     from melon.estimator import Melon, cold_start
 
@@ -118,7 +118,7 @@ def surroundings(threads: int) -> dict[str, Any]:
         "torch": version("torch"),
         "numba": version("numba"),
         "threads": threads,
-        "kernel": os.environ.get("MELON_KERNEL", "auto"),
+        "kernel": os.environ.get("MELON_KERNEL") or "numba",
     }
 
 

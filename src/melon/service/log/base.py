@@ -13,7 +13,7 @@ LogId = int | str
 ControlKind = Literal["forget", "retry", "resume"]
 #: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
 StepKind = Literal["events", "forget", "retry", "resume", "switch"]
-Status = Literal["planned", "learned", "set_aside"]
+Status = Literal["planned", "learned", "quarantined"]
 
 
 @dataclass(frozen=True, slots=True)

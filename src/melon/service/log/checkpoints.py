@@ -1,20 +1,18 @@
-"""Checkpoints beside serving: a forked process writes the model as it was, and learning goes on."""
+"""Checkpoints beside serving: a thread writes a copy of the model, and learning goes on."""
 
 from __future__ import annotations
 
-import ctypes
+import copy
 import os
 import shutil
-import signal
 import sys
-import time
+import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from melon.errors import CheckpointError
 from melon.learning.manifest import MANIFEST, read_manifest
@@ -23,11 +21,6 @@ from melon.service.log.base import Position
 
 #: How many of the newest are kept, beside those from which exact replays begin.
 KEPT = 3
-#: A process that writes a checkpoint for longer is ended, and another one tries.
-_LONGEST_SECONDS = 600.0
-#: What that process says when it is done.
-_WRITTEN = b"written"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -102,84 +95,64 @@ class Checkpoints:
 
 
 class Saver:
-    """Writes one checkpoint at a time beside learning, in a forked process.
+    """Writes one checkpoint at a time beside learning: learning pauses for a copy of the model, a thread writes it.
 
-    The child shares this process's memory until either writes to it, so learning pauses only while page tables are
-    copied. Systems other than Linux write the checkpoint at once, and learning waits.
+    Nothing is forked: a process with threads must not be. The copy is let go when it is written.
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
-        self._child, self._pipe, self._began = 0, -1, 0.0
-        self._position: Position | None = None
-        self._ended = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_give_way)
+        self._written: Future[Position] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether one is being written, or its result has not been taken."""
-        return self._position is not None
+        return self._written is not None
 
     @property
     def ready(self) -> bool:
         """Whether a result can be taken without waiting."""
-        if self.busy and not self._ended:
-            try:
-                self._ended = os.waitpid(self._child, os.WNOHANG)[0] != 0
-            except ChildProcessError:  # the system took it: SIGCHLD is ignored here, as the parent had it
-                self._ended = True
-            if not self._ended and time.monotonic() > self._began + _LONGEST_SECONDS:
-                os.kill(self._child, signal.SIGKILL)
-        return self._ended
+        return self._written is not None and self._written.done()
 
-    def begin(self, model: LiveModel, position: Position, log_id: str, extra: Mapping[str, Any]) -> None:
-        """Have the model as it is now written."""
-        self._position, self._began = position, time.monotonic()
-        if sys.platform != "linux":
+    def begin(
+        self, model: LiveModel, position: Position, log_id: str, extra: Mapping[str, Any], *, wait: bool = False
+    ) -> None:
+        """Have the model as it is now written; a caller who waits for it needs no copy."""
+
+        def write(model: LiveModel) -> Position:
             self._checkpoints.write(model, position, log_id, extra)
-            self._ended = True
-            return
-        self._pipe, out = os.pipe()
-        parent = os.getpid()
-        self._child = os.fork()
-        if self._child:
-            os.close(out)
-            return
+            return position
+
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-            os.closerange(3, out)
-            os.closerange(out + 1, 1 << 16)  # locks and files of the learner are not this process's
-            os.nice(5)
-            torch.set_num_threads(1)  # threads of the parent's pool are not here
-            self._checkpoints.write(model, position, log_id, extra)
-            os.write(out, _WRITTEN)
-        except BaseException as error:
-            os.write(out, str(error).encode()[:4000])
-            os._exit(1)
-        os._exit(0)
+            twin = model if wait else copy.deepcopy(model)
+        except MemoryError:
+            twin, wait = model, True
+        self._written = self._pool.submit(write, twin)
+        if wait:
+            futures.wait([self._written])
 
     def result(self, *, wait: bool = False) -> Position | None:
         """Where the checkpoint stands that was written, once it is; None before that. A failed write is raised."""
-        while wait and self.busy and not self.ready:
-            time.sleep(0.005)
-        if not self.ready:
+        if self._written is None or not (wait or self._written.done()):
             return None
-        position, message = self._position, _WRITTEN
-        if self._pipe >= 0:
-            message = os.read(self._pipe, 4000)
-            os.close(self._pipe)
-        self._position, self._ended, self._pipe = None, False, -1
-        if message != _WRITTEN:
-            raise CheckpointError(
-                message.decode(errors="replace") or "the process that saved was ended before the end."
-            )
-        return position
+        written, self._written = self._written, None
+        try:
+            return written.result()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"the checkpoint could not be written: {error!r}.") from error
 
     def close(self) -> None:
-        """Wait for the child."""
-        with suppress(CheckpointError):
-            self.result(wait=True)
+        """Wait for what is being written."""
+        self._pool.shutdown(wait=True)
+
+
+def _give_way() -> None:
+    """Let learning and serving go first; on Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def _position(path: Path, extra: Mapping[str, Any]) -> tuple[Position, str]:

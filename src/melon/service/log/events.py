@@ -1,13 +1,14 @@
-"""The one writer of `events.db`: appends are committed together, synced, and answered after that."""
+"""`events.db`: the one writer, which commits and syncs appends together; erasing of ids; any number of readers."""
 
 from __future__ import annotations
 
 import json
 import queue
+import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,12 +18,23 @@ from typing import Any, cast
 import apsw
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.config import USES
-from melon.service.log.base import Appended, ControlKind, Event, LogId
-from melon.service.log.erasing import erasable, erase, expire_ids, pseudonym_of
-from melon.service.log.files import EVENTS, Closing, Held, Reserve, is_full, open_writer, transaction, trouble
+from melon.service.config import USES, ServeSettings
+from melon.service.log.base import Appended, Control, ControlKind, Event, LogId, StoredEvent
+from melon.service.log.files import (
+    BATCHES,
+    EVENTS,
+    Closing,
+    Held,
+    Reader,
+    Reserve,
+    is_full,
+    open_writer,
+    transaction,
+    trouble,
+)
+from melon.service.log.steps import StepReader
 
-FORMAT = 1
+FORMAT = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events(
@@ -44,21 +56,6 @@ _PROBE_SECONDS = 1.0
 _DAY = 86_400.0
 
 
-@dataclass(frozen=True)
-class LogSettings:
-    """How the log is written.
-
-    Args:
-        most_waiting: at most this many events may wait for their commit; more are refused with `BusyError`.
-        reserve: bytes that are set aside on disk, and given up when it is full, so that the learner can go on.
-        keep_ids_days: how long event ids are remembered.
-    """
-
-    most_waiting: int = 50_000
-    reserve: int = 16 << 20
-    keep_ids_days: float = 30.0
-
-
 @dataclass
 class _QueuedWrite:
     work: Callable[[], Any]
@@ -72,8 +69,8 @@ class EventLog(Closing):
     One thread commits everything that waits as one transaction; while it syncs, the next group gathers.
     """
 
-    def __init__(self, folder: Path, settings: LogSettings | None = None) -> None:
-        self.folder, self.settings = folder, settings or LogSettings()
+    def __init__(self, folder: Path, settings: ServeSettings | None = None) -> None:
+        self.folder, self.settings = folder, settings or ServeSettings()
         self._held = Held(folder, "writer")
         try:
             self._connection = open_writer(folder / EVENTS, "FULL", _SCHEMA)
@@ -81,7 +78,7 @@ class EventLog(Closing):
         except BaseException:
             self._held.close()
             raise
-        self._reserve = Reserve(folder, self.settings.reserve)
+        self._reserve = Reserve(folder, self.settings.reserve_bytes)
         self._full = not self._reserve.make()
         self._offset, self._events = int(self._meta["offset"]), int(self._meta["events"])
         self._arrived = float(self._meta["arrived"])
@@ -172,7 +169,7 @@ class EventLog(Closing):
                 raise LogError(f"the log in {self.folder} is closed.")
             if self._full:
                 raise self._no_room()
-            if self._waiting and self._waiting + size > self.settings.most_waiting:
+            if self._waiting and self._waiting + size > self.settings.queue_events:
                 raise BusyError(f"{self._waiting} events wait to be written; try again in a second.")
             self._waiting += size
             self._jobs.put(_QueuedWrite(work, size, future))
@@ -321,7 +318,7 @@ class EventLog(Closing):
             # What was overwritten must not live on in the WAL either.
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         with transaction(self._connection):
-            expire_ids(self._connection, max(time.time(), self._arrived) - self.settings.keep_ids_days * _DAY)
+            expire_ids(self._connection, max(time.time(), self._arrived) - self.settings.dedup_days * _DAY)
 
     def _opened(self) -> dict[str, Any]:
         """What the log says about itself; a new one is given its name."""
@@ -340,8 +337,137 @@ class EventLog(Closing):
 
 
 def require_format(folder: Path, version: Any) -> None:
-    """Refuse a log that a newer melon wrote."""
+    """Refuse a log of another format."""
     if version != FORMAT:
         raise LogError(
-            f"the log in {folder} has format {version!r}, and this melon reads {FORMAT}; upgrade melon to read it."
+            f"the log in {folder} has format {version!r}, and this melon reads {FORMAT}; serve it with the melon that "
+            "wrote it, or give an empty folder."
         )
+
+
+_EXPIRED_AT_ONCE = 1_000
+
+
+def pseudonym_of(user: LogId) -> LogId:
+    """A random id of the same kind, which nothing maps back."""
+    if isinstance(user, int):
+        return -secrets.randbits(62) - 1
+    with suppress(ValueError):
+        if str(uuid.UUID(user)) == user:
+            return str(uuid.uuid4())
+    return f"forgotten-{secrets.token_hex(16)}"
+
+
+def erasable(connection: apsw.Connection, folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Controls that forget a person, once the learner is past them and every checkpoint it keeps is too.
+
+    Before that a restart still needs the events as they were: a first row is drawn by its id.
+    """
+    rows: Any = connection.execute("SELECT offset, body FROM controls WHERE kind = 'forget' AND NOT erased").fetchall()
+    if not rows or not (folder / BATCHES).exists():
+        return []
+    with StepReader(folder) as steps:
+        reached = steps.forgotten()
+    return [(offset, json.loads(body)) for offset, body in rows if offset <= reached]
+
+
+def erase(connection: apsw.Connection, offset: int, body: Mapping[str, Any]) -> list[tuple[LogId, str]]:
+    """Give the events of a person before a control to a pseudonym; returns facts of items that named the person."""
+    user, pseudonym = body["user"], body["pseudonym"]
+    connection.execute(
+        "UPDATE events SET user = ?, event_id = NULL, recommendation = NULL WHERE user = ? AND offset < ?",
+        (pseudonym, user, offset),
+    )
+    gone = json.dumps({**body, "user": pseudonym})
+    connection.execute("UPDATE controls SET body = ?, erased = 1 WHERE offset = ?", (gone, offset))
+    owned: Any = connection.execute("SELECT item, body FROM facts WHERE body ->> '$.owner' = ?", (user,)).fetchall()
+    return [(item, json.dumps({**json.loads(text), "owner": None})) for item, text in owned]
+
+
+def expire_ids(connection: apsw.Connection, before: float) -> None:
+    """Drop the ids of some events that arrived before a moment; the next call goes on behind them."""
+    first = cast(int, connection.execute("SELECT value FROM meta WHERE name = 'expired'").get or 0)
+    some = f"SELECT offset, arrived FROM events WHERE offset > ? ORDER BY offset LIMIT {_EXPIRED_AT_ONCE}"
+    last = connection.execute(f"SELECT max(offset) FROM ({some}) WHERE arrived < ?", (first, before)).get
+    if last is not None:
+        connection.execute("UPDATE events SET event_id = NULL WHERE offset > ? AND offset <= ?", (first, last))
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('expired', ?)", (last,))
+
+
+_COLUMNS = "offset, user, item, time, type, event_id, use, recommended, recommendation, arrived"
+_READ_AT_ONCE = 10_000
+
+
+class LogReader(Reader):
+    """A read-only view of a log; not shared between threads. Everything it shows is committed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / EVENTS)
+        meta = self.meta()
+        require_format(folder, meta.get("format"))
+        self.log_id = str(meta["log_id"])
+
+    def last(self) -> tuple[int, int]:
+        """The last offset, and how many events there are."""
+        meta = self.meta()
+        return int(meta["offset"]), int(meta["events"])
+
+    def counted(self) -> tuple[int, int, int]:
+        """Events and controls as they are found, and the last offset of both."""
+        (events, last), (controls, later) = (
+            self._rows(f"SELECT count(*), coalesce(max(offset), 0) FROM {table}")[0] for table in ("events", "controls")
+        )
+        return events, controls, max(last, later)
+
+    def tail(self, after: int, most: int) -> list[StoredEvent]:
+        """Up to `most` events behind an offset, none of them behind the next control."""
+        query = (
+            f"SELECT {_COLUMNS} FROM events WHERE offset > ?1 AND offset < "
+            "coalesce((SELECT min(offset) FROM controls WHERE offset > ?1), 1 << 62) ORDER BY offset LIMIT ?2"
+        )
+        return [_stored(row) for row in self._rows(query, (after, most))]
+
+    def control_after(self, after: int, kind: str | None = None) -> Control | None:
+        """The first control behind an offset, of one kind or of any."""
+        query = "SELECT offset, kind, body, arrived FROM controls WHERE offset > ? AND kind = coalesce(?, kind)"
+        rows = self._rows(f"{query} ORDER BY offset LIMIT 1", (after, kind))
+        return _control(rows[0]) if rows else None
+
+    def to_unlearn(self) -> list[Control]:
+        """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
+        where = "kind = 'forget' AND erased AND body ->> '$.unlearn'"
+        rows = self._rows(f"SELECT offset, kind, body, arrived FROM controls WHERE {where} ORDER BY offset")
+        return [_control(row) for row in rows]
+
+    def events(self, first: int, last: int) -> Iterator[StoredEvent]:
+        """The events from one offset to another, in order."""
+        while first <= last:
+            query = f"SELECT {_COLUMNS} FROM events WHERE offset BETWEEN ? AND ? ORDER BY offset LIMIT {_READ_AT_ONCE}"
+            rows = self._rows(query, (first, last))
+            yield from map(_stored, rows)
+            first = rows[-1][0] + 1 if rows else last + 1
+
+    def of_user(self, user: LogId, most: int, before: int | None = None) -> list[StoredEvent]:
+        """A user's last events, newest first."""
+        query = f"SELECT {_COLUMNS} FROM events WHERE user = ? AND offset < ? ORDER BY offset DESC LIMIT ?"
+        return [_stored(row) for row in self._rows(query, (user, before or 1 << 62, most))]
+
+    def hidden(self, after: int = 0) -> Iterator[StoredEvent]:
+        """The events behind an offset that hide an item from their user, in order."""
+        for row in self._rows(f"SELECT {_COLUMNS} FROM events WHERE use = 1 AND offset > ? ORDER BY offset", (after,)):
+            yield _stored(row)
+
+    def facts(self, after: int = 0) -> Iterator[tuple[LogId, int, Mapping[str, Any] | None]]:
+        """Item, version and facts of everything that changed behind a version of the facts, in order of version."""
+        for item, version, body in self._rows("SELECT * FROM facts WHERE version > ? ORDER BY version", (after,)):
+            yield item, version, None if body is None else json.loads(body)
+
+
+def _stored(row: tuple[Any, ...]) -> StoredEvent:
+    offset, user, item, time, kind, event_id, use, recommended, shown, arrived = row
+    return StoredEvent(offset, user, item, time, kind, event_id, USES[use], bool(recommended), shown, arrived)
+
+
+def _control(row: tuple[Any, ...]) -> Control:
+    offset, kind, body, arrived = row
+    return Control(offset, kind, json.loads(body), arrived)

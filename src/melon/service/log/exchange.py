@@ -12,7 +12,7 @@ from melon.data.ids import HIGHEST, LOWEST, is_unicode
 from melon.errors import DataError
 from melon.service.config import USES
 from melon.service.log.base import Appended, Event, LogId
-from melon.service.log.reader import LogReader
+from melon.service.log.events import LogReader
 
 #: What a line may say of an event, and the types it may have.
 FIELDS: dict[str, tuple[type, ...]] = {

@@ -1,4 +1,4 @@
-"""Database files of a service: who may write them, how they are opened, and what is set aside for a full disk."""
+"""Database files of a service: who may write them, how they are opened, and what is reserved for a full disk."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Reserve:
         self.path, self.size = folder / "reserve", size
 
     def make(self) -> bool:
-        """Set the room aside; False where there is not enough of it."""
+        """Reserve the room; False where there is not enough of it."""
         if not self.size or (self.path.exists() and self.path.stat().st_size == self.size):
             return True
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS steps(
     about TEXT NOT NULL, totals TEXT NOT NULL, retried INTEGER);
 CREATE INDEX IF NOT EXISTS by_done ON steps(done);
 CREATE INDEX IF NOT EXISTS rare ON steps(kind, number) WHERE kind != 'events';
-CREATE INDEX IF NOT EXISTS aside ON steps(number) WHERE status = 'set_aside' AND retried IS NULL;
+CREATE INDEX IF NOT EXISTS quarantined ON steps(number) WHERE status = 'quarantined' AND retried IS NULL;
 """
 _DELTAS = """
 CREATE TABLE IF NOT EXISTS deltas(
@@ -43,7 +43,7 @@ class StepReader(Reader):
         super().__init__(folder / BATCHES)
 
     def last(self) -> LoggedStep | None:
-        """The last step that is done: learned or set aside."""
+        """The last step that is done: learned or quarantined."""
         return self._one("done IS NOT NULL ORDER BY number DESC")
 
     def step(self, number: int) -> LoggedStep | None:
@@ -68,17 +68,17 @@ class StepReader(Reader):
             yield step
             number = step.number
 
-    def aside_of(self, step: LoggedStep) -> LoggedStep | None:
-        """The batch that a retry is about, if it was set aside before."""
+    def retried_by(self, step: LoggedStep) -> LoggedStep | None:
+        """The batch that a retry is about, if it was quarantined before."""
         batch = step.about.get("batch")
         if step.kind != "retry" or not isinstance(batch, int) or batch >= step.number:
             return None
-        aside = self.step(batch)
-        return aside if aside is not None and (aside.kind, aside.status) == ("events", "set_aside") else None
+        held = self.step(batch)
+        return held if held is not None and (held.kind, held.status) == ("events", "quarantined") else None
 
-    def set_aside(self, most: int = 100) -> list[LoggedStep]:
-        """The newest batches that were set aside and not learned since."""
-        where = "status = 'set_aside' AND retried IS NULL ORDER BY number DESC LIMIT ?"
+    def quarantined(self, most: int = 100) -> list[LoggedStep]:
+        """The newest batches that were quarantined and not learned since."""
+        where = "status = 'quarantined' AND retried IS NULL ORDER BY number DESC LIMIT ?"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
 
     def newest(self, most: int) -> list[LoggedStep]:
@@ -111,10 +111,6 @@ class StepReader(Reader):
     def alarms(self) -> list[str]:
         """What an operator should know now, in words."""
         return list(json.loads(self.meta().get("alarms", "[]")))
-
-    def fallbacks(self) -> list[tuple[int, str | None]]:
-        """From which step on lists come from which rival of the served model, or from the model again; in order."""
-        return [(number, rival) for number, rival in json.loads(self.meta().get("fallbacks", "[]"))]
 
     def _one(self, where: str, *values: Any) -> LoggedStep | None:
         rows = self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where} LIMIT 1", values)
@@ -191,11 +187,11 @@ class StepBook(StepReader):
         with transaction(self._connection):
             self._connection.execute("DELETE FROM steps WHERE number = ? AND done IS NULL", (step.number,))
 
-    def mark_aside(self, step: LoggedStep, reason: str) -> None:
+    def quarantine(self, step: LoggedStep, reason: str) -> None:
         """Decide, durably, that a batch is passed by."""
         with transaction(self._connection):
             self._connection.execute(
-                "UPDATE steps SET status = 'set_aside', reason = ? WHERE number = ?", (reason, step.number)
+                "UPDATE steps SET status = 'quarantined', reason = ? WHERE number = ?", (reason, step.number)
             )
         self.sync()
 

@@ -15,7 +15,7 @@ from melon.types import Floats
 
 
 class LinearSettings(PractisedSettings):
-    """Those of the default form; settings of the network form are refused, and saved ones are known."""
+    """Those of the default form; settings of the network form are refused."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
@@ -26,13 +26,6 @@ class LinearSettings(PractisedSettings):
                     f"{owner}: {name} is a setting of its network form; choose preset = network (or set form=network)."
                 )
         return super().parse(values, owner)
-
-    @classmethod
-    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under their present names; before there were two forms, there was the network."""
-        if "form" in saved and saved["form"] != "network":
-            return super().renamed(saved)
-        return {**RateSettings.renamed(saved), "form": "network"}
 
 
 class TwoForms(LinearStrategy):

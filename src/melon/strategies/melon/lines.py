@@ -62,7 +62,7 @@ class LineBook:
 
     def __init__(self, situation: Situation, *, pairwise: bool, aggregated: bool) -> None:
         self._situation, self._pairwise, self._aggregated = situation, pairwise, aggregated
-        self._cache: dict[tuple[int, int], Lines] = {}
+        self._cache: dict[tuple[int, int], tuple[Tensor, Lines]] = {}  # the tensor is kept, so its id stays its own
 
     def of(self, gradient: RowGradient) -> TableLines:
         """The lines of a row gradient that can reach the next loss."""
@@ -71,9 +71,9 @@ class LineBook:
             return _aggregated(gradient, rows, reached)
         key = (id(gradient.positions), reached)
         if key not in self._cache:
-            self._cache[key] = self._lines(gradient.positions, rows, reached)
+            self._cache[key] = gradient.positions, self._lines(gradient.positions, rows, reached)
         flat = gradient.gradient.flatten(0, 1)
-        return TableLines(gradient.table, self._cache[key], flat, flat, gradient.positions)
+        return TableLines(gradient.table, self._cache[key][1], flat, flat, gradient.positions)
 
     def _lines(self, positions: Tensor, rows: int, reached: int) -> Lines:
         width, row = positions.shape[1], positions.reshape(-1).cpu().numpy()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -43,15 +42,6 @@ class RateSettings(LearnedSettings):
     most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
     meta_cooling: float = Field(1.0, gt=0, le=1)  # 23: what is left of Adam's rate when practice is over
     init: Literal["normal", "xavier"] = "xavier"  # 27
-    flat_rates: bool = False  # a control: every rate is replaced by its mean over the batch and role
-
-    @classmethod
-    def renamed(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under their present names; before there were `inputs`, there was `touch_feature`."""
-        settings = super().renamed(saved)
-        if settings.pop("touch_feature", False):
-            settings["inputs"] = ["touches", *settings.get("inputs", ())]
-        return settings
 
     @field_validator("inputs", mode="before")
     @classmethod

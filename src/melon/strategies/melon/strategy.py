@@ -13,15 +13,15 @@ from torch import Tensor
 
 from melon.kernels import policy
 from melon.kernels.generator import padded
-from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
+from melon.kernels.melon.forms import RowTouches, UnitTerms
 from melon.strategies.base import LearningRates, Proposal, Reduction, RowStateSpec, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
 from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.kernel import PairKernel, at_work, pair_kernel
-from melon.strategies.melon.lines import LineBook, Lines, SharedLines, TableLines, shared_lines
+from melon.strategies.melon.lines import LineBook, SharedLines, TableLines, shared_lines
 from melon.strategies.melon.pair_model import PairModel
-from melon.strategies.melon.reference import Rates, line_rates, moved_at, shared_rates
+from melon.strategies.melon.reference import Rates, line_rates, shared_rates
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
@@ -75,7 +75,7 @@ class RateStrategy(LearnedStrategy):
         return self._updated(situation, self._unit_terms(situation))
 
     @property
-    def kernels(self) -> tuple[policy.SuiteName, ...]:
+    def kernels(self) -> tuple[policy.KernelName, ...]:
         return (("melon", padded(self.settings.role_width)),)
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ class RateStrategy(LearnedStrategy):
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        values = self._updated(situation, self._unit_terms(situation), control=self.settings.flat_rates)
+        values = self._updated(situation, self._unit_terms(situation))
         return Proposal(values, self._inputs.counted(situation))
 
     @torch.no_grad()
@@ -95,8 +95,6 @@ class RateStrategy(LearnedStrategy):
             old, positions = situation.values[table.table], gradient.positions.reshape(-1)
             touched, own_terms = self._touched(situation, table, old, terms)
             rates = line_rates(touched, own_terms, self._pairs.network).learning.expand(-1, dim)
-            if self.settings.flat_rates:
-                rates = _flattened(rates, table.lines)
             if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
                 row = torch.from_numpy(table.lines.row).to(old.device)
                 rates = torch.zeros_like(old).index_copy(0, row, rates)[positions]
@@ -108,8 +106,6 @@ class RateStrategy(LearnedStrategy):
         for wide in self._shared_lines(situation):
             shown = self._shared_rates(situation, wide, terms)
             per_unit = torch.cat([rates.learning.expand_as(gradient) for gradient, rates in shown])
-            if self.settings.flat_rates:
-                per_unit = torch.full_like(per_unit, float(self._mean_shared_rate(situation, wide, terms)))
             per_unit = per_unit.expand(n, -1) if self._aggregated else per_unit.reshape(n, -1)
             raw_shared[wide.table] = per_unit
             shared[wide.table] = per_unit * self._shared_scale(wide)
@@ -147,8 +143,8 @@ class RateStrategy(LearnedStrategy):
             return kernel.unit_terms(losses, targets, self.settings.slope, *weights)
         return self._pairs.unit_terms(losses, self._interactions.units(*targets))
 
-    def _updated(self, situation: Situation, terms: UnitTerms, *, control: bool = False) -> dict[str, Tensor]:
-        kernel = None if control else pair_kernel(self._pairs.network, terms.logits)
+    def _updated(self, situation: Situation, terms: UnitTerms) -> dict[str, Tensor]:
+        kernel = pair_kernel(self._pairs.network, terms.logits)
         values = self._moved_rows(situation, terms, kernel)
         for wide in self._shared_lines(situation):
             values[wide.table] = self._updated_shared(situation, wide, terms, kernel)
@@ -157,15 +153,13 @@ class RateStrategy(LearnedStrategy):
                 values[table] = self.aged(situation, table, old[: situation.reached(table)])
         return values
 
-    def _moved_rows(self, situation: Situation, terms: UnitTerms, kernel: PairKernel | None) -> dict[str, Tensor]:
-        """New rows of users and items; without a kernel, at flat rates."""
+    def _moved_rows(self, situation: Situation, terms: UnitTerms, kernel: PairKernel) -> dict[str, Tensor]:
+        """New rows of users and items."""
         network, book = self._pairs.network, self._book(situation)
         tables = [book.of(gradient) for gradient in situation.evidence.row_gradients]
         values = [situation.values[table.table][: len(table.lines.touches)] for table in tables]
         olds = [self.aged(situation, table.table, old) for table, old in zip(tables, values, strict=True)]
         pairs = [self._touched(situation, table, old, terms) for table, old in zip(tables, olds, strict=True)]
-        if kernel is None:
-            return {t.table: _at_flat_rates(t.lines, *pair, network) for t, pair in zip(tables, pairs, strict=True)}
         if self._inputs:  # each table has terms of its own
             moved = tuple(kernel.moved_rows([touched], own_terms, network)[0] for touched, own_terms in pairs)
         else:
@@ -194,37 +188,19 @@ class RateStrategy(LearnedStrategy):
         )
         return touched, own_terms
 
-    def _updated_shared(
-        self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel | None
-    ) -> Tensor:
+    def _updated_shared(self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel) -> Tensor:
         old = situation.values[wide.table]
         scale, share = self._shared_scale(wide), 0.0
         if self.settings.forgetting and self.settings.shared_forgetting:
             share = 1 / wide.units
-        if kernel is None:
-            return self._flat_shared(situation, wide, terms, scale, share)
         own_terms = self._shared_terms(situation, wide, terms)
         return old + kernel.shared_move(old.flatten(), wide, own_terms, self._pairs.network, scale, share).view_as(old)
-
-    def _flat_shared(
-        self, situation: Situation, wide: SharedLines, terms: UnitTerms, scale: float, share: float
-    ) -> Tensor:
-        theta, mean = situation.values[wide.table].flatten(), self._mean_shared_rate(situation, wide, terms)
-        new = theta
-        for gradient, rates in self._shared_rates(situation, wide, terms):
-            new = new - gradient.sum(0) * mean * scale
-            new = new - ((1 - rates.forgetting).expand_as(gradient) * theta).sum(0) * share
-        return new.view_as(situation.values[wide.table])
 
     def _shared_rates(
         self, situation: Situation, wide: SharedLines, terms: UnitTerms
     ) -> Iterator[tuple[Tensor, Rates]]:
         theta = situation.values[wide.table].flatten()
         return shared_rates(theta, wide, self._shared_terms(situation, wide, terms), self._pairs.network)
-
-    def _mean_shared_rate(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> Tensor:
-        rates = [rates.learning for _, rates in self._shared_rates(situation, wide, terms)]
-        return torch.cat(rates).mean()
 
     def _shared_terms(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
         return self._inputs.with_shared(terms, situation, wide) if self._inputs else terms
@@ -272,17 +248,3 @@ class NetworkMeLONP(RateStrategy):
     name = "melon_p"
     sees_interaction = False
     sees_parameter = True
-
-
-def _at_flat_rates(lines: Lines, touched: RowTouches, terms: UnitTerms, network: RateNetwork) -> Tensor:
-    rates = line_rates(touched, terms, network)
-    return moved_at(Rates(_flattened(rates.learning, lines), rates.forgetting), touched)
-
-
-def _flattened(rates: Tensor, lines: Lines) -> Tensor:
-    """Every rate replaced by its mean over the batch for the same slot (user, positive, negative)."""
-    flat = torch.empty_like(rates)
-    for slot in np.unique(lines.slot):
-        at_slot = torch.from_numpy(lines.slot == slot).to(rates.device)
-        flat[at_slot] = rates[at_slot].mean()
-    return flat

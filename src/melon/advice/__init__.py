@@ -1,1 +1,0 @@
-"""`melon advise`: which strategy fits a stream."""

@@ -1,1 +1,0 @@
-"""Runs on recorded streams: one cell, grids of cells, and their records."""

@@ -1,0 +1,286 @@
+"""Run one cell: choose on the selection window, refit, stream through validation into test, report beside baselines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from melon.data.interactions import Interactions
+from melon.errors import StreamError
+from melon.evaluation.predictors import RIVALS, UNCHOSEN, Frozen, Popularity, Predictor, Retrained, make_rival
+from melon.evaluation.prequential import Point, Tally, prequential
+from melon.evaluation.record import CellRecord
+from melon.evaluation.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
+from melon.fitting.baselines import choose_popularity, choose_rivals
+from melon.fitting.config import CellConfig
+from melon.fitting.fit import Fitting, without_trials
+from melon.fitting.live_batches import measure_live_batches
+from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
+from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
+from melon.learning.pretrain import stamp_last_touches
+from melon.learning.rate_matrix import BatchRates, batch_rates
+from melon.learning.updater import Updater
+from melon.progress import Progress
+from melon.stream.batch import Batch, batch_of
+from melon.stream.candidates import Candidates, require_enough_items
+from melon.stream.draws import Draws
+from melon.stream.split import SealedStream, batches, split
+from melon.types import Plain
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The record (docs/design.md), the rank of every evaluated event under every method, and rates where asked for."""
+
+    record: Plain
+    ranks: dict[str, np.ndarray[Any, Any]]
+    rates: BatchRates | None = None
+
+
+class Cell:
+    """One recommender, one strategy, one stream, one seed; baselines run beside it on the same candidates.
+
+    With `rates`, the learning rates for the last full batch of the test part are kept too. `workers` processes
+    try settings side by side, which changes no result.
+    """
+
+    def __init__(
+        self,
+        log: Interactions,
+        config: CellConfig,
+        progress: Progress | None = None,
+        work: Work | None = None,
+        *,
+        rates: bool = False,
+        workers: int = 1,
+    ) -> None:
+        self.config, self.progress, self._work = config, progress or Progress(), work or Work()
+        self._watches = rates
+        self.parts = split(log, config.split, align_ties=config.align_ties)
+        self._sealed = SealedStream(log, self.parts)
+        self._require_two_sides(self._sealed.training)
+        # Names and values are checked before hours are spent.
+        require_enough_items(self._sealed.before_test.n_items, config.negatives)
+        self._plan = config.plan
+        self._plan.check()
+        self.fitting = Fitting(
+            self._sealed.before_test,
+            self.parts,
+            self._sealed.training,
+            self._plan,
+            self.progress,
+            CellMemo(self._work, self._plan),
+            workers=workers,
+        )
+
+    @property
+    def selection(self) -> Selection:
+        """The selection window of the stream."""
+        return self.fitting.selection
+
+    def run(self, path: str = "") -> CellResult:
+        """Choose, refit, stream, report."""
+        use_threads(self.config.threads)
+        self._note_a_small_catalogue()
+        choices = self.choose()
+        began = time.perf_counter()
+        state = self.fitting.pretrained(choices)
+        pretrain_s = time.perf_counter() - began
+        practice = {
+            name: self.fitting.practise(name, choices) for name in dict.fromkeys(("default", self.config.strategy))
+        }
+        log = self._sealed.open(choices)
+        candidates = Candidates(log, mode=self.config.candidates, seed=self.config.seed, count=self.config.negatives)
+        tallies = {
+            name: self._work.once(
+                f"stream/{self._label(name)}",
+                TallyKeeper(),
+                lambda name=name, make=make: self._stream(name, make(), log, candidates),  # type: ignore[misc]
+            )
+            for name, make in self._predictors(choices, state, practice, log).items()
+        }
+        notes, live = self.fitting.notes, self._live_batches(choices)
+        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, notes, live)
+        rates = self._work.known(f"rates/{self._label('strategy')}", RatesKeeper())
+        return CellResult(recorded.record(), recorded.ranks(), rates)
+
+    def choose(self) -> Plain:
+        """Everything that is chosen, from data before the test part alone."""
+        choices, plain, selection = self.fitting.choose(beside=("default",)), PlainKeeper(), self.selection
+        if self.fitting.unchosen is not None:
+            settings: Plain = {"recent_popularity": {"half_life": 3_000}}
+            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in RIVALS.items()}
+            return choices | {name: without_trials(chosen) for name, chosen in settings.items()}
+
+        def half_life() -> Plain:
+            self.progress.stage("choosing the half-life of recent popularity")
+            return choose_popularity(selection).plain()
+
+        def mixtures() -> Plain:
+            self.progress.stage("choosing half-lives and weights of simple rivals")
+            rivals = choose_rivals(selection, self.fitting.window()[1])
+            return {name: choice.plain() for name, choice in rivals.items()}
+
+        choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
+        return choices | self._work.once("choice/rivals", plain, mixtures)
+
+    def _note_a_small_catalogue(self) -> None:
+        """Say early that nothing can be ranked, where users have taken almost everything."""
+        log, negatives = self._sealed.before_test, self.config.negatives
+        if log.n_items < 20 * negatives and negatives > (
+            most := log.n_items - 1 - int(np.diff(log.taken.starts).min())
+        ):
+            self.progress.note(
+                f"almost nothing can be ranked: beside an interaction no user has more than {most} of {log.n_items:,} "
+                f"items left, and {negatives} are asked for; lower --negatives"
+            )
+
+    def _live_batches(self, choices: Plain) -> Plain:
+        """What smaller live batches would bring; measured for `auto`, where settings were chosen on the window."""
+        if self.config.label is None or self.fitting.unchosen is not None:
+            return {}
+
+        def measure() -> Plain:
+            self.progress.stage("trying smaller live batches on the selection window")
+            strategy, (_, start) = self.config.strategy, self.fitting.window()
+            settings = choices[strategy]["settings"]
+            return measure_live_batches(self.selection, self.selection.at_window(strategy, settings, start))
+
+        return self._work.once("live_batches", PlainKeeper(), measure)
+
+    def _label(self, name: str) -> str:
+        """Under which name a predictor is shown and its work is shared."""
+        own = "-own" if self.config.pretrain == "own" else ""
+        return f"{self.config.strategy}{own}" if name == "strategy" else name
+
+    def _predictors(
+        self, choices: Plain, state: PretrainedState, practice: dict[str, Practice], log: Interactions
+    ) -> dict[str, Callable[[], Predictor]]:
+        """The baselines and the strategy, each made when its turn comes."""
+        config, training, past_items = self.config, self._sealed.training, self._sealed.training.items
+        half_life = choices["recent_popularity"]["settings"]["half_life"]
+        settings = choices[config.strategy]["settings"]
+        predictors: dict[str, Callable[[], Predictor]] = {
+            "frozen": lambda: Frozen(self._updater("default", {}, state)),
+            "popularity": lambda: Popularity(float("inf"), past_items),
+            "recent_popularity": lambda: Popularity(half_life, past_items),
+            **{
+                name: lambda name=name: make_rival(  # type: ignore[misc]
+                    name, choices[name]["settings"], training, Frozen(self._updater("default", {}, state))
+                )
+                for name in RIVALS
+            },
+            "default": lambda: self._updater("default", choices["default"]["settings"], state, practice["default"]),
+            "strategy": lambda: self._updater(config.strategy, settings, state, practice[config.strategy]),
+        }
+        every = config.retrain_every
+        if every is not None:
+            retrained = partial(self._from_scratch, choices, practice["default"], log)
+            predictors["retrained"] = lambda: Retrained(retrained, self.parts.train_stop, every)
+        if config.pretrain == "own":
+            predictors["strategy"] = lambda: self._trained_by_itself(settings, log)
+        return predictors
+
+    def _from_scratch(self, choices: Plain, practice: Practice, log: Interactions, stop: int) -> Updater:
+        """A model trained on the first events of the log as the deployed one was on the training part."""
+        past = log.head(stop)
+        state = refit(self._plan, past, choices["pretrain"]["settings"], self.progress.tick)
+        return deploy(self._plan.make_strategy({}, "default"), state, past, practice)
+
+    def _updater(self, name: str, settings: Plain, state: PretrainedState, practice: Practice | None = None) -> Updater:
+        return self.fitting.deployed(self._plan.make_strategy(settings, name), state, practice)
+
+    def _trained_by_itself(self, settings: Plain, log: Interactions) -> Updater:
+        """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (docs/methods.md 3.0.6)."""
+        config, stop = self.config, self.parts.train_stop
+        updater = self._updater(config.strategy, settings, untrained(self._plan, self._sealed.training))
+        epochs = config.epochs or 20
+        self.progress.stage(f"{config.strategy} pre-trains its own {config.recommender} for {epochs} epochs")
+        chunks = list(batches(0, stop, config.batch_size))
+        for epoch in range(epochs):
+            losses = []
+            for chunk in Draws(config.seed, "chunks").generator(epoch).permutation(len(chunks)):
+                losses.append(updater.rehearse(batch_of(log, *chunks[chunk]).in_epoch(epoch)))
+            self.progress.tick(f"epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}")
+        stamp_last_touches(updater.recommender, self._sealed.training, updater.fading_clock)
+        return updater
+
+    def _stream(self, name: str, predictor: Predictor, log: Interactions, candidates: Candidates) -> Tally:
+        self.progress.stage(f"streaming {self._label(name)}")
+        tally, hits, seen = Tally(), 0.0, 0
+        watched = None
+        if self._watches and name == "strategy" and isinstance(predictor, Updater):
+            predictor = watched = RateCapture(predictor, self._last_full_batch(log))
+        total = self.parts.stop - self.parts.train_stop
+        for first, last in (
+            (self.parts.train_stop, self.parts.validation_stop),
+            (self.parts.validation_stop, self.parts.stop),
+        ):
+            points = prequential(
+                predictor,
+                log,
+                candidates,
+                first,
+                last,
+                batch_size=self.config.batch_size,
+                align_ties=self.config.align_ties,
+                full_ranking=self.config.full_ranking and first == self.parts.validation_stop,
+            )
+            for point in map(watched.timed, points) if watched else points:
+                if first == self.parts.validation_stop:
+                    tally.add(point)
+                    hits += float((point.ranks.rank <= 5).sum())
+                    seen += len(point.ranks)
+                self.progress.batch(point.stop - self.parts.train_stop, total, hits / seen if seen else None)
+        rates = watched.rates if watched is not None else None
+        if rates is not None:
+            self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: rates)
+        return tally
+
+    def _last_full_batch(self, log: Interactions) -> int:
+        """The event at which it starts; the longest one where none is full."""
+        size, times = self.config.batch_size, log.times if self.config.align_ties else None
+        test = batches(self.parts.validation_stop, self.parts.stop, size, times)
+        return max(test, key=lambda batch: (min(batch[1] - batch[0], size), batch[0]))[0]
+
+    @staticmethod
+    def _require_two_sides(training: Interactions) -> None:
+        for side, count in (("user", training.n_users), ("item", training.n_items)):
+            if count < 2:
+                raise StreamError(
+                    f"the training part has {count} {side}; an evaluation needs at least two to tell anything apart."
+                )
+
+
+class RateCapture:
+    """An updater that shows its learning rates for the batch that starts at an event, after it has scored it.
+
+    What is scored and learned is the same as without it.
+    """
+
+    def __init__(self, updater: Updater, start: int) -> None:
+        self._updater, self._start, self._spent = updater, start, 0.0
+        self.rates: BatchRates | None = None
+        self.score, self.score_catalogue = updater.score, updater.score_catalogue
+
+    def learn(self, batch: Batch) -> float:
+        self._spent = 0.0
+        if int(batch.events[0]) == self._start and self._updater.strategy.explains_rates:
+            began = time.perf_counter()
+            self.rates = batch_rates(self._updater, batch, self._start, "the last full batch of the test part")
+            self._spent = (time.perf_counter() - began) * 1e3
+        return self._updater.learn(batch)
+
+    @property
+    def moved(self) -> float:
+        return self._updater.moved
+
+    def timed(self, point: Point) -> Point:
+        """The point of the batch that was learned last, without the time that reading its rates took."""
+        return replace(point, update_ms=point.update_ms - self._spent)

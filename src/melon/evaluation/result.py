@@ -1,0 +1,201 @@
+"""The result of an evaluation: records as frames, as a plot, and as tables for papers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from melon.atomic import write_text
+from melon.errors import require_plots, unknown_name
+from melon.evaluation.compare import Comparison, compare
+from melon.evaluation.ranking import METRICS
+from melon.evaluation.table import Table, metric_table
+from melon.fitting.live_batches import live_batch_line
+from melon.types import Floats, Plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Parts of a record that hold metrics.
+SECTIONS = ("metrics", "without_repeats", "full_ranking")
+RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """One evaluation: a record and the rank of every evaluated event, for each seed.
+
+    `record`, `metrics` and `chosen` are about the strategy; `table`, `batches` and `ranks` hold the baselines too.
+    """
+
+    runs: tuple[RecordedRun, ...]
+
+    @property
+    def record(self) -> Plain:
+        """The full record of the first seed, JSON-ready."""
+        return self.runs[0][0]
+
+    @property
+    def records(self) -> list[Plain]:
+        """The record of each seed."""
+        return [record for record, _ in self.runs]
+
+    @property
+    def name(self) -> str:
+        """The name of the strategy's line: `auto` where nothing was named."""
+        return str(self.record.get("label", self.record["strategy"]))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """HR and NDCG of the strategy, averaged over seeds."""
+        return self._mean([record["metrics"] for record in self.records])
+
+    @property
+    def chosen(self) -> Plain:
+        """The settings of the strategy under the first seed."""
+        settings: Plain = self.record["config"]["chosen"][self.record["strategy"]]["settings"]
+        return settings
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of how settings were chosen."""
+        return tuple(dict.fromkeys(note for record in self.records for note in record.get("notes", ())))
+
+    def table(self, section: str = "metrics") -> pl.DataFrame:
+        """One line for each method with its metrics, averaged over seeds; the strategy comes last.
+
+        `section` is "metrics", "without_repeats" (first-time events) or "full_ranking" (the whole catalogue).
+        """
+        if section not in SECTIONS:
+            raise unknown_name("section", section, SECTIONS)
+        lines = [
+            {"method": name, **self._mean([self._section(record, key, section) for record in self.records])}
+            for key, name in self._methods()
+        ]
+        return pl.DataFrame(lines)
+
+    @property
+    def batches(self) -> pl.DataFrame:
+        """HR@5 of every method in every batch: seed, batch, events, method, HR@5."""
+        lines = [
+            {"seed": record["seed"], "batch": batch["t"], "events": batch["n"], "method": name, "HR@5": hit_rate}
+            for record in self.records
+            for key, name in self._methods()
+            for batch, hit_rate in zip(record["batches"], _curve(record, key), strict=True)
+        ]
+        return pl.DataFrame(lines)
+
+    @property
+    def ranks(self) -> pl.DataFrame:
+        """The rank of every evaluated event under every method: `rank` is the strategy's, `rank_NAME` a baseline's."""
+        frames = [
+            pl.DataFrame(columns).with_columns(pl.lit(record["seed"]).alias("seed")) for record, columns in self.runs
+        ]
+        return pl.concat(frames).select("seed", pl.exclude("seed"))
+
+    def compare(self, baseline: str = "default", metric: str = "HR@5") -> Comparison:
+        """The strategy minus a baseline: difference, intervals by user and by item, spread over seeds, p-value.
+
+        `metric` is one of `melon.evaluation.ranking.METRICS`.
+        """
+        column = f"rank_{baseline}"
+        if column not in self.runs[0][1]:
+            names = [name.removeprefix("rank_") for name in self.runs[0][1] if name.startswith("rank_")]
+            raise unknown_name("baseline", baseline, names)
+        if metric not in METRICS:
+            raise unknown_name("metric", metric, METRICS)
+        ours, theirs = ([METRICS[metric](ranks[name]) for _, ranks in self.runs] for name in ("rank", column))
+        return compare(ours, theirs, self.runs[0][1]["user"], self.runs[0][1]["item"])
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """HR@5 over the test part, smoothed over a few batches; needs matplotlib."""
+        require_plots("a plot")
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(layout="constrained")[1]
+        for key, name in self._methods():
+            curves = [np.array([np.nan if v is None else v for v in _curve(record, key)]) for record in self.records]
+            own = key == "strategy"
+            ax.plot(_smoothed(np.nanmean(curves, axis=0)), label=name, linewidth=2.2 if own else 1.0, zorder=3 - own)
+        ax.set_xlabel("batch of the test part")
+        ax.set_ylabel("HR@5")
+        ax.legend(frameon=False, fontsize="small")
+        return ax
+
+    def to_latex(self, section: str = "metrics") -> str:
+        """The table in LaTeX (booktabs), the best value of each column in bold."""
+        return self._rendered(section).to_latex()
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None, section: str = "metrics") -> str:
+        """The table as CSV; with a path, it is written there too."""
+        text = self._rendered(section).to_csv()
+        if path is not None:
+            write_text(Path(path), text)
+        return text
+
+    def __repr__(self) -> str:
+        smaller = live_batch_line(self.record.get("live_batches"))
+        notes = [f"note: {note}" for note in (*self.notes, smaller) if note is not None]
+        return "\n".join([str(self._rendered()), *notes])
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        return self._rendered().to_html() + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+
+    def _rendered(self, section: str = "metrics") -> Table:
+        frame = self.table(section)
+        lines = [
+            (row["method"], row["method"], {name: row[name] for name in frame.columns[1:]}) for row in frame.to_dicts()
+        ]
+        return replace(metric_table(lines, frame.columns[1:]), head=frame.columns, title=self._title())
+
+    def _title(self) -> str:
+        record, dataset = self.record, self.record["dataset"]
+        seeds = f", {len(self.runs)} seeds" if len(self.runs) > 1 else ""
+        return (
+            f"{record['recommender']} with {record['strategy']}{' (auto)' if self.name == 'auto' else ''} on "
+            f"{dataset['interactions']:,} interactions, {record['interactions_evaluated']:,} of them evaluated{seeds}"
+        )
+
+    def _methods(self) -> list[tuple[str, str]]:
+        """Each method as (key in a record, name), the strategy last; a tuned Default is not listed twice."""
+        record = self.record
+        baselines = [name for name in record["baselines"] if not (name == "default" and self._is_default)]
+        return [*((name, name) for name in baselines), ("strategy", self.name)]
+
+    @property
+    def _is_default(self) -> bool:
+        return bool(self.record["strategy"] == "default" and self.record["pretrain"] == "shared")
+
+    @staticmethod
+    def _section(record: Plain, key: str, section: str) -> dict[str, float]:
+        if key == "strategy":
+            return record[section] or {}
+        summary = record["baselines"][key]
+        values = summary if section == "metrics" else summary[section] or {}
+        return {name: value for name, value in values.items() if name in METRICS}
+
+    @staticmethod
+    def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+        names = dict.fromkeys(name for values in metrics for name in values)
+        return {name: float(np.mean([values[name] for values in metrics if name in values])) for name in names}
+
+
+def _curve(record: Plain, key: str) -> list[float | None]:
+    if key == "strategy":
+        return [batch["HR@5"] for batch in record["batches"]]
+    curve: list[float | None] = record["baseline_batches"][key]
+    return curve
+
+
+def _smoothed(curve: Floats, width: int = 9) -> Floats:
+    """A centred mean over a few batches, shorter at the ends."""
+    half = min(width, len(curve)) // 2
+    return np.array([np.nanmean(curve[max(at - half, 0) : at + half + 1]) for at in range(len(curve))])

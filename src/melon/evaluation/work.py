@@ -1,0 +1,274 @@
+"""Work that is done once: shared by cells of one stream, and kept on disk so that a stopped run can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from melon.atomic import cannot_write, replacing, write_text
+from melon.data.interactions import Interactions
+from melon.errors import DataError
+from melon.evaluation.prequential import Point, Tally
+from melon.evaluation.ranking import Ranks
+from melon.fitting.fit import Memo
+from melon.fitting.plan import Plan
+from melon.fitting.pretrained import LogStates, Practice, PretrainedState, ReportText, silent
+from melon.learning.rate_matrix import BatchRates, RateCells
+from melon.types import Arrays, Plain
+
+_Result = TypeVar("_Result")
+#: What reading a file raises that is empty, cut short or not the kind it should be.
+_BROKEN = (ValueError, KeyError, TypeError, IndexError, SafetensorError)
+
+
+class Keeper(Protocol[_Result]):
+    """How one kind of result is written to a file and read back."""
+
+    suffix: str
+
+    def write(self, result: _Result, path: Path) -> None:
+        """Write the file in one step."""
+
+    def read(self, path: Path) -> _Result:
+        """Read it back."""
+
+
+class PlainKeeper:
+    """Choices: JSON."""
+
+    suffix = ".json"
+
+    def write(self, result: Plain, path: Path) -> None:
+        write_text(path, json.dumps(result))
+
+    def read(self, path: Path) -> Plain:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError(f"{path} holds no JSON object")
+        return content
+
+
+class StateKeeper:
+    """Pre-trained recommenders: safetensors."""
+
+    suffix = ".safetensors"
+
+    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, Tensor]]], PretrainedState]) -> None:
+        self._rebuild = rebuild
+
+    def write(self, result: PretrainedState, path: Path) -> None:
+        _save(
+            {f"{table}/{part}": t.cpu().numpy() for table, state in result.tables.items() for part, t in state.items()},
+            path,
+        )
+
+    def read(self, path: Path) -> PretrainedState:
+        tables: dict[str, dict[str, Tensor]] = {}
+        for name, array in load_file(path).items():
+            table, _, part = name.rpartition("/")
+            tables.setdefault(table, {})[part] = torch.from_numpy(array)
+        return self._rebuild(tables)
+
+
+class PracticeKeeper:
+    """What a strategy has practised on the selection window: safetensors."""
+
+    suffix = ".safetensors"
+
+    def write(self, result: Practice, path: Path) -> None:
+        _save({name: tensor.detach().cpu().numpy() for name, tensor in result.items()}, path)
+
+    def read(self, path: Path) -> Practice:
+        return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
+
+
+class TallyKeeper:
+    """Evaluated streams: safetensors, the batches laid end to end."""
+
+    suffix = ".safetensors"
+
+    def write(self, result: Tally, path: Path) -> None:
+        points = result.points
+        arrays: Arrays = {
+            "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
+            "costs": np.array([(p.loss, p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 4),
+            "usable": np.concatenate([p.usable for p in points]),
+            "rank": result.rank,
+            "ties": result.ties.astype(np.int64),
+        }
+        if result.full_rank is not None:
+            arrays["full_rank"] = result.full_rank
+            arrays["full_ties"] = np.concatenate([p.full_ranks.ties for p in points if p.full_ranks])
+        _save(arrays, path)
+
+    def read(self, path: Path) -> Tally:
+        arrays, tally = load_file(path), Tally()
+        events = ranks = 0
+        for (start, stop, size), (loss, score_ms, update_ms, moved) in zip(
+            arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True
+        ):
+            of_batch = slice(ranks, ranks + size)
+            full = None
+            if "full_rank" in arrays:
+                full = Ranks(arrays["full_rank"][of_batch], arrays["full_ties"][of_batch])
+            usable = arrays["usable"][events : events + stop - start]
+            own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
+            tally.add(Point(start, stop, usable, own, full, loss, score_ms, update_ms, moved))
+            events, ranks = events + stop - start, ranks + size
+        return tally
+
+
+class RatesKeeper:
+    """Rates, gradients and losses of a batch: safetensors in single precision, names and sizes in its header."""
+
+    suffix = ".rates.safetensors"
+
+    def write(self, rates: BatchRates, path: Path) -> None:
+        arrays, header = {}, {"about": json.dumps(dict(rates.about))}
+        for name, cells in rates.parts().items():
+            for what in ("rates", "gradients", "losses"):
+                arrays[f"{name}/{what}"] = getattr(cells, what).astype(np.float32)
+            header[name] = json.dumps({"groups": cells.groups, "precision": cells.precision})
+        _save(arrays, path, header)
+
+    def read(self, path: Path) -> BatchRates:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata()
+                arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
+            parts = {}
+            for name in ("rows", "shared"):
+                if name in header:
+                    about = json.loads(header[name])
+                    groups = tuple((str(group), int(size)) for group, size in about["groups"])
+                    cells = {what: arrays[f"{name}/{what}"] for what in ("rates", "gradients", "losses")}
+                    precision = max(float(about["precision"]), float(np.finfo(np.float32).eps))
+                    parts[name] = RateCells(**cells, groups=groups, precision=precision)
+            return BatchRates(json.loads(header["about"]), parts["rows"], parts.get("shared"))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
+            raise DataError(f"{path} is no file of learning rates: {problem}.") from problem
+
+
+class Work:
+    """Remembers results by name; with a folder, also across processes.
+
+    Results in a `base` folder are read too, and nothing is written there. A file that cannot be read back is reported
+    and its result made again.
+    """
+
+    def __init__(self, folder: Path | None = None, base: Path | None = None, report: ReportText = silent) -> None:
+        self._results: dict[str, Any] = {}
+        self._folder, self._base, self._report = folder, base, report
+        if folder:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise cannot_write(folder, problem) from problem
+
+    def once(self, name: str, keeper: Keeper[_Result], make: Callable[[], _Result]) -> _Result:
+        """The result of `make`, made the first time only."""
+        if self.known(name, keeper) is None:
+            self._results[name] = result = make()
+            if self._folder is not None:
+                keeper.write(result, self._folder / _file_name(name, keeper))
+        remembered: _Result = self._results[name]
+        return remembered
+
+    def known(self, name: str, keeper: Keeper[_Result]) -> _Result | None:
+        """The result under a name, if there is one."""
+        if name not in self._results:
+            for folder in (self._folder, self._base):
+                path = folder / _file_name(name, keeper) if folder is not None else None
+                if path is not None and path.exists():
+                    try:
+                        self._results[name] = keeper.read(path)
+                    except _BROKEN as problem:
+                        self._report(f"{path} is broken ({type(problem).__name__}); this part is made again")
+                        continue
+                    break
+        return self._results.get(name)
+
+    def forget(self) -> None:
+        """Remove the folder; the work is complete."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class CellMemo(Memo):
+    """The steps of a fitting, remembered as work."""
+
+    def __init__(self, work: Work, plan: Plan) -> None:
+        super().__init__()
+        observed: LogStates = {}
+        self._work = work
+        self._states = StateKeeper(partial(PretrainedState, plan, observed=observed))
+
+    def choice(self, name: str, make: Callable[[], Plain]) -> Plain:
+        return self._work.once(name, PlainKeeper(), make)
+
+    def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
+        return self._work.once(name, self._states, make)
+
+    def practice(self, name: str, make: Callable[[], Practice]) -> Practice:
+        return self._work.once(name, PracticeKeeper(), make)
+
+
+def work_folder(beside: Path | None, log: Interactions, config: Mapping[str, Any]) -> Path:
+    """Where the work of one command is kept: beside its result, or in a folder of the user's own for temporary files.
+
+    The name depends on the events, the ids and the whole configuration.
+    """
+    text = f"{log.identity} {json.dumps(config, sort_keys=True, default=str)}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return beside.with_suffix(f".{key}.progress") if beside is not None else _own_folder() / f"{key}.progress"
+
+
+def start_afresh(folder: Path) -> None:
+    """Remove a folder of earlier work, which must not be used; an error where it cannot be removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        raise DataError(f"{folder} holds earlier work and cannot be removed; remove it, or choose another --json.")
+
+
+def _own_folder() -> Path:
+    """A folder for temporary files that nobody else can write to."""
+    import tempfile
+
+    folder = Path(tempfile.gettempdir()) / f"melon-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as problem:
+        raise cannot_write(folder, problem) from problem
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DataError(
+            f"{folder} is not a private folder of yours, so no work is kept there; remove it, set TMPDIR to another "
+            "folder, or give --json."
+        )
+    return folder
+
+
+def _file_name(name: str, keeper: Keeper[Any]) -> str:
+    return name.replace("/", "-") + keeper.suffix
+
+
+def _save(arrays: Arrays, path: Path, header: dict[str, str] | None = None) -> None:
+    try:
+        with replacing(path) as unfinished:
+            whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            save_file(whole, unfinished, metadata=header)
+    except SafetensorError as problem:
+        raise DataError(f"{path} cannot be written: {problem}.") from problem

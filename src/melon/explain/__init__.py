@@ -1,1 +1,0 @@
-"""Learning-rate matrices, in numbers and pictures."""

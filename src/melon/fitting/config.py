@@ -1,0 +1,233 @@
+"""The configuration of one evaluation: recommender, strategy, protocol and budget; and its files."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+
+import numpy as np
+
+from melon.errors import SettingsError, unknown_name
+from melon.fitting import values
+from melon.fitting.auto import AUTO, RECOMMENDER, STRATEGY
+from melon.recommenders.registry import RECOMMENDERS
+from melon.strategies.registry import STRATEGIES
+from melon.stream.candidates import MODES, NEGATIVES
+from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, parse_split
+from melon.types import Plain
+
+if TYPE_CHECKING:
+    from melon.fitting.plan import Plan
+
+
+PretrainMode = Literal["shared", "own"]
+SECTIONS = ("strategy", "recommender", "pretrain")
+#: Fields that a record leaves out where they are not set, so that records with and without them stand together.
+_LEFT_OUT = ("retrain_every", "minutes", "auto")
+TABLES = ("settings", "recommender_settings", "pretrain_settings")
+
+
+@dataclass(frozen=True)
+class CellConfig:
+    """One cell of a comparison. Settings given here are fixed; what is left open is chosen on the selection window."""
+
+    recommender: str = "bpr"
+    strategy: str = "default"
+    preset: str = "default"
+    pretrain: PretrainMode = "shared"
+    seed: int = 0
+    epochs: int | None = None
+    budget: int = values.BUDGET
+    minutes: float | None = None
+    split: tuple[float, float, float] = DEFAULT_SPLIT
+    batch_size: int = BATCH_SIZE
+    candidates: str = "catalogue"
+    negatives: int = NEGATIVES
+    align_ties: bool = False
+    full_ranking: bool = False
+    retrain_every: int | None = None
+    fading: str | float = "off"
+    threads: int = 1
+    device: str = "cpu"
+    #: Whether `auto` filled in both names.
+    auto: bool | None = None
+    settings: Plain = field(default_factory=dict)
+    recommender_settings: Plain = field(default_factory=dict)
+    pretrain_settings: Plain = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        RECOMMENDERS[self.recommender]
+        STRATEGIES[self.strategy].preset(self.preset)
+        values.check_values(
+            budget=self.budget,
+            epochs=self.epochs,
+            minutes=self.minutes,
+            threads=self.threads,
+            fading=self.fading,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+        for name in ("negatives", "epochs", "retrain_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{name} = {value} must be at least 1.")
+        if self.pretrain not in get_args(PretrainMode):
+            raise unknown_name("way to pre-train", self.pretrain, get_args(PretrainMode))
+        if self.candidates not in MODES:
+            raise unknown_name("candidate set", self.candidates, MODES)
+
+    @property
+    def plan(self) -> Plan:
+        """How the cell's model is made."""
+        from melon.fitting.plan import EvaluationProtocol, Plan
+
+        return Plan(
+            self.recommender,
+            self.strategy,
+            settings={**STRATEGIES[self.strategy].preset(self.preset), **self.settings},
+            recommender_settings=self.recommender_settings,
+            pretrain_settings=self.pretrain_settings,
+            fading=self.fading,
+            budget=self.budget,
+            epochs=self.epochs,
+            minutes=self.minutes,
+            protocol=EvaluationProtocol(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties),
+            device=self.device,
+            threads=self.threads,
+        )
+
+    @property
+    def label(self) -> str | None:
+        """`auto` where nothing was named: how the result is called in tables."""
+        return AUTO if self.auto and (self.recommender, self.strategy) == (RECOMMENDER, STRATEGY) else None
+
+    @property
+    def fixed(self) -> Plain:
+        """Strategy settings that are not searched."""
+        return self.plan.fixed()
+
+    def plain(self) -> Plain:
+        """JSON-ready, for records."""
+        content = {**self.__dict__, "split": list(self.split)}
+        return {name: value for name, value in content.items() if value is not None or name not in _LEFT_OUT}
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
+    """`lr=0.1 recommender.dim=32 pretrain.l2=0.01` by section; a bare key belongs to the strategy."""
+    import json
+
+    sections: dict[str, Plain] = {section: {} for section in SECTIONS}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        section, dot, name = key.partition(".")
+        if not dot:
+            section, name = "strategy", key
+        if not equals or not name or section not in sections:
+            raise SettingsError(
+                f"--set {text!r} must look like key=value, with key one of the strategy's settings or "
+                "recommender.KEY or pretrain.KEY."
+            )
+        try:
+            sections[section][name] = json.loads(value)
+        except json.JSONDecodeError:
+            sections[section][name] = value
+    return sections
+
+
+def parse_fading(text: str) -> str | float:
+    """`off`, `auto`, or a half-life as a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def config_from(given: Mapping[str, Any]) -> CellConfig:
+    """A configuration from the values of a Python program; numpy's numbers become Python's."""
+    # The choices of `pretrain` are checked by the configuration itself, which lists them.
+    checked: Plain = {
+        name: str(value) if name == "pretrain" else typed(name, value, "") for name, value in given.items()
+    }
+    return CellConfig(**checked)
+
+
+def typed(key: str, value: Any, place: str) -> Any:
+    """A value as its field of a configuration wants it; `place` is where it comes from, for the error."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if key in TABLES:
+        value = values.settings_table(f"{place}{key}", value) or {}
+    elif key == "split" and isinstance(value, str):
+        value = parse_split(value)
+    elif isinstance(value, np.generic):
+        value = value.item()
+    try:
+        return TypeAdapter(get_type_hints(CellConfig)[key]).validate_python(value)
+    except ValidationError as error:
+        raise SettingsError(f"{place}{key} = {value!r} cannot be used: {error.errors()[0]['msg']}.") from None
+
+
+#: How a TOML file says that a setting has no value; JSON has a word for it.
+NO_VALUE = "null"
+#: Fields of the protocol that the file names where they are not the default.
+_NAMED = ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "align_ties", "epochs", "budget")
+
+
+def read_config(path: Path) -> Plain:
+    """A TOML or JSON file of `CellConfig` fields; a result's own `config.asked` is one too."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Plain = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as problem:
+        raise SettingsError(f"the config file {path} cannot be read: {problem.strerror}.") from None
+    except (ValueError, RecursionError) as problem:
+        raise SettingsError(
+            f"the config file {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {problem}."
+        ) from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"the config file {path} must hold a table of settings.")
+    names = {field.name for field in fields(CellConfig)}
+    for key in list(content):
+        if key not in names:
+            raise unknown_name(f"key in {path}", key, names)
+        content[key] = typed(key, content[key], f"{path}: ")
+        if key in TABLES:
+            content[key] = {name: None if value == NO_VALUE else value for name, value in content[key].items()}
+    return content
+
+
+def config_text(record: Plain) -> str:
+    """A result's settings as TOML, for `--config`: what was asked for, and what was chosen for its strategy."""
+    asked, chosen, dataset = record["config"]["asked"], record["config"]["chosen"], record["dataset"]
+    strategy, choice = record["strategy"], chosen[record["strategy"]]
+    usual = {field.name: field.default for field in fields(CellConfig)}
+    top = {name: asked[name] for name in ("recommender", "strategy", "split")}
+    top |= {name: asked[name] for name in _NAMED if name in asked and asked[name] != usual[name]}
+    sections = {
+        "settings": choice["settings"],
+        "recommender_settings": asked["recommender_settings"],
+        "pretrain_settings": {**asked["pretrain_settings"], **chosen["pretrain"]["settings"]},
+    }
+    score = "no trial" if choice.get("score") is None else f"HR@5 + NDCG@10 {choice['score']:.4f} before the test part"
+    lines = [
+        f"# {strategy}: {score}, {len(choice['trials'])} trials, seed {record['seed']}; melon {record['version']}",
+        f"# {Path(dataset['path']).stem}: {dataset['interactions']:,} interactions, sha256 {dataset['sha256']}",
+        *(f"{name} = {toml(value)}" for name, value in top.items()),
+    ]
+    for name, table in sections.items():
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {toml(value)}" for key, value in sorted(table.items()))]
+    return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    """A setting as TOML writes it; no value at all is the word that `read_config` knows."""
+    if value is None:
+        return json.dumps(NO_VALUE)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

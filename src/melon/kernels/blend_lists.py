@@ -1,0 +1,277 @@
+"""Lists of the blend as kernels: the head over all items for one user, and candidates of two-stage lists.
+
+It stands behind `best` and `blend_head`, whose functions it uses.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from melon.kernels.best import _TOP, _holds, _put
+from melon.kernels.blend_head import (
+    ACTIVE,
+    ACTIVE_COUNTS,
+    ALWAYS,
+    COUNTED,
+    FOLLOWED,
+    GAIN,
+    HEAD,
+    LAST,
+    MET,
+    RECENT,
+    RINGS,
+    SHRINK,
+    SHRINK_RECENT,
+    SLOTS,
+    Counts,
+    HeadTables,
+    Rings,
+    Slots,
+    _forward,
+)
+from melon.kernels.types import DOUBLES, INT, INTS, SINGLE, SINGLE_TABLE, SINGLES, SMALL_INTS, Fields, Signature
+from melon.types import Flags, Floats, Ints, Singles, SmallInts
+
+
+class UserState(NamedTuple):
+    """What a list needs of one user.
+
+    `active` is how active the user has been, `lasts` are the last items, newest first, with `weights` of co-occurrence
+    with each; `preferences` are differences from what is `usual`, of the features of items at `features`.
+    """
+
+    active: np.float32
+    lasts: Ints
+    weights: Floats
+    preferences: Floats
+    usual: Floats
+    features: Ints
+
+
+_USER: Fields = Fields(UserState, (SINGLE, INTS, DOUBLES, DOUBLES, DOUBLES, INTS))
+SIGNATURES: dict[str, Signature] = {
+    "all_items": (HEAD, SINGLE, _USER, SINGLE_TABLE, SINGLE_TABLE, SLOTS, SLOTS, SMALL_INTS, SINGLE_TABLE, SINGLES),
+    "shortlist": (INT, RINGS, COUNTED, SLOTS, INTS, INTS, INT, *_TOP[1:-1], SMALL_INTS, INTS),
+}
+
+_FREE, _ONE = np.int32(-1), np.float32(1)
+#: Items that are worked on at a time, so that they stay in the core's own cache.
+_LANES = 256
+#: Kinds of co-occurrence that decay, and so are divided by the recent count.
+_DECAYED = (2, 4)
+
+
+def _co_occurrence(
+    kept: Slots, lasts: Ints, weights: Floats, slots: SmallInts, items: Ints, sums: Floats, first: int, found: int
+) -> int:
+    """Add up how often the last items met others, into columns of `sums`; `slots` says which column an item has."""
+    for place in range(lasts.size):
+        row = lasts[place]
+        if row < 0 or row >= kept.ids.shape[0]:
+            continue
+        for s in range(kept.ids.shape[1]):
+            item = kept.ids[row, s]
+            if item == _FREE:
+                break
+            if item >= slots.size:
+                continue
+            if slots[item] == _FREE:
+                slots[item] = found
+                items[found] = item
+                for kind in range(sums.shape[0]):
+                    sums[kind, found] = 0
+                found += 1
+            column, plain = slots[item], weights[place] * kept.counts[row, s]
+            late = weights[place] * math.pow(2.0, kept.recent[row, s] - kept.now)
+            sums[first, column] += plain
+            if first == 0:
+                sums[1, column] += plain / (place + 1)
+                sums[2, column] += late
+            else:
+                sums[first + 1, column] += late
+    return found
+
+
+def all_items(
+    head: HeadTables,
+    constant: np.float32,
+    user: UserState,
+    columns: Singles,
+    counts: Singles,
+    neighbours: Slots,
+    followers: Slots,
+    slots: SmallInts,
+    pairs: Singles,
+    scores: Singles,
+) -> None:
+    """Turn dot products of one user with all items into the blend's scores, in place.
+
+    `head` is one over unscaled inputs, `constant` what every score lacks. `columns` are the items' biases and features,
+    × items; `counts` all and recent events of items, 2 × items; `pairs` further inputs of pairs, items × some. Items
+    that met one of the user's last ones are scored a second time, with co-occurrence. `slots` is scratch: an EMPTY for
+    each item, before and after.
+    """
+    many, more, units = pairs.shape[0], pairs.shape[1], head.output.shape[1]
+    kinds = 3 + (2 if followers.ids.shape[1] > 0 else 0)
+    most, first = user.lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _fours(MET + more)
+    met, sums, dots = np.empty(most, np.int64), np.empty((kinds, most)), np.empty(most, np.float32)
+    block, said = np.zeros((first + _fours(kinds), _LANES), np.float32), np.empty((1, _LANES), np.float32)
+    deep = np.empty((units, _LANES), np.float32)
+    linear, hidden = np.zeros((1, block.shape[0]), np.float32), np.zeros((units, block.shape[0]), np.float32)
+    shift = np.empty((units, 1), np.float32)
+    lacks = constant - _personal(head.linear[0], user, kinds, more, linear[0])
+    linear[0, 0] += _ONE  # the personal score stands beside the head
+    linear[0, 1] += _ONE
+    for u in range(units):
+        shift[u, 0] = head.shift[u, 0] + _personal(head.hidden[u], user, kinds, more, hidden[u])
+    alone, hidden_alone = np.ascontiguousarray(linear[:, :first]), np.ascontiguousarray(hidden[:, :first])
+    found = _co_occurrence(neighbours, user.lasts, user.weights, slots, met, sums, 0, 0)
+    if kinds > 3:
+        found = _co_occurrence(followers, user.lasts[:1], user.weights[:1], slots, met, sums, 3, found)
+    for c in range(found):
+        dots[c] = scores[met[c]]
+        slots[met[c]] = _FREE
+    for start in range(0, many, _LANES):
+        width = min(_LANES, many - start)
+        block[0, :width] = scores[start : start + width]
+        for f in range(columns.shape[0]):
+            block[1 + f, :width] = columns[f, start : start + width]
+        for f in range(more):
+            _copy(pairs[start : start + width, f], block[MET + f])
+        said[:] = -lacks
+        _forward(block, _LANES, alone, hidden_alone, shift, head.output, deep, said)
+        scores[start : start + width] = said[0, :width]
+    for start in range(0, found, _LANES):
+        width = min(_LANES, found - start)
+        for lane in range(width):
+            item = met[start + lane]
+            block[0, lane] = dots[start + lane]
+            for f in range(columns.shape[0]):
+                block[1 + f, lane] = columns[f, item]
+            for f in range(more):
+                block[MET + f, lane] = pairs[item, f]
+            for kind in range(kinds):
+                block[first + kind, lane] = math.log1p(sums[kind, start + lane] / _divisor(counts, kind, item))
+        said[:] = -lacks
+        _forward(block, _LANES, linear, hidden, shift, head.output, deep, said)
+        for lane in range(width):
+            scores[met[start + lane]] = said[0, lane]
+
+
+def _copy(values: Singles, out: Singles) -> None:
+    for n in range(values.size):
+        out[n] = values[n]
+
+
+def _fours(size: int) -> int:
+    """Rounded up to a multiple of four, as many inputs as the forward pass takes at a time."""
+    return (size + 3) // 4 * 4
+
+
+def _divisor(counts: Singles, kind: int, item: int) -> float:
+    """What co-occurrence with an item is divided by."""
+    return math.sqrt(counts[1, item] + SHRINK_RECENT) if kind in _DECAYED else math.sqrt(counts[0, item] + SHRINK)
+
+
+def _personal(weights: Singles, user: UserState, kinds: int, more: int, out: Singles) -> np.float32:
+    """One user's weights: features of items, further inputs of pairs, zeros, co-occurrence; and a constant.
+
+    An input times the user's activity is the input with another weight. Preferences are linear in the items' own
+    features, so they change the weights of these.
+    """
+    first, beside = _fours(MET + more), FOLLOWED + kinds - 3
+    for f in range(MET):
+        out[f] = weights[f]
+    for f in range(more):
+        out[MET + f] = weights[beside + f]
+    for kind in range(kinds):
+        out[first + kind] = weights[MET + kind] if kind < 3 else weights[FOLLOWED + kind - 3]
+    out[0] += user.active * weights[ACTIVE]
+    for f in range(2):
+        out[2 + ACTIVE_COUNTS[f]] += user.active * weights[ACTIVE + 1 + f]
+    out[first] += user.active * weights[ACTIVE + 3]
+    width, same = user.preferences.size, 0.0
+    for f in range(width):
+        weight, suits = weights[beside + more + f], weights[beside + more + width + f] * user.preferences[f]
+        out[user.features[f]] += np.float32(suits)
+        same += weight * user.preferences[f] - suits * user.usual[f]
+    return np.float32(same)
+
+
+def _keep_highest(values: Floats, many: int, kept: Flags) -> None:
+    """Mark the columns with the highest values; of equal ones, the first."""
+    best, columns, held = np.empty(many), np.empty(many, np.int64), 0
+    for column in range(values.size):
+        if held < many or values[column] > best[0]:
+            held = _put(best, columns, held, values[column], column)
+    for place in range(held):
+        kept[columns[place]] = True
+
+
+def _decayed(counted: Counts, item: int, kind: int) -> float:
+    """A count as of now."""
+    if item >= counted.first.size or counted.first[item] < 0:
+        return 0.0
+    idle = (counted.events - counted.last[item]) * counted.rates[kind]
+    return float(counted.counts[item, kind] * np.exp2(-idle))
+
+
+def shortlist(
+    user: int,
+    rings: Rings,
+    counted: Counts,
+    neighbours: Slots,
+    near: Ints,
+    at_large: Ints,
+    many: int,
+    allowed: Flags,
+    seen: Ints,
+    bits: int,
+    starts: Ints,
+    past: SmallInts,
+    slots: SmallInts,
+    rows: Ints,
+) -> int:
+    """Candidates for one user, each once; returns how many.
+
+    They are items that are `near`, those `at_large`, and the `many` that the user's last items met most, by each of
+    three ways of counting. Left out are items that are not `allowed` and those that the user has had. `slots` is
+    scratch: an EMPTY for each item, before and after.
+    """
+    times, ring = rings.met[user] if user < rings.known else np.int64(0), rings.partners
+    last = int(min(times, LAST, ring.shape[1]))
+    lasts, weights = np.empty(last, np.int64), np.empty(last)
+    for back in range(last):
+        item = int(ring[user, (times - 1 - back) % ring.shape[1]])
+        lasts[back], weights[back] = item, GAIN / math.sqrt(_decayed(counted, item, ALWAYS) + SHRINK)
+    most = last * neighbours.ids.shape[1] + near.size + at_large.size
+    items, sums, kept = np.empty(most, np.int64), np.zeros((3, most)), np.zeros(most, np.bool_)
+    found = _co_occurrence(neighbours, lasts, weights, slots, items, sums, 0, 0)
+    for column in range(found):
+        total = math.sqrt(_decayed(counted, items[column], ALWAYS) + SHRINK)
+        sums[0, column] /= total
+        sums[1, column] /= total
+        sums[2, column] /= math.sqrt(_decayed(counted, items[column], RECENT) + SHRINK_RECENT)
+    for kind in range(3):
+        _keep_highest(sums[kind, :found], many, kept)
+    for n in range(near.size + at_large.size):
+        item = near[n] if n < near.size else at_large[n - near.size]
+        if item >= slots.size:
+            continue
+        if slots[item] == _FREE:
+            slots[item], items[found] = found, item
+            found += 1
+        kept[slots[item]] = True
+    count = 0
+    for column in range(found):
+        item = items[column]
+        slots[item] = _FREE
+        if not kept[column] or (allowed.size and not allowed[item]):
+            continue
+        if not _holds(seen, bits, starts, past, np.int64(user), item):
+            rows[count] = item
+            count += 1
+    return count

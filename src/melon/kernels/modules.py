@@ -1,0 +1,83 @@
+"""The kernel modules: which files are compiled together, and which of their functions are called from Python."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from melon.kernels import (
+    arithmetic,
+    best,
+    blend_head,
+    blend_inputs,
+    blend_lists,
+    factor,
+    generator,
+    ials,
+    neighbours,
+    profiles,
+    quantised,
+    stream,
+)
+from melon.kernels.melon import attention, layout, rows, shared, tiles
+from melon.kernels.practice import backward, forms, forward
+from melon.kernels.types import Signature
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """Kernels that are compiled together.
+
+    `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
+    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order.
+    `layout` holds constants that depend on a width. What `takes` long to compile says so.
+    """
+
+    title: str
+    modules: tuple[ModuleType, ...]
+    signatures: dict[str, Signature]
+    also: dict[str, Signature] = field(default_factory=dict)
+    exact: bool = False
+    layout: ModuleType | None = None
+    takes: str = ""
+
+    def text(self, width: int = 0, *, plain: bool = False) -> str:
+        """All kernels as one module, for numba or, if `plain`, for Python itself."""
+        title, entries = f"{self.title}, {width} units" if width else self.title, tuple(self.signatures)
+        sized = None if self.layout is None else generator.sized(self.layout, width)
+        sizes = ("", {}) if sized is None else (ast.unparse(sized), generator.numbers(sized))
+        return generator.written(title, self.modules, entries, *sizes, exact=self.exact, plain=plain)
+
+
+MODULES = {
+    "stream": KernelModule("the kernels of a stream", (stream,), stream.SIGNATURES, exact=True),
+    "neighbours": KernelModule("the kernels of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
+    "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
+    "practice": KernelModule(
+        "the kernels of practice",
+        (forms, forward, backward),
+        forms.SIGNATURES,
+        takes="about a quarter of a minute",
+    ),
+    "lists": KernelModule(
+        "the kernels of lists",
+        (best, quantised, blend_head, blend_lists),
+        {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
+        best.DOUBLES_TOO,
+    ),
+    "ials": KernelModule("the kernels of implicit ALS", (ials,), ials.SIGNATURES),
+    "blend": KernelModule(
+        "the kernels of the blend's inputs and head",
+        (factor, neighbours, blend_head, blend_inputs),
+        {**blend_head.SIGNATURES, **blend_inputs.SIGNATURES},
+    ),
+    "profiles": KernelModule("the kernels of profiles", (profiles,), profiles.SIGNATURES),
+    "melon": KernelModule(
+        "the pair kernel of MeLON",
+        (arithmetic, tiles, rows, shared, attention),
+        {**rows.SIGNATURES, **shared.SIGNATURES, **attention.SIGNATURES},
+        layout=layout,
+        takes="about half a minute",
+    ),
+}

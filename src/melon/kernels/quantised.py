@@ -1,0 +1,135 @@
+"""The pre-filter of lists: a scan of 8-bit quantised rows, as compiled loops. No sum is rounded.
+
+Suites put this behind `best`, whose functions it uses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from melon.kernels.best import _TOP, _better, _offer, _read
+from melon.kernels.types import DOUBLE, INT, INTS, ROWS, SINGLE, SINGLE_TABLE, SINGLES, TINY_INT_CUBE, Signature
+from melon.types import Flags, Ints, Singles, SmallInts, TinyInts
+
+#: Rows of items stand in blocks, dimensions × items, so that a vector holds one dimension of many items.
+BLOCK = 64
+#: Codes are whole numbers from −127 to 127. Up to 2²⁴, float32 adds whole numbers without rounding, in any order.
+_MOST, _EXACT = 127.0, 16_777_215.0
+#: Dimensions that are taken together; rows are filled up with zeros.
+TOGETHER = 4
+
+_COPY: Signature = (TINY_INT_CUBE, SINGLES, SINGLES)
+SIGNATURES: dict[str, Signature] = {
+    "quantise": (INTS, SINGLE_TABLE, INTS, DOUBLE, INT, SINGLE_TABLE, INTS, DOUBLE, INT, *_COPY),
+    "quantised_scan": (*ROWS, INT, INT, *_COPY, SINGLE, SINGLE, *_TOP, SINGLE_TABLE, INTS),
+}
+
+
+def quantise(
+    rows: Ints,
+    vectors: Singles,
+    touched: Ints,
+    half_life: float,
+    reference: int,
+    biases: Singles,
+    bias_touched: Ints,
+    bias_half_life: float,
+    bias_reference: int,
+    codes: TinyInts,
+    scales: Singles,
+    bias: Singles,
+) -> None:
+    """Copy rows of items: vectors as codes and what a code of 1 is worth, biases as they are.
+
+    Both are as fading has left them by a reference.
+    """
+    for n in range(rows.size):
+        row, most = rows[n], np.float32(0)
+        vector, block, lane = vectors[row], codes[row // BLOCK], row % BLOCK
+        for d in range(vector.size):
+            most = max(most, abs(vector[d]))
+        share = _MOST / most if most > 0 else 0.0
+        for d in range(vector.size):
+            block[d, lane] = np.int8(np.floor(vector[d] * share + 0.5))
+        left, bias_left = 1.0, 1.0
+        if half_life > 0:
+            left = np.exp2((touched[row] - reference) / half_life)
+        if bias_half_life > 0:
+            bias_left = np.exp2((bias_touched[row] - bias_reference) / bias_half_life)
+        scales[row], bias[row] = most / _MOST * left, biases[row, 0] * bias_left
+
+
+def _whole(vector: Singles, out: Singles) -> np.float32:
+    """A user's vector in whole numbers, so many that sums stay exact; returns what 1 is worth."""
+    most, levels = np.float32(0), np.floor(_EXACT / (_MOST * out.size))
+    for d in range(vector.size):
+        most = max(most, abs(vector[d]))
+    share = levels / most if most > 0 else 0.0
+    for d in range(vector.size):
+        out[d] = np.floor(vector[d] * share + 0.5)
+    return np.float32(most / levels)
+
+
+def _sums(vector: Singles, block: TinyInts, out: Singles) -> None:
+    """vector · codes of each item of a block."""
+    for lane in range(BLOCK):
+        out[lane] = 0
+    for d in range(0, vector.size, TOGETHER):
+        one, two, three, four = vector[d], vector[d + 1], vector[d + 2], vector[d + 3]
+        a, b, c, e = block[d], block[d + 1], block[d + 2], block[d + 3]
+        for lane in range(BLOCK):
+            left = one * np.float32(a[lane]) + two * np.float32(b[lane])
+            out[lane] += left + (three * np.float32(c[lane]) + four * np.float32(e[lane]))
+
+
+def quantised_scan(
+    user_vectors: Singles,
+    user_touched: Ints,
+    user_half_life: float,
+    users_known: int,
+    now: int,
+    codes: TinyInts,
+    scales: Singles,
+    bias: Singles,
+    factor: np.float32,
+    bias_factor: np.float32,
+    users: Ints,
+    allowed: Flags,
+    seen: Ints,
+    bits: int,
+    starts: Ints,
+    past: SmallInts,
+    rows: Ints,
+    values: Singles,
+    counts: Ints,
+) -> int:
+    """The best items by p_u · q_i + b_i, to the precision of codes and in no order; -1, or a line that is broken.
+
+    As `melon.kernels.best.scan`; the items are those of `bias`. Each line's sums are exact, so that they do not depend
+    on the other lines.
+    """
+    lines, many, dim = users.size, bias.size, codes.shape[1]
+    vectors, whole = np.empty((lines, user_vectors.shape[1]), np.float32), np.zeros((lines, dim), np.float32)
+    some, worth = np.empty(BLOCK, np.float32), np.empty(lines, np.float32)
+    _read(user_vectors, user_touched, user_half_life, users_known, now, users, factor, vectors)
+    for n in range(lines):
+        counts[n], worth[n] = 0, _whole(vectors[n], whole[n])
+    for start in range(0, many, BLOCK):
+        stop = min(start + BLOCK, many)
+        for n in range(lines):
+            _sums(whole[n], codes[start // BLOCK], some)
+            _scale(some, worth[n], scales[start:stop], bias_factor, bias[start:stop])
+            line = some[: stop - start]
+            if counts[n] == rows.shape[1] and not _better(line, 0, line.size, values[n, 0]):
+                continue
+            held = _offer(line, start, users[n], allowed, seen, bits, starts, past, rows[n], values[n], counts[n])
+            if held < 0:
+                return n
+            counts[n] = held
+    return -1
+
+
+def _scale(sums: Singles, worth: np.float32, scales: Singles, bias_factor: np.float32, bias: Singles) -> None:
+    """Sums of codes as scores."""
+    for lane in range(scales.size):
+        sums[lane] = worth * scales[lane] * sums[lane] + bias_factor * bias[lane]

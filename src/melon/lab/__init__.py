@@ -1,0 +1,1 @@
+"""Research tools: bench, report, advice, figures and the paper's reproduction."""

@@ -1,0 +1,458 @@
+"""Figures: small, so that they can be read on a phone, in colours that a page can turn dark; and the rate matrix."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from melon.atomic import replacing, require_writable
+from melon.data.files import load_stream
+from melon.errors import SettingsError, require_plots
+from melon.evaluation.labels import INK, LINE, SOFT, color
+from melon.lab.numbers import Compared, trailing_mean
+from melon.lab.page import Drawing
+from melon.learning.model import LiveModel
+from melon.learning.rate_matrix import BatchRates, explain_batch
+from melon.stream.split import BATCH_SIZE
+from melon.types import Floats
+
+Labels = Mapping[str, str]
+
+WIDTH = 4.8
+_STYLE: Any = {
+    "font.size": 8.5,
+    "font.family": "DejaVu Sans",
+    "svg.fonttype": "none",
+    "axes.edgecolor": SOFT.light,
+    "axes.labelcolor": SOFT.light,
+    "axes.linewidth": 0.8,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK.light,
+    "xtick.color": SOFT.light,
+    "ytick.color": SOFT.light,
+    "grid.color": LINE.light,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "figure.constrained_layout.use": True,
+}
+#: Baselines that are drawn dashed.
+_DASHES = {"frozen": (1, 1.5), "popularity": (4, 1.5, 1, 1.5), "recent_popularity": (4, 1.5)}
+
+
+def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
+    """A figure that `draw` fills when it is needed."""
+
+    @cache
+    def figure() -> Any:
+        from matplotlib.figure import Figure
+
+        empty = Figure(figsize=(width, height))
+        draw(empty)
+        return empty
+
+    def save(form: Literal["svg", "png"]) -> bytes:
+        from matplotlib import rc_context
+
+        content = io.BytesIO()
+        nameless = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+        more = {} if form == "svg" else {"dpi": 160}
+        with rc_context({**_STYLE, "svg.hashsalt": name}):
+            figure().savefig(content, format=form, facecolor="white", metadata=nameless, **more)
+        return content.getvalue()
+
+    return Drawing(save, figure)
+
+
+def trend(name: str, curves: Mapping[str, Floats], labels: Labels, width: int, strong: str) -> Drawing:
+    """NDCG@10 batch by batch: the raw line faint, its trailing mean on top, one method boldest.
+
+    The axis fits the methods that learn; a baseline that lies below them all is named as such and does not stretch it.
+    """
+    means = {method: trailing_mean(values, width) for method, values in curves.items()}
+    solid = [mean for method, mean in means.items() if method not in _DASHES]
+    low, high = (float(end) for end in (np.nanmin(solid), np.nanmax(list(means.values()))))
+    low = max(low - 0.12 * max(high - low, 0.02), 0.0)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        batches = np.arange(1, len(next(iter(curves.values()))) + 1)
+        for place, (method, values) in enumerate(curves.items()):
+            own, dashes = color(method).light, _DASHES.get(method)
+            below = bool(np.nanmax(means[method]) < low)
+            axes.plot(batches, values, color=own, alpha=0.22, linewidth=0.7, zorder=1)
+            (line,) = axes.plot(
+                batches,
+                means[method],
+                color=own,
+                linewidth=2.4 if method == strong else 1.3,
+                label=f"{labels[method]}: below {low:.2f}" if below else labels[method],
+                zorder=50 if method == strong else 10 + place,
+            )
+            if dashes:
+                line.set_dashes(dashes)
+        axes.set_ylim(low, high + 0.12 * max(high - low, 0.02))
+        axes.set_xlabel("online batch")
+        axes.set_ylabel("NDCG@10")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(axis="y", linewidth=0.6)
+        axes.margins(x=0.01)
+        figure.legend(loc="outside lower center", ncols=across, handlelength=1.8, columnspacing=1.4)
+
+    longest = max(len(labels[method]) for method in curves) + len(": below 0.00")
+    across = 3 if longest <= 22 else 2 if longest <= 38 else 1  # as many columns as the figure is wide enough for
+    return drawn(name, 2.7 + 0.16 * -(-len(curves) // across), draw)
+
+
+def forest(name: str, compared: Mapping[str, Compared], labels: Labels, reference: str) -> Drawing:
+    """Differences to the reference with their intervals: by users as a line, by items as a faint one."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        names = list(compared)
+        margin = next(iter(compared.values())).margin
+        axes.axvspan(-margin, 0, color=LINE.light, alpha=0.7, linewidth=0, zorder=0)
+        axes.axvline(0, color=SOFT.light, linewidth=0.9, zorder=1)
+        for place, method in enumerate(names):
+            each, own = compared[method].difference, color(method).light
+            axes.plot(each.by_item, (place - 0.22, place - 0.22), color=own, linewidth=1, alpha=0.45)
+            axes.plot(each.by_user, (place, place), color=own, linewidth=2.6, solid_capstyle="round")
+            axes.plot([each.difference], [place], "o", color=own, markersize=5.5)
+        axes.set_yticks(range(len(names)), [labels[method] for method in names])
+        axes.tick_params(axis="y", length=0, labelcolor=INK.light)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_xlabel(f"HR@5, difference to {reference}")
+        axes.locator_params(axis="x", nbins=6)
+        axes.grid(axis="x", linewidth=0.6)
+        axes.spines["left"].set_visible(False)
+
+    return drawn(name, 0.75 + 0.3 * len(compared), draw)
+
+
+def cost(
+    name: str,
+    points: Mapping[str, tuple[float, float]],
+    edge: Sequence[str],
+    flat: Mapping[str, float],
+    labels: Labels,
+) -> Drawing:
+    """Accuracy against time per update; the frontier as steps, methods that cost next to nothing as lines."""
+
+    def draw(figure: Any) -> None:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        times, heights = (np.array(values) for values in zip(*points.values(), strict=True))
+        span = max(float(np.ptp(heights)), 0.02)
+        near = {m: v for m, v in flat.items() if heights.min() - span <= v <= heights.max() + span}
+        low, high = min([*heights, *near.values()]), max([*heights, *near.values()])
+        axes.set_xlim(times.min() / 1.9, times.max() * 1.9)
+        axes.set_ylim(low - 0.1 * max(high - low, 0.02), high + 0.28 * max(high - low, 0.02))
+        steps = np.array([points[method] for method in edge])
+        axes.step(
+            [*steps[:, 0], axes.get_xlim()[1]], [*steps[:, 1], steps[-1, 1]], where="post", color=SOFT.light, lw=1.1
+        )
+        for method, value in near.items():
+            axes.axhline(value, color=color(method).light, linewidth=1.1, zorder=0).set_dashes(_DASHES[method])
+            place = (axes.get_xlim()[0] * 1.04, value)
+            axes.text(*place, labels[method], color=color(method).light, fontsize=7.5, va="bottom")
+        for method, (taken, value) in points.items():
+            axes.plot([taken], [value], "o", color=color(method).light, markersize=8 if method in edge else 5.5)
+        for method, lines in _stacked_labels(points, labels, axes).items():
+            offset = {"xytext": (0, 6 + 9.5 * lines), "textcoords": "offset points"}
+            axes.annotate(labels[method], points[method], ha="center", fontsize=8, **offset)
+        axes.set_xlabel("ms per online batch (median)")
+        axes.set_ylabel("HR@5")
+        axes.grid(linewidth=0.6)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+    return drawn(name, 2.9, draw)
+
+
+def rates(name: str, matrix: BatchRates, bar: str) -> Drawing:
+    """The learning-rate matrix of a batch with the means along both directions as bars of a colour."""
+
+    def draw(figure: Any) -> None:
+        cells, _, groups = stacked(matrix)
+        edges = parameter_edges(groups, least=0.06)
+        grid = figure.add_gridspec(2, 2, height_ratios=(1, 4), width_ratios=(5, 1))
+        heat = figure.add_subplot(grid[1, 0])
+        above = figure.add_subplot(grid[0, 0], sharex=heat)
+        beside = figure.add_subplot(grid[1, 1], sharey=heat)
+        n = cells.shape[1]
+        mesh = heat.pcolormesh(np.arange(n + 1), edges, cells, cmap="viridis", rasterized=True)
+        bounds = edges[np.cumsum([0, *(size for _, size in groups)])]
+        for bound in bounds[1:-1]:
+            heat.axhline(bound, color="#ffffff", linewidth=0.7)
+        heat.set_ylim(edges[-1], 0)
+        names = [each.replace("_", " ") for each, _ in groups]
+        heat.set_yticks((bounds[:-1] + bounds[1:]) / 2, names, fontsize=7)
+        heat.tick_params(axis="y", length=0)
+        heat.set_xlabel("interaction, in the order of the batch")
+        above.bar(np.arange(n) + 0.5, cells.mean(0), width=1.0, color=bar, linewidth=0)
+        above.set_ylim(*_tight(cells.mean(0), above.yaxis))
+        above.tick_params(axis="x", labelbottom=False, length=0)
+        means = cells.mean(1)
+        low, high = _tight(means, beside.xaxis)
+        beside.barh((edges[:-1] + edges[1:]) / 2, means - low, left=low, height=np.diff(edges), color=bar, linewidth=0)
+        beside.set_xlim(low, high)
+        beside.tick_params(axis="y", labelleft=False, length=0)
+        scale = figure.colorbar(mesh, ax=[heat, beside], location="bottom", aspect=45, pad=0.03, shrink=0.8)
+        scale.set_label("learning rate; bars: its means, not from 0")
+        scale.outline.set_visible(False)
+
+    return drawn(name, 4.6, draw)
+
+
+def _tight(values: Floats, axis: Any) -> tuple[float, float]:
+    """Limits around values that are much alike, with a tick at both ends, so that bars show how they differ."""
+    low, high = float(values.min()), float(values.max())
+    ends = [low, high] if high - low > 1e-6 * abs(high) else [high]
+    axis.set_ticks(ends, [f"{end:.2g}" if f"{low:.2g}" != f"{high:.2g}" else f"{end:.4g}" for end in ends], fontsize=7)
+    room = 0.25 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - room, high + room / 2
+
+
+def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, axes: Any) -> dict[str, int]:
+    """How many lines above its point each label stands, so that none covers another."""
+    (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
+    placed: list[tuple[float, float, float]] = []
+    heights = {}
+    for method, (taken, value) in sorted(points.items(), key=lambda point: point[1][0]):
+        x, y, half = (np.log(taken) - left) / (right - left), (value - low) / (high - low), 0.011 * len(labels[method])
+        lines = 0
+        while any(abs(x - px) < half + ph and abs(y + 0.075 * lines - py) < 0.07 for px, py, ph in placed):
+            lines += 1
+        placed.append((x, y + 0.075 * lines, half))
+        heights[method] = lines
+    return heights
+
+
+@dataclass(frozen=True)
+class StoryLine:
+    """A line of the story: bold, plain, or thin and without a label of its own."""
+
+    method: str
+    label: str
+    values: Floats
+    weight: Literal["bold", "plain", "thin"] = "plain"
+
+
+def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) -> Drawing:
+    """HR@5 over time with labels at the lines' ends; thin lines share one label."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.tick_params(labelsize=9)
+        ends: list[tuple[float, str, str, bool]] = []
+        thin = [trailing_mean(line.values, width) for line in lines if line.weight == "thin"]
+        batches = np.arange(1, len(lines[0].values) + 1)
+        for line in lines:
+            values = trailing_mean(line.values, width)
+            own = SOFT.light if line.weight == "thin" else color(line.method).light
+            style = {"bold": (2.8, 1.0, 30), "plain": (1.8, 1.0, 20), "thin": (0.9, 0.55, 10)}[line.weight]
+            (drawn_line,) = axes.plot(batches, values, color=own, lw=style[0], alpha=style[1], zorder=style[2])
+            if line.method in _DASHES:
+                drawn_line.set_dashes(_DASHES[line.method])
+            if line.weight != "thin":
+                ends.append((_last(values), line.label, own, line.weight == "bold"))
+        if thin:
+            ends.append((float(np.mean([_last(values) for values in thin])), thin_label, SOFT.light, False))
+        axes.set_xlim(1, batches[-1])
+        axes.set_ylim(bottom=0)
+        low, high = axes.get_ylim()
+        places = _spread([(value - low) / (high - low) for value, *_ in ends], 0.068)
+        for place, (value, text, own, bold) in zip(places, ends, strict=True):
+            target = (1.025, place)
+            axes.annotate(
+                text,
+                (1, (value - low) / (high - low)),
+                target,
+                xycoords="axes fraction",
+                textcoords="axes fraction",
+                color=own,
+                va="center",
+                weight="bold" if bold else "normal",
+                fontsize=9,
+                annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": own, "lw": 0.6, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+            )
+        axes.set_xlabel("online batch")
+        axes.set_ylabel("HR@5")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(axis="y", linewidth=0.6)
+
+    return drawn(name, 2.9, draw, width=4.2)
+
+
+def _last(values: Floats) -> float:
+    numbers = values[~np.isnan(values)]
+    return float(numbers[-1]) if len(numbers) else 0.0
+
+
+def _spread(places: Sequence[float], apart: float) -> list[float]:
+    """Places moved up as little as it takes to stand `apart`, in the same order, none below 0."""
+    order = np.argsort(places, kind="stable")
+    moved = np.array(places, dtype=np.float64)
+    for _ in range(200):
+        for one, other in itertools.pairwise(order):
+            overlap = apart - (moved[other] - moved[one])
+            if overlap > 1e-9:
+                moved[one] -= overlap / 2
+                moved[other] += overlap / 2
+        moved = np.maximum(moved, 0.0)
+    return [float(place) for place in moved]
+
+
+FORMATS = (".png", ".svg", ".pdf")
+#: A group of parameters is drawn at least this high, as a share of the picture: one bias beside 64 factors is seen.
+_LEAST_HEIGHT = 0.035
+_INK, _BAR, _LOSS, _EDGE = "#1c2430", "#1f7a4d", "#b4541a", "#ffffff"
+
+
+def explain_model(
+    checkpoint: Path, stream: Path, *, out: Path, at: int | None, batch: int, batch_size: int | None
+) -> BatchRates:
+    """Draw the learning rates of one batch of a stream under a saved model, and return them."""
+    if out.suffix not in FORMATS:
+        raise SettingsError(f"--out {out} must end in one of: {', '.join(FORMATS)}.")
+    require_plots("melon explain")
+    require_writable(out)
+    model, extra = LiveModel.load(checkpoint)
+    own_size = extra.get("estimator", {}).get("batch_size", BATCH_SIZE)
+    matrix = explain_batch(model, load_stream(stream), at=at, batch=batch, batch_size=batch_size or own_size)
+    draw_rates(matrix, out)
+    return matrix
+
+
+def draw_rates(matrix: BatchRates, out: Path) -> None:
+    """The heat map of parameters × interactions with its means as bars, and losses and gradients of the same cells."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    rates, gradients, groups = stacked(matrix)
+    edges = parameter_edges(groups)
+    facts = matrix.facts()["rows"]
+    with rc_context({"svg.hashsalt": "melon", "font.size": 9, "axes.edgecolor": _INK}):
+        figure = Figure(figsize=(14, 7.6), layout="constrained")
+        grid = figure.add_gridspec(2, 4, height_ratios=(1, 5.2), width_ratios=(5, 1, 5, 1), wspace=0.03, hspace=0.03)
+        about = matrix.about
+        figure.suptitle(
+            f"{about['strategy']} on {about['recommender']}: the learning rates of {about['interactions']:,} "
+            f"interactions (rank {facts.rank} of {min(facts.interactions, facts.parameters)}, "
+            f"σ₂/σ₁ = {facts.sigma_ratio:.2g})",
+            fontsize=12,
+            color=_INK,
+        )
+        _panel(
+            figure, grid, 0, rates, edges, groups, "learning rate", _BAR, rates.mean(0), "mean rate of the interaction"
+        )
+        magnitude = np.log10(np.maximum(np.abs(gradients), _floor(gradients)))
+        _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, matrix.rows.losses, "loss")
+        with replacing(out) as unfinished:
+            metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}.get(out.suffix)
+            figure.savefig(unfinished, format=out.suffix[1:], dpi=160, metadata=metadata)
+
+
+def stacked(matrix: BatchRates) -> tuple[Floats, Floats, list[tuple[str, int]]]:
+    """Rates and gradients of all parts as parameters × interactions, and whose parameters they are."""
+    parts = list(matrix.parts().values())
+    rates, gradients = (np.concatenate([getattr(p, what) for p in parts], axis=1).T for what in ("rates", "gradients"))
+    return rates, gradients, [group for part in parts for group in part.groups]
+
+
+def _panel(
+    figure: Any,
+    grid: Any,
+    column: int,
+    cells: Floats,
+    edges: Floats,
+    groups: list[tuple[str, int]],
+    name: str,
+    color: str,
+    along: Floats,
+    along_name: str,
+) -> None:
+    """One heat map with bars above it (one for each interaction) and beside it (the mean of each parameter)."""
+    heat = figure.add_subplot(grid[1, column])
+    above = figure.add_subplot(grid[0, column], sharex=heat)
+    beside = figure.add_subplot(grid[1, column + 1], sharey=heat)
+    n = cells.shape[1]
+    low, high = float(cells.min()), float(cells.max())
+    if high - low <= 1e-6 * abs(high):  # one rate for everything has one colour
+        low, high = min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
+    mesh = heat.pcolormesh(
+        np.arange(n + 1),
+        edges,
+        cells,
+        cmap="viridis" if column == 0 else "magma",
+        vmin=low,
+        vmax=high,
+        rasterized=True,
+    )
+    heat.set_xlim(0, n)
+    heat.set_ylim(edges[-1], 0)
+    heat.set_xlabel("interaction, in the order of the batch")
+    starts = np.cumsum([0, *(size for _, size in groups)])
+    bounds = edges[starts]
+    for bound in bounds[1:-1]:
+        heat.axhline(bound, color=_EDGE, linewidth=0.8)
+        beside.axhline(bound, color="#d0d5dd", linewidth=0.6)
+    middles = (bounds[:-1] + bounds[1:]) / 2
+    if column == 0:
+        heat.set_yticks(middles, [label for label, _ in groups])
+    else:
+        heat.set_yticks(middles, [])
+    heat.tick_params(axis="y", length=0)
+    bar = figure.colorbar(mesh, ax=beside, location="right", aspect=40, pad=0.08)
+    bar.set_label(name)
+    bar.outline.set_visible(False)
+    above.bar(np.arange(n) + 0.5, along, width=1.0, color=color, linewidth=0)
+    above.set_ylabel(along_name.replace(" of the", "\nof the") + _limits(above.set_ylim, along))
+    above.tick_params(axis="x", labelbottom=False)
+    above.locator_params(axis="y", nbins=3)
+    means = cells.mean(1)
+    centres, heights = (edges[:-1] + edges[1:]) / 2, np.diff(edges)
+    base = 0.0 if column == 0 else low  # a logarithm has no zero to start from
+    beside.barh(centres, means - base, left=base, height=heights, color=color, linewidth=0)
+    beside.tick_params(axis="y", left=False, labelleft=False)
+    beside.set_xlabel("mean of the\nparameter" + _limits(beside.set_xlim, means))
+    ends = sorted({float(f"{end:.3g}") for end in (means.min(), means.max())})
+    beside.set_xticks(ends, [f"{end:g}" for end in ends], rotation=30, ha="right")
+    for axes in (above, beside):
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.tick_params(labelsize=8)
+
+
+def _limits(set_limits: Any, values: Floats) -> str:
+    """Bars start at zero, unless they are so alike that nothing could be told apart; the label then says so."""
+    low, high = float(values.min()), float(values.max())
+    room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
+    cut = low < 0 or 0.9 * high < low < (1 - 1e-6) * high
+    set_limits(low - room if cut else 0.0, high + room)
+    return "\n(not from 0)" if cut else ""
+
+
+def parameter_edges(groups: list[tuple[str, int]], least: float = _LEAST_HEIGHT) -> Floats:
+    """Where each parameter starts on the vertical axis; groups of few are stretched so that they are seen."""
+    total = sum(size for _, size in groups)
+    heights = [np.full(size, max(1.0, least * total / size)) for _, size in groups]
+    edges: Floats = np.concatenate([np.zeros(1), np.cumsum(np.concatenate(heights))])
+    return edges
+
+
+def _floor(gradients: Floats) -> float:
+    """The smallest gradient that is drawn: seven orders below the largest, so that exact zeros have a colour."""
+    return max(float(np.abs(gradients).max(initial=0.0)), 1e-30) * 1e-7

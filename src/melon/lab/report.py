@@ -1,0 +1,778 @@
+"""`melon report`: a bench as one page, as figures, and its main table as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import melon
+from melon.atomic import replacing, require_writable, write_text
+from melon.errors import require_plots
+from melon.evaluation.compare import Comparison
+from melon.evaluation.labels import AUTO, color, label, recommender_label
+from melon.evaluation.ranking import METRICS
+from melon.evaluation.table import Mark, Table, TableCell, interval, marks, metric_table, number, podium, signed
+from melon.evaluation.work import RatesKeeper
+from melon.lab.figures import cost, forest, rates, trend
+from melon.lab.numbers import (
+    METRIC,
+    SECOND_METRIC,
+    Compared,
+    Estimate,
+    PairedTests,
+    batch_sizes,
+    curve,
+    frontier,
+    milliseconds,
+    on_top,
+    slope,
+    split_by,
+    table_of,
+    trailing_width,
+)
+from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
+from melon.lab.records import REFERENCE, Bench, MethodComparison, Run, View, read_bench
+from melon.learning.rate_matrix import BatchRates, RateFacts
+from melon.progress import counted
+from melon.types import Floats, Plain
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report's files, and what they are about in a line."""
+
+    page: Path
+    summary: str
+
+
+def report_folders(
+    sources: Sequence[Path],
+    out: Path | None = None,
+    extend: Callable[[Document, Bench, PairedTests], Document] | None = None,
+) -> Written:
+    """Write the report of benches and single results; `extend` may add sections to it."""
+    require_plots("melon report")
+    folder = out if out is not None else _beside(sources[0])
+    require_writable(folder / "report.html")
+    bench, tests = read_bench(sources), PairedTests()
+    words = ["melon", "report", *map(str, sources), *(["--out", str(out)] if out is not None else [])]
+    document = report(bench, shlex.join(words), tests)
+    if extend is not None:
+        document = extend(document, bench, tests)
+    figures = write_report(document, folder)
+    write_text(folder / "results.csv", results_csv(bench))
+    write_text(folder / "results.tex", results_table(bench).to_latex())
+    counts = f"{counted(len(bench.runs), 'record')} in {counted(len(bench.comparisons), 'comparison')}"
+    beside = f"results.csv, results.tex and {counted(len(figures), 'figure')} beside it"
+    return Written(folder / "report.html", f"{counts}; wrote {folder / 'report.html'}, with {beside}")
+
+
+def report(bench: Bench, command: str, tests: PairedTests | None = None) -> Document:
+    """The whole document."""
+    compared = tests or PairedTests()
+    sections: list[Section | None] = [
+        short(bench),
+        results(bench, compared),
+        over_time(bench),
+        costs(bench),
+        cold_users(bench),
+        learning_rates(bench),
+        choices(bench),
+        made_of(bench, command),
+    ]
+    name = ", ".join(source.stem for source in bench.sources)
+    present = [section for section in sections if section is not None]
+    methods = dict.fromkeys([m for c in bench.comparisons for m in c.methods] + [gap.strategy for gap in bench.gaps])
+    return Document(f"melon report: {name}", headline(bench, compared), _facts(bench), present, list(methods))
+
+
+def write_report(document: Document, out: Path) -> list[Path]:
+    """Write figures and page; returns the figures."""
+    written = []
+    for figure in document.figures():
+        target = out / "figures" / f"{figure.name}.svg"
+        write_text(target, figure.drawing.svg)
+        with replacing(target.with_suffix(".png")) as unfinished:
+            unfinished.write_bytes(figure.drawing.png)
+        written.append(target)
+    write_text(out / "report.html", html_page(document))
+    return written
+
+
+def results_table(bench: Bench) -> Table:
+    """The main table: one block for each comparison, in the view that it is judged by."""
+    rows = [
+        [TableCell(f"{where(comparison)}, {VIEWS[comparison.headline]}"), *row]
+        for comparison in bench.main
+        for row in score_table(comparison, comparison.headline).rows
+    ]
+    return Table(["", "method", *METRICS], rows, left=2, grouped=True)
+
+
+def results_csv(bench: Bench) -> str:
+    """Every comparison and method in a line: means over seeds, and standard errors (`_se`)."""
+    rows = []
+    for comparison in bench.comparisons:
+        for method, line in table_of(comparison, comparison.headline).items():
+            about = [
+                comparison.stream,
+                comparison.recommender,
+                comparison.apart,
+                comparison.headline,
+                method,
+                comparison.label(method),
+            ]
+            about += [str(int(comparison.judged.sum())), str(len(comparison.runs_of(method)))]
+            values = [
+                v for name in METRICS for e in [line.get(name)] for v in ((e.mean, e.error) if e else (None, None))
+            ]
+            rows.append([*map(TableCell, about), *(TableCell("", value=value) for value in values)])
+    head = ["stream", "recommender", "options", "view", "method", "label", "events", "seeds"]
+    return Table([*head, *(text for name in METRICS for text in (name, f"{name}_se"))], rows).to_csv()
+
+
+def _beside(source: Path) -> Path:
+    return source / "report" if source.is_dir() else source.with_name(f"{source.stem}.report")
+
+
+def _facts(bench: Bench) -> list[str]:
+    seeds = [len(comparison.seeds) for comparison in bench.comparisons]
+    fewest = f"{min(seeds)} to " if min(seeds) < max(seeds) else ""
+    failed = sum(gap.kind == "failed" for gap in bench.gaps)
+    return [
+        counted(len({run.stream for run in bench.runs}), "stream"),
+        counted(len({run.record["recommender"] for run in bench.runs}), "recommender"),
+        counted(len({run.record["strategy"] for run in bench.runs}), "strategy"),
+        fewest + counted(max(seeds), "seed"),
+        counted(len(bench.runs), "record"),
+        *([f"{failed} failed"] if failed else []),
+    ]
+
+
+VIEWS: Mapping[View, str] = {
+    "first": "without repeats of what the user already had",
+    "all": "all events",
+    "full": "ranked among the whole catalogue",
+}
+_MARKS: Mapping[str, Mark] = {
+    "better": "good",
+    "no significant loss": "fair",
+    "worse within the margin": "open",
+    "worse": "bad",
+    "no significant difference": "open",
+}
+#: More comparisons than this stand below each other in the overview.
+_MOST_ACROSS = 4
+_RULES = (
+    f"The reference is {label(REFERENCE)}: plain fine-tuning, named before any number was seen; methods are compared "
+    f"by {METRIC}. “Better” and “worse”: the 95 % interval of the difference per event, from a bootstrap over users, "
+    "lies wholly above or below 0 after Holm's correction within the table. “No significant loss”: a loss larger than "
+    "the margin is ruled out. “Worse within the margin”: so is a gain. Streams with repeats are judged without them."
+)
+
+
+@dataclass(frozen=True)
+class _Entrant:
+    """A method in a comparison, under a name that says on which recommender where there are several."""
+
+    comparison: MethodComparison
+    method: str
+    name: str
+
+    @property
+    def value(self) -> float:
+        return self.comparison.hit_rate(self.method)
+
+
+def headline(bench: Bench, tests: PairedTests) -> str:
+    """One sentence: who won, by how much, on how many streams."""
+    leads = [_lead(bench, stream) for stream in dict.fromkeys(comparison.stream for comparison in bench.main)]
+    if len(leads) == 1:
+        ((first, second),) = leads
+        gap, comparison = signed(first.value - second.value), first.comparison
+        if second.comparison is comparison or (second.method in comparison.baselines and second.method != REFERENCE):
+            compared = tests.against(comparison, first.method, [second.method])[second.method].difference
+            gap = f"{signed(compared.difference)} {interval(compared.by_user)}"
+        methods = counted(len({entrant.name for entrant in _entrants(bench, comparison.stream)}), "method")
+        text = f"{first.name} has the highest {METRIC} on {comparison.stream}: {number(first.value)}, "
+        return text + f"{gap} over {second.name}, the next of {methods}."
+    wins = Counter(first.name for first, _ in leads)
+    (winner, count), *others = wins.most_common()
+    ahead = [first.value - second.value for first, second in leads if first.name == winner]
+    by = " to ".join(dict.fromkeys((signed(min(ahead)), signed(max(ahead)))))
+    text = f"{winner} has the highest {METRIC} on {count} of {counted(len(leads), 'stream')}, {by} ahead of the next "
+    return text + "method" + "".join(f"; {name} on {wins[name]}" for name, _ in others) + "."
+
+
+def _lead(bench: Bench, stream: str) -> tuple[_Entrant, _Entrant]:
+    """The best of a stream, and the best of another name."""
+    first, *rest = sorted(_entrants(bench, stream), key=lambda entrant: -entrant.value)
+    return first, next(entrant for entrant in rest if entrant.name != first.name)
+
+
+def _entrants(bench: Bench, stream: str) -> list[_Entrant]:
+    several = len({comparison.recommender for comparison in bench.main}) > 1
+    entrants = []
+    for comparison in bench.main:
+        for method in comparison.methods if comparison.stream == stream else ():
+            name = comparison.label(method)
+            if several and (method == REFERENCE or method not in comparison.baselines) and name != AUTO:
+                name += f" on {recommender_label(comparison.recommender)}"
+            entrants.append(_Entrant(comparison, method, name))
+    return entrants
+
+
+def short(bench: Bench) -> Section:
+    """The overview."""
+    note = (
+        "The mean over seeds, best of each comparison in bold, second underlined. A stream is fast where what was "
+        "popular lately beats a recommender that is never updated."
+    )
+    return Section("short", f"{METRIC} at a glance", note, [overview(bench)])
+
+
+def overview(bench: Bench) -> Table:
+    """Methods down and comparisons across; the other way round where there are many comparisons."""
+    methods = list(dict.fromkeys(method for comparison in bench.main for method in comparison.methods))
+    names = [f"{where(comparison)} ({bench.pace(comparison.stream)})" for comparison in bench.main]
+    columns = [_overview_cells(comparison, methods) for comparison in bench.main]
+    if len(columns) > _MOST_ACROSS:
+        head = ["", *(label(method).partition(" (")[0] for method in methods)]
+        return Table(head, [[TableCell(name), *cells] for name, cells in zip(names, columns, strict=True)])
+    rows = zip(methods, *columns, strict=True)
+    return Table(["", *names], [[TableCell(label(method), method=method), *cells] for method, *cells in rows])
+
+
+def _overview_cells(comparison: MethodComparison, methods: Sequence[str]) -> list[TableCell]:
+    values = {method: comparison.hit_rate(method) for method in comparison.methods}
+    marked = marks(values)
+    cells = []
+    for method in methods:
+        absent = TableCell("N/A" if method in _absences(comparison) else "–", "soft")
+        cells.append(TableCell(number(values[method]), marked[method]) if method in values else absent)
+    return cells
+
+
+def results(bench: Bench, tests: PairedTests) -> Section:
+    """All differences at a glance, then every comparison; those under another arrangement are folded."""
+    figures = [difference(comparison, tests) for comparison in bench.comparisons if comparison.strategies]
+    blocks: list[Block] = [Prose(_RULES), *([Figures(figures)] if figures else [])]
+    blocks += [comparison_part(comparison, tests) for comparison in bench.main]
+    others = [comparison_part(comparison, tests) for comparison in bench.comparisons if comparison not in bench.main]
+    blocks += [Fold(part.title, [Prose(part.note, soft=True), *part.blocks]) for part in others]
+    lead = (
+        "Differences to the reference first: the dot is the mean, the line the 95 % interval from resampling users, "
+        "the faint line from resampling items, the shaded band the margin. Then hit rate and NDCG at 5, 10 and 20: "
+        "mean ± standard error over seeds, best in bold, second underlined."
+    )
+    return Section("results", "Accuracy", lead, blocks)
+
+
+def comparison_part(comparison: MethodComparison, tests: PairedTests) -> Part:
+    """One table, its tests, and its other views."""
+    views: list[View] = ["first", "all"] if comparison.headline == "first" else ["all"]
+    views += ["full"] if any(comparison.scores(method, "full") for method in comparison.methods) else []
+    blocks: list[Block] = [score_table(comparison, comparison.headline), against_reference(comparison, tests)]
+    blocks += [
+        Fold(VIEWS[view][0].upper() + VIEWS[view][1:], [score_table(comparison, view)])
+        for view in views
+        if view != comparison.headline
+    ]
+    return Part(where(comparison), _about(comparison), blocks)
+
+
+def score_table(comparison: MethodComparison, view: View) -> Table:
+    """Methods down, metrics across, the best of each column marked."""
+    scores = table_of(comparison, view)
+    lines = [(comparison.label(m), m, {name: each.mean for name, each in line.items()}) for m, line in scores.items()]
+    errors = {(m, name): e.error for m, line in scores.items() for name, e in line.items() if e.error is not None}
+    table = metric_table(lines, list(METRICS), errors=errors)
+    gaps = [
+        [TableCell(label(gap), "soft", method=gap), *[TableCell("N/A", "soft")] * len(METRICS)]
+        for gap in _absences(comparison)
+    ]
+    return replace(table, rows=[*table.rows, *gaps], caption=VIEWS[view])
+
+
+def difference(comparison: MethodComparison, tests: PairedTests) -> Figure:
+    """The figure of a comparison's tests."""
+    family, beside = _compared(comparison, tests)
+    near = family | {method: each for method, each in beside.items() if _near(each, family)}
+    name, reference = f"difference-{slug(comparison)}", comparison.label(REFERENCE)
+    far = [label(method) for method in beside if method not in near]
+    words = f"{where(comparison)}: difference to {reference}" + (f"; far below: {', '.join(far)}" if far else "")
+    return Figure(name, forest(name, near, {method: comparison.label(method) for method in near}, reference), words)
+
+
+def against_reference(comparison: MethodComparison, tests: PairedTests) -> Table:
+    """Each strategy against the reference in numbers, baselines beside the family; they are it without strategies."""
+    family, beside = _compared(comparison, tests)
+    rows = [
+        _compared_row(comparison, method, each, tests.second(comparison, method), judged=method in family)
+        for method, each in (family | beside).items()
+    ]
+    head = ["", METRIC, "95 % by user", "by item", "± over seeds", "p", "smallest visible", "conclusion"]
+    head += [SECOND_METRIC, "95 % by user"]
+    whose = "strategies; the baselines stand outside it" if comparison.strategies else "baselines"
+    caption = (
+        f"Minus {comparison.label(REFERENCE)}, {VIEWS[comparison.headline]}; conclusions are about {METRIC}. Family: "
+        f"{counted(len(family), 'comparison')} of {whose}. Margin: {number(comparison.margin)}. p is not yet corrected."
+    )
+    return Table(head, rows, caption)
+
+
+def where(comparison: MethodComparison) -> str:
+    """A comparison's heading."""
+    return " · ".join(
+        each for each in (comparison.stream, recommender_label(comparison.recommender), comparison.apart) if each
+    )
+
+
+def estimate_cell(estimate: Estimate | None, mark: Mark = "") -> TableCell:
+    """A mean with its error."""
+    if estimate is None:
+        return TableCell("–", "soft")
+    return TableCell(number(estimate.mean), mark, "" if estimate.error is None else number(estimate.error))
+
+
+def slug(comparison: MethodComparison) -> str:
+    """A comparison's name for files."""
+    text = "-".join(each for each in (comparison.stream, comparison.recommender, comparison.apart) if each)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "comparison"
+
+
+def _compared(comparison: MethodComparison, tests: PairedTests) -> tuple[dict[str, Compared], dict[str, Compared]]:
+    """The declared family, and the baselines beside it."""
+    if not comparison.strategies:
+        return tests.family(comparison, comparison.baselines), {}
+    beside = {name: tests.family(comparison, [name])[name] for name in comparison.baselines if name != REFERENCE}
+    return tests.family(comparison, comparison.strategies), beside
+
+
+def _near(each: Compared, family: Mapping[str, Compared]) -> bool:
+    """A baseline far below would squeeze the strategies into a corner of the figure; it is in the table."""
+    reach = max(max(abs(end) for end in one.difference.by_user) for one in family.values())
+    return each.difference.difference >= -2 * max(reach, each.margin)
+
+
+def _compared_row(
+    comparison: MethodComparison, method: str, compared: Compared, second: Comparison, *, judged: bool
+) -> list[TableCell]:
+    each = compared.difference
+    return [
+        TableCell(comparison.label(method), method=method),
+        TableCell(signed(each.difference)),
+        TableCell(interval(each.by_user)),
+        TableCell(interval(each.by_item), "soft"),
+        TableCell(number(each.seed_error), "soft"),
+        TableCell("<.001" if each.p_value < 0.001 else number(each.p_value), "soft"),
+        TableCell(number(compared.visible), "soft"),
+        TableCell(compared.conclusion, _MARKS[compared.conclusion]) if judged else TableCell("baseline", "soft"),
+        TableCell(signed(second.difference)),
+        TableCell(interval(second.by_user)),
+    ]
+
+
+def _absences(comparison: MethodComparison) -> Sequence[str]:
+    """Strategies that do not exist with this recommender."""
+    return list(
+        dict.fromkeys(g.strategy for g in comparison.gaps if g.kind == "N/A" and g.strategy not in comparison.methods)
+    )
+
+
+def _about(comparison: MethodComparison) -> str:
+    aside, protocol = comparison.first.get("set_aside", 0), comparison.first["protocol"]
+    parts = [
+        counted(len(comparison.events), "event") + (f", {aside:,} set aside" if aside else ""),
+        f"{comparison.repeats.mean():.1%} of them repeats" if comparison.repeats.any() else "no repeats",
+        f"{len(comparison.first['batches'])} batches",
+        counted(len(comparison.seeds), "seed"),
+        f"candidates {protocol['candidates']}, 1 + {protocol['negatives']}",
+    ]
+    return " · ".join(parts)
+
+
+#: Metrics of cold and of warm users.
+Sided = tuple[dict[str, Estimate], dict[str, Estimate]]
+#: Fewer events than this say little about cold users.
+FEW_EVENTS = 100
+#: docs/methods.md 5.6 wants this many timed batches.
+TIMED_BATCHES = 100
+
+
+def over_time(bench: Bench) -> Section | None:
+    """Curves, who is on top, and how the gap to the reference moves."""
+    figures, rows, summaries = [], [], []
+    for comparison in _with_strategies(bench):
+        curves = {method: curve(comparison, method) for method in comparison.methods}
+        width, best = trailing_width(len(comparison.first["batches"])), best_strategy(comparison)
+        caption = f"{where(comparison)}: NDCG@10 per online batch, and its mean over the last {width} batches"
+        name, labels = f"trend-{slug(comparison)}", {method: comparison.label(method) for method in comparison.methods}
+        figures.append(Figure(name, trend(name, curves, labels, width, best), caption))
+        shares = on_top(curves)
+        summaries.append(_time_lead(comparison, shares, curves, best))
+        for method in comparison.methods:
+            gap = curves[method] - curves[REFERENCE]
+            move = slope(gap, batch_sizes(comparison)) if method != REFERENCE else None
+            rows.append(
+                [
+                    TableCell(where(comparison)),
+                    TableCell(labels[method], method=method),
+                    TableCell(f"{shares.get(method, 0):.0%}", "best" if method in podium(shares)[0] else ""),
+                    TableCell(signed(float(np.nanmean(gap))) if method != REFERENCE else "–"),
+                    TableCell("–" if move is None else signed(move.per_100)),
+                    TableCell("–" if move is None else interval((move.low, move.high)), "soft"),
+                ]
+            )
+    gap_to = f"gap to {label(REFERENCE).partition(' (')[0]}"
+    head = ["", "method", "on top", gap_to, "slope per 100 batches", "95 %"]
+    caption = f"Share of batches on which each has the highest NDCG@10, ties shared; its {gap_to} and its slope."
+    lead = f"Each batch is predicted before it is learned. The {gap_to} grows or shrinks where its interval excludes 0."
+    table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
+    return Section("time", "Over time", lead, [Figures(figures), Bullets(summaries), table]) if rows else None
+
+
+def costs(bench: Bench) -> Section | None:
+    """Time per update, and accuracy against it with the frontier."""
+    figures, rows, few = [], [], False
+    for comparison in _with_strategies(bench):
+        times = {method: milliseconds(comparison, method) for method in (REFERENCE, *comparison.strategies)}
+        points = {m: (taken, comparison.hit_rate(m)) for m, taken in times.items() if taken is not None}
+        if not points:
+            continue
+        edge, labels = frontier(points), {method: comparison.label(method) for method in comparison.methods}
+        flat = {name: comparison.hit_rate(name) for name in ("frozen", "recent_popularity")}
+        name = f"cost-{slug(comparison)}"
+        caption = f"{where(comparison)}: accuracy against time per update; the steps are the frontier"
+        figures.append(Figure(name, cost(name, points, edge, flat, labels), caption))
+        for method, point in points.items():
+            timed = min(run.record["update_ms"]["batches"] for run in comparison.runs if run.method == method)
+            few |= timed < TIMED_BATCHES
+            rows.append(_cost_row(comparison, method, point, timed, on_frontier=method in edge))
+    if not rows:
+        return None
+    machines = {(run.record["protocol"]["threads"], run.request.get("device")) for run in bench.runs}
+    used = " or ".join(f"{counted(n, 'thread')} on {device or 'cpu'}" for n, device in sorted(machines))
+    note = f"Learning only, without scoring; {used}."
+    if few:
+        note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."
+    head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
+    lead = "Elapsed time per online batch, and what it buys. Anything below the steps is beaten by something cheaper."
+    return Section("cost", "Cost", lead, [Figures(figures), Table(head, rows, note, left=2, grouped=True)])
+
+
+def cold_users(bench: Bench) -> Section | None:
+    """Cold against warm, for every method; None where no event is a cold user's."""
+    rows, summaries = [], []
+    for comparison in bench.main:
+        cold = comparison.column("cold").astype(bool)
+        counts = [int((flags & comparison.judged).sum()) for flags in (cold, ~cold)]
+        if not counts[0]:
+            continue
+        sides = {m: (split_by(comparison, m, cold), split_by(comparison, m, ~cold)) for m in comparison.methods}
+        marked = [marks({m: side[at]["HR@5"].mean for m, side in sides.items() if "HR@5" in side[at]}) for at in (0, 1)]
+        summaries.append(_cold_and_warm(comparison, sides, counts))
+        for method, both in sides.items():
+            cells = [
+                TableCell(f"{where(comparison)} ({counts[0]:,} cold, {counts[1]:,} warm events)"),
+                TableCell(comparison.label(method), method=method),
+            ]
+            for metric in ("HR@5", "NDCG@10"):
+                for at, side in enumerate(both):
+                    mark: Mark = "soft" if counts[at] < FEW_EVENTS else ""
+                    if metric == "HR@5" and not mark:
+                        mark = marked[at].get(method, "")
+                    cells.append(estimate_cell(side.get(metric), mark))
+            rows.append(cells)
+    head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
+    caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few to tell much."
+    lead = "A cold user is absent from the training part: everything about them was learned online."
+    table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
+    return Section("cold", "Cold users", lead, [Bullets(summaries), table]) if rows else None
+
+
+def learning_rates(bench: Bench) -> Section | None:
+    """Learning-rate matrices with their numbers, where `melon bench --rates` matrices them."""
+    figures, rows = [], []
+    for comparison in bench.main:
+        matrices = {method: matrix for method in comparison.strategies if (matrix := _rates_of(comparison, method))}
+        facts = {method: matrix.facts() for method, matrix in matrices.items()}
+        varying = [method for method in matrices if facts[method]["rows"].neither is not None]
+        if varying:
+            drawn = max(varying, key=comparison.hit_rate)
+            name, matrix = f"rates-{slug(comparison)}", matrices[drawn]
+            words = f"{where(comparison)} ({bench.pace(comparison.stream)} stream), {comparison.label(drawn)}: "
+            caption = words + counted(matrix.about["interactions"], "interaction")
+            figures.append(Figure(name, rates(name, matrix, color(drawn).light), caption))
+        for method, parts in facts.items():
+            for part, numbers in parts.items():
+                whose = {"rows": "users and items"}.get(part, "shared weights")
+                name_cell = TableCell(comparison.label(method), method=method)
+                rows.append([TableCell(where(comparison)), name_cell, TableCell(whose, "soft"), *_rate_cells(numbers)])
+    head = ["", "method", "parameters of", "mean rate", "σ₂/σ₁", "with loss", "with |gradient|", "by interaction"]
+    head += ["by parameter", "by neither", "from one per interaction", "from one per parameter"]
+    caption = (
+        "Rank correlations of the rate with loss and gradient; shares of its variance; and its relative distance "
+        "(Frobenius) from the best matrix with one rate per interaction, and per parameter."
+    )
+    lead = (
+        "How far each interaction (left to right) moves each parameter (top to bottom) in the last full batch, with "
+        "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
+        "Drawn for the best strategy of a comparison whose rates vary."
+    )
+    table = Table(head, rows, caption, left=3, grouped=True)
+    return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
+
+
+def best_strategy(comparison: MethodComparison) -> str:
+    """The strategy with the highest HR@5; the reference where there is none."""
+    return max(comparison.strategies, key=comparison.hit_rate, default=REFERENCE)
+
+
+def _rates_of(comparison: MethodComparison, method: str) -> BatchRates | None:
+    paths = [run.path for run in comparison.runs_of(method) if run.rates]
+    return RatesKeeper().read(paths[0].with_suffix(RatesKeeper.suffix)) if paths else None
+
+
+def _time_lead(
+    comparison: MethodComparison, shares: Mapping[str, float], curves: Mapping[str, Floats], best: str
+) -> str:
+    """Who led, and where the gap between the best strategy and the reference goes."""
+    leaders = [comparison.label(method) for method in podium(shares)[0]]
+    share = max(shares.values(), default=0)
+    text = f"{where(comparison)}: {' and '.join(leaders)} on top of all methods in {share:.0%} of the batches"
+    move = slope(curves[best] - curves[REFERENCE], batch_sizes(comparison)) if best != REFERENCE else None
+    if move is None:
+        return text
+    gap = f"the gap between {comparison.label(best)} and {comparison.label(REFERENCE)}"
+    how = "grows" if move.low > 0 else "shrinks" if move.high < 0 else "shows no trend"
+    return (
+        f"{text}; {gap} {how}: {signed(move.per_100)} NDCG@10 per 100 batches, 95 % {interval((move.low, move.high))}"
+    )
+
+
+def _cold_and_warm(comparison: MethodComparison, sides: Mapping[str, Sided], counts: Sequence[int]) -> str:
+    """How many events are a cold user's, and how the best strategy and the baselines do there."""
+    text = f"{where(comparison)}: {counts[0]:,} of {counted(sum(counts), 'event')} are a cold user's"
+    if counts[0] < FEW_EVENTS:
+        return text + ", too few to tell much"
+    methods = dict.fromkeys(("frozen", "recent_popularity", REFERENCE, best_strategy(comparison)))
+    both = [
+        f"{label(m)} {number(sides[m][0]['HR@5'].mean)} against {number(sides[m][1]['HR@5'].mean)}" for m in methods
+    ]
+    return f"{text}; HR@5 on them against warm users: {', '.join(both)}"
+
+
+def _cost_row(
+    comparison: MethodComparison, method: str, point: tuple[float, float], timed: int, *, on_frontier: bool
+) -> list[TableCell]:
+    taken, accuracy = point
+    return [
+        TableCell(where(comparison)),
+        TableCell(comparison.label(method), method=method),
+        *(TableCell(milliseconds_text(milliseconds(comparison, method, what))) for what in ("median", "mean", "p95")),
+        TableCell(f"{1000 / taken:,.1f}"),
+        TableCell(f"{timed:,}", "soft"),
+        TableCell(number(accuracy)),
+        TableCell("on the frontier", "good") if on_frontier else TableCell(""),
+    ]
+
+
+def _with_strategies(bench: Bench) -> Sequence[MethodComparison]:
+    """Contests that are more than their baselines, if any is."""
+    return [comparison for comparison in bench.main if comparison.strategies] or bench.main
+
+
+def _rate_cells(facts: RateFacts) -> list[TableCell]:
+    def share(value: float | None) -> TableCell:
+        return TableCell("–" if value is None else f"{value:.0%}")
+
+    def correlation(value: float | None) -> TableCell:
+        return TableCell("–" if value is None else signed(value, 2))
+
+    return [
+        TableCell(f"{facts.mean:.3g}"),
+        TableCell(f"{facts.sigma_ratio:.3f}"),
+        correlation(facts.with_loss),
+        correlation(facts.with_gradient),
+        share(facts.by_interaction),
+        share(facts.by_parameter),
+        share(facts.neither),
+        share(facts.from_one_rate_per_interaction.frobenius),
+        share(facts.from_one_rate_per_parameter.frobenius),
+    ]
+
+
+def milliseconds_text(value: float | None) -> str:
+    """Milliseconds with about three digits."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+_NOT_OPTIONS = ("recommender", "strategy", "seed", "settings", "preset", "split")
+
+
+def choices(bench: Bench) -> Section:
+    """What was chosen before the test part was read, with how many trials, and how far each strategy moves."""
+    rows = []
+    for comparison in bench.main:
+        for method in ("pretrain", "recent_popularity", REFERENCE, *comparison.strategies):
+            runs = comparison.runs_of(method if method in comparison.methods else REFERENCE)
+            chosen = [choice for run in runs if (choice := run.record["config"]["chosen"].get(_key(method, run)))]
+            steps = [run.record["step"]["relative"] for run in runs if run.method == method and run.record.get("step")]
+            moved = [step for step in steps if step is not None]
+            dot = "" if method == "pretrain" else method
+            rows.append(
+                [
+                    TableCell(where(comparison)),
+                    TableCell("pre-training" if method == "pretrain" else comparison.label(method), method=dot),
+                    TableCell(_chosen_settings([choice["settings"] for choice in chosen])),
+                    TableCell(_trials(comparison, method, chosen), "soft"),
+                    TableCell(
+                        ", ".join(sorted({axis for choice in chosen for axis in choice.get("at_edge", ())})), "soft"
+                    ),
+                    TableCell(f"{np.mean(moved):.2f}×" if moved else "–"),
+                ]
+            )
+    lead = (
+        f"{_equal_trials(bench)} The step is how far a batch moves the rows that it touches, relative to that of "
+        f"{label(REFERENCE)}: one that barely moves shows here."
+    )
+    head = ["", "method", "chosen settings", "trials", "at the edge of its grid", "step"]
+    caption = (
+        "Where seeds chose differently, all of their values. A choice at the edge might do better on a wider grid."
+    )
+    return Section("choices", "Choices", lead, [Table(head, rows, caption, left=5, grouped=True)])
+
+
+def made_of(bench: Bench, command: str) -> Section:
+    """Versions, commands, configurations, data, and what is missing."""
+    versions = sorted({str(run.record.get("version", "unknown")) for run in bench.runs})
+    hashes = dict.fromkeys((run.stream, str(run.record["dataset"]["sha256"])) for run in bench.runs)
+    hours = sum(run.record.get("seconds") or 0.0 for run in bench.runs) / 3600
+    blocks: list[Block] = [
+        Bullets(
+            [
+                f"records by melon {', '.join(versions)}; this report by melon {melon.__version__}",
+                counted(len(bench.runs), "record") + (f", {hours:.1f} hours of computing" if hours >= 0.05 else ""),
+                *(f"data: {stream}, sha256 {sha[:16]}" for stream, sha in hashes),
+            ]
+        ),
+        Part("Commands", "As the records have them; the last one made this report.", [Code(_commands(bench, command))]),
+    ]
+    if bench.gaps:
+        seeds_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for gap in bench.gaps:
+            seeds_of[gap.stream, gap.recommender, gap.strategy, gap.kind, gap.reason].append(gap.seed)
+        rows = [
+            [
+                TableCell(kind, "bad" if kind == "failed" else "soft"),
+                TableCell(f"{stream} · {recommender_label(recommender)}"),
+                TableCell(label(strategy), method=strategy),
+                TableCell(", ".join(map(str, seeds))),
+                TableCell(reason, "soft"),
+            ]
+            for (stream, recommender, strategy, kind, reason), seeds in seeds_of.items()
+        ]
+        blocks.append(Part("Cells without a result", "", [Table(["", "", "strategy", "seeds", "why"], rows, left=5)]))
+    if bench.notes:
+        blocks.append(Bullets(bench.notes))
+    settings = {json.dumps(comparison.arrangement, indent=1, sort_keys=True): None for comparison in bench.comparisons}
+    blocks.append(Fold("The options that all cells of a table share", [Code(text) for text in settings]))
+    return Section("made", "What made this", "", blocks)
+
+
+def _equal_trials(bench: Bench) -> str:
+    """Whether strategies had the same number of trials; who had none, and whose settings were given, is said."""
+    runs = [run for comparison in bench.main for run in comparison.runs]
+    counts = {run.trials for run in runs if run.trials}
+    untuned = sorted({label(m) for c in bench.main for m in (REFERENCE, *c.strategies) if not c.searched(m)})
+    given = sorted({label(run.method) for run in runs if run.trials is None and run.request.get("settings")})
+    text = "Settings were chosen on the selection window, before the test part was read"
+    if counts:
+        least, most = min(counts), max(counts)
+        text += f": {least} trials for each strategy" if least == most else f": {least} to {most} trials for a strategy"
+    if untuned:
+        text += f". Not tuned, because nothing was searched for it: {', '.join(untuned)}; compare it with care"
+    if given:
+        text += f". Settings were given for {', '.join(given)}"
+    return text + "."
+
+
+def _trials(comparison: MethodComparison, method: str, chosen: Sequence[Plain]) -> str:
+    if not comparison.searched(method):
+        return "not tuned"
+    if any(run.trials is None and run.request.get("settings") for run in comparison.runs if run.method == method):
+        return "given"
+    counts = sorted({len(choice["trials"]) for choice in chosen if "trials" in choice})
+    return " | ".join(map(str, counts)) or "–"
+
+
+def _commands(bench: Bench, command: str) -> str:
+    folders: dict[str, list[Run]] = defaultdict(list)
+    for run in bench.runs:
+        folders[str(run.path.parent)].append(run)
+    lines = []
+    for folder, runs in folders.items():
+        words = ["melon", "bench", *(f"{stream}.parquet" for stream in dict.fromkeys(run.stream for run in runs))]
+        for option, name in (("--recommenders", "recommender"), ("--strategies", "strategy")):
+            words += [option, ",".join(dict.fromkeys(str(run.record[name]) for run in runs))]
+        words += ["--seeds", str(1 + max(run.seed for run in runs))]
+        splits = {run.stream: ",".join(f"{share:g}" for share in run.record["dataset"]["split"]) for run in runs}
+        words += [word for stream, split in splits.items() for word in ("--split", f"{stream}={split}")]
+        words += _options(runs[0].request)
+        words += ["--rates"] if any(run.rates for run in runs) else []
+        lines.append(shlex.join([*words, "--out", folder]))
+    return "\n".join([*lines, command])
+
+
+def _options(request: Mapping[str, object]) -> list[str]:
+    """What was asked for beyond the defaults, as words of a command."""
+    from melon.fitting.config import CellConfig
+
+    usual = CellConfig().plain()
+    words = []
+    for name, value in request.items():
+        if name in _NOT_OPTIONS or value == usual.get(name) or name not in usual:
+            continue
+        option = "--" + name.replace("_", "-")
+        if isinstance(value, dict):
+            section = name.partition("_")[0]
+            words += [word for key, each in value.items() for word in ("--set", f"{section}.{key}={json.dumps(each)}")]
+        elif value is True:
+            words.append(option)
+        else:
+            words += [option, str(value)]
+    return words
+
+
+def _key(method: str, run: Run) -> str:
+    """Under which name a record keeps a method's choice."""
+    return str(run.record["strategy"]) if method == run.method else method
+
+
+def _chosen_settings(chosen: Sequence[Plain]) -> str:
+    """Settings of all seeds in one line."""
+    names = dict.fromkeys(name for settings in chosen for name in settings)
+    values = {name: {_plain(settings[name]) for settings in chosen if name in settings} for name in names}
+    parts = (f"{name} = {' | '.join(sorted(texts, key=_by_size))}" for name, texts in values.items())
+    return ", ".join(parts) or "defaults"
+
+
+def _by_size(text: str) -> tuple[float, str]:
+    try:
+        return float(text), ""
+    except ValueError:
+        return float("inf"), text
+
+
+def _plain(value: object) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,305 @@
+"""Results on the screen: tables, and long runs as they go, live or as lines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from melon.data.info import StreamInfo
+from melon.data.prepare import PreparationReport
+from melon.evaluation import labels
+from melon.evaluation.ranking import METRICS, metrics
+from melon.evaluation.record import ResultLine, result_lines
+from melon.evaluation.table import Table, TableCell, metric_table, number
+from melon.lab.advice import Advice, difference_text, method_text
+from melon.lab.bench import BenchResult, CellOutcome, Task
+from melon.learning.rate_matrix import BatchRates, RateFacts
+from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
+
+
+def show_preparation(report: PreparationReport, out: Path) -> None:
+    """Print what was read, dropped and written."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"[bold]{escape(str(out))}[/bold]: {counted(report.interactions, 'interaction')} of "
+        f"{counted(report.users, 'user')} and {counted(report.items, 'item')}"
+    )
+    console.print(
+        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad, "
+        f"{report.filtered:,} dropped because their user or item has fewer than {report.min_interactions} interactions"
+    )
+    for text in (*report.notes, *map(str, report.bad)):
+        console.print(indent(text, "  "), markup=False)
+    if any(bad.reason in ("missing user", "missing item") for bad in report.bad):
+        console.print("  which texts mean a missing id is set with --missing", markup=False)
+
+
+def show_info(info: StreamInfo, *, as_json: bool) -> None:
+    """Print the facts of a stream."""
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps(info.as_dict()))
+        return
+    table = RichTable(show_header=False, box=None, pad_edge=False)
+    for name, value in _facts(info):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def show_result(record: Mapping[str, Any]) -> None:
+    """A result beside its baselines, and what was chosen."""
+    console = Console(soft_wrap=True)
+    stream = record["dataset"]["path"] or "the stream"
+    show_table(f"{labels.recommender_label(record['recommender'])} on {stream}", result_lines([record]))
+    if record["without_repeats"] and record["without_repeats"] != record["metrics"]:
+        show_table("without repeats of what the user already had", result_lines([record], "without_repeats"))
+    if record["full_ranking"]:
+        show_table("ranked among the whole catalogue", result_lines([record], "full_ranking"))
+    cold, speed = record["cold"], record["update_ms"]
+    console.print(
+        f"{record['interactions_evaluated']:,} interactions evaluated, {record['set_aside']:,} set aside, "
+        f"tie rate {record['tie_rate']:.4f}; {cold['users']:.1%} of the users cold"
+        + (f" (HR@5 {cold['HR@5']:.3f})" if "HR@5" in cold else "")
+        + (f"; update {speed['median']:.2f} ms per batch" if speed else "")
+    )
+    if record["set_aside"] and not record["interactions_evaluated"]:
+        protocol = record["protocol"]
+        new = ", or its item was new" if protocol["candidates"] == "born" else ""
+        console.print(
+            f"nothing could be ranked: beside each interaction there were fewer than {protocol['negatives']} other "
+            f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."
+        )
+    for name, choice in record["config"]["chosen"].items():
+        chosen = ", ".join(f"{key}={value}" for key, value in choice["settings"].items()) or "defaults"
+        edge = f"  (on the edge of its grid: {', '.join(choice['at_edge'])})" if choice.get("at_edge") else ""
+        console.print(f"chosen for {name}: {chosen}{edge}", markup=False)
+
+
+def show_table(title: str, lines: Sequence[ResultLine], console: Console | None = None) -> None:
+    """Metrics of several methods, the best of each column in bold."""
+    table = metric_table([line.scores for line in lines], list(METRICS), title)
+    (console or Console(soft_wrap=True)).print(table.rich())
+
+
+def _facts(info: StreamInfo) -> list[tuple[str, str]]:
+    def moment(seconds: int) -> str:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+    def quantiles(values: Mapping[str, float], unit: float = 1.0, suffix: str = "") -> str:
+        return "  ".join(f"{name} {value / unit:,.1f}{suffix}" for name, value in values.items())
+
+    return [
+        ("users", f"{info.users:,}"),
+        ("items", f"{info.items:,}"),
+        ("interactions", f"{info.interactions:,}"),
+        ("from", moment(info.first_time)),
+        ("to", moment(info.last_time)),
+        ("an item lives (days)", quantiles(info.item_life_seconds, 86_400)),
+        ("an item lives (interactions)", quantiles(info.item_life_interactions)),
+        ("interactions per user", quantiles(info.events_per_user)),
+        ("interactions per item", quantiles(info.events_per_item)),
+        ("last 5 %: on items born in it", f"{info.tail_new_items:.1%}"),
+        ("last 5 %: users first seen in it", f"{info.tail_cold_users:.1%}"),
+        ("repeats (last 5 %)", f"{info.repeats:.1%} ({info.tail_repeats:.1%})"),
+        ("at the time of the one before", f"{info.equal_times:.1%}"),
+    ]
+
+
+def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
+    """The learning-rate matrices of a batch in numbers, and where their picture is."""
+    console, about, facts = Console(soft_wrap=True), rates.about, rates.facts()
+    if as_json:
+        parts = {name: part.as_dict() for name, part in facts.items()}
+        console.print_json(json.dumps({**about, "picture": str(out), **parts}, allow_nan=False))
+        return
+    console.print(
+        f"[bold]{escape(about['strategy'])}[/bold] on {escape(about['recommender'])}, {about['learned']:,} interactions"
+        f" learned; {about['interactions']:,} from event {about['event']:,} on ({about['note']})"
+    )
+    names = {"rows": "rows of users and items", "shared": "shared weights"}
+    columns = [_rate_lines(part) for part in facts.values()]
+    rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
+    table = Table(["learning rates", *(names[name] for name in facts)], rows).rich()
+    console.print(table)
+    console.print(f"wrote {out}", markup=False, highlight=False)
+
+
+def _rate_lines(facts: RateFacts) -> dict[str, str]:
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1%}"
+
+    def signed(value: float | None) -> str:
+        return "–" if value is None else f"{value:+.3f}"
+
+    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
+    return {
+        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
+        "least, mean, most": f"{facts.least:.4g}, {facts.mean:.4g}, {facts.most:.4g}",
+        "numerical rank": f"{facts.rank}",
+        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
+        "rank correlation with the loss": signed(facts.with_loss),
+        "rank correlation with |gradient|": signed(facts.with_gradient),
+        "rank correlation with the gradient": signed(facts.with_signed_gradient),
+        "variance by interaction": share(facts.by_interaction),
+        "variance by parameter": share(facts.by_parameter),
+        "variance by neither": share(facts.neither),
+        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
+        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
+    }
+
+
+class BenchProgress(LiveProgress):
+    """The table of results as cells end."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
+        super().__init__(self._live)
+        self._workers = 1
+        self._tasks: Sequence[Task] = ()
+        self._outcomes: dict[str, CellOutcome] = {}
+        self._running: dict[str, float] = {}
+
+    def jobs(self, jobs: Sequence[Task], ended: Mapping[str, CellOutcome], workers: int) -> None:
+        self._tasks, self._outcomes, self._workers = jobs, dict(ended), workers
+        if ended:
+            self.line(f"{len(ended)} of {len(jobs)} cells are there already")
+
+    def started(self, job: Task) -> None:
+        self._running[job.key] = time.monotonic()
+        self.waiting()
+
+    def ended(self, outcome: CellOutcome) -> None:
+        self._running.pop(outcome.task.key, None)
+        self._outcomes[outcome.task.key] = outcome
+        count = f"{len(self._outcomes)} of {len(self._tasks)}"
+        self.line(f"{outcome.task.key}: {outcome_text(outcome)}  ({count}, {self._left()})")
+        self.waiting()
+
+    def waiting(self) -> None:
+        if self.terminal:
+            running = ", ".join(f"{key} ({time.monotonic() - since:.0f} s)" for key, since in self._running.items())
+            table = bench_table(self._tasks, self._outcomes, set(self._running))
+            table.caption = f"{len(self._outcomes)} of {len(self._tasks)} cells, {self._left()}\n{running}"
+            self._live.update(table)
+
+    def _left(self) -> str:
+        """Time left, by the seconds of the same cell with other seeds, or else of the same strategy."""
+        seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for outcome in self._outcomes.values():
+            if outcome.record is not None:
+                for kind in _kinds(outcome.task):
+                    seconds[kind].append(outcome.seconds)
+        if not seconds:
+            return "time left unknown"
+        left = [task for task in self._tasks if task.key not in self._outcomes]
+        total = sum(next(float(np.mean(seconds[kind])) for kind in _kinds(task) if kind in seconds) for task in left)
+        return time_left(total / self._workers)
+
+
+def show_bench(result: BenchResult) -> int:
+    """The table and the failed cells; returns the exit code of the command."""
+    table = bench_table(result.tasks, result.outcomes)
+    table.title = "HR@5, mean over seeds"
+    Console(soft_wrap=True).print(table)
+    failed = result.failed
+    for outcome in failed:
+        say(f"{outcome.task.key} {outcome_text(outcome)}")
+    if failed:
+        count = f"{len(failed)} of {len(result.tasks)} cells failed"
+        say(f"{count} ({result.out}/*.failed.txt say why); run the same command to try them again.")
+    say(f"records in {result.out}: melon report {result.out}")
+    return 1 if failed else 0
+
+
+def bench_table(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str] = ()) -> RichTable:
+    """HR@5 so far: streams and recommenders down, strategies across, the mean over finished seeds."""
+    strategies = list(dict.fromkeys(task.config.strategy for task in tasks))
+    table = RichTable("stream", "recommender", *strategies, box=None, pad_edge=False)
+    lines: dict[tuple[str, str], dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
+    for task in tasks:
+        lines[task.stream, task.config.recommender][task.config.strategy].append(task)
+    for (stream, recommender), line in lines.items():
+        table.add_row(stream, recommender, *(_table_cell(line[name], outcomes, running) for name in strategies))
+    return table
+
+
+def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str]) -> str:
+    ended = [outcomes[task.key] for task in tasks if task.key in outcomes]
+    if ended and all(outcome.not_applicable for outcome in ended):
+        return "N/A"
+    records = [outcome.record for outcome in ended if outcome.record is not None]
+    rates = [record["metrics"]["HR@5"] for record in records if record["metrics"]]
+    text = f"{np.mean(rates):.3f}" if rates else "–"
+    marks = "✗" * sum(outcome.problem is not None for outcome in ended) + "…" * sum(t.key in running for t in tasks)
+    return f"{text} {len(rates)}/{len(tasks)}{marks}" if len(rates) < len(tasks) else f"{text}{marks}"
+
+
+def outcome_text(outcome: CellOutcome) -> str:
+    """How a cell ended, in a line."""
+    if outcome.record is not None and not outcome.record["metrics"]:
+        return "no event could be ranked: there are too few items beside what users have taken (--negatives)"
+    if outcome.record is not None:
+        return f"HR@5 {outcome.record['metrics']['HR@5']:.4f} in {outcome.seconds:.0f} s"
+    if outcome.not_applicable is not None:
+        return f"N/A: {outcome.not_applicable}"
+    return f"failed: {last_line(outcome.problem)}"
+
+
+def _kinds(task: Task) -> list[tuple[str, ...]]:
+    """What a cell is like, from the most to the least alike."""
+    config = task.config
+    return [(task.stream, config.recommender, config.strategy), (config.recommender, config.strategy), ()]
+
+
+class AdviceProgress(Progress):
+    """A line for each cell, with the time that is left."""
+
+    def __init__(self, minutes: float) -> None:
+        self._until = time.monotonic() + 60 * minutes
+
+    def started(self, job: Task) -> None:
+        say_aside(f"{job.config.recommender} {job.config.strategy} …")
+
+    def ended(self, outcome: CellOutcome) -> None:
+        config = outcome.task.config
+        left = max(self._until - time.monotonic(), 0)
+        say_aside(f"{config.recommender} {config.strategy}: {outcome_text(outcome)}  ({left:.0f} s left)")
+
+
+def show_advice(advice: Advice, *, as_json: bool) -> None:
+    """On the screen, or as JSON."""
+    if as_json:
+        Console(soft_wrap=True).print_json(json.dumps(advice.plain(), allow_nan=False))
+        return
+    first, last = (datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M") for moment in advice.span)
+    say(f"The last {advice.recent:,} of {advice.interactions:,} interactions of {advice.stream}, {first} to {last}.")
+    after = f"{advice.judged:,} that came after{', repeats left out' if advice.without_repeats else ''}"
+    say(f"Settings were chosen on their earlier part; these figures are about {after}.")
+    Console(soft_wrap=True).print(_advice_table(advice).rich())
+    for line in advice.sentences():
+        say(line)
+
+
+def _advice_table(advice: Advice) -> Table:
+    rows = []
+    for method in sorted(advice.methods, key=lambda method: -method.hit_rate):
+        scores, against = metrics(method.rank), advice.conclusion.challengers.get(method.name)
+        mark = " *" if advice.conclusion.better.get(method.name) else ""
+        cells = [method_text(method.name), number(scores["HR@5"]), number(scores["NDCG@10"])]
+        cells.append(f"{difference_text(against)}{mark}" if against else "")
+        cells.append(f"{method.update_ms:.1f}" if method.name in advice.chosen else "")
+        rows.append([TableCell(text) for text in cells])
+    caption = "95 % intervals from resampling users; * better, corrected for the number of comparisons"
+    return Table(["", "HR@5", "NDCG@10", f"over {advice.conclusion.reference.name}", "ms a batch"], rows, caption)

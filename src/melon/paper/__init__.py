@@ -1,1 +1,0 @@
-"""What is about one publication: its numbers, its claims, its experiment."""

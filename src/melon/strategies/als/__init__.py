@@ -1,1 +1,0 @@
-"""Element-wise ALS: an update strategy that solves for rows instead of stepping them."""

@@ -1,1 +1,0 @@
-"""Everything that prints to a terminal: tables, progress, views."""

@@ -1,1 +1,0 @@
-"""`melon tune`: settings searched on the selection window."""

@@ -1,0 +1,168 @@
+"""Verdicts: each claim can be held, fail, and stay open, and says by which number."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from melon.lab.numbers import PairedTests
+from melon.lab.paper import (
+    affordable,
+    both_paces,
+    claim_results,
+    claims,
+    consistent_gains,
+    quick_adaptation,
+    together,
+    two_directions,
+)
+from melon.lab.records import MethodComparison
+from report_scenes import bench_of, comparison_of, ranks_with, write_run
+
+N = 400
+
+
+def comparisons(folder: Path) -> list[MethodComparison]:
+    return list(bench_of(folder).main)
+
+
+def write_contest(folder: Path, stream: str, recommender: str = "bpr", *, fast: bool = False, **hits: int) -> None:
+    """A comparison in which each method has so many hits of 400; the tuned Default has 100."""
+    frozen, recent = (10, 90) if fast else (90, 10)
+    baselines = {
+        "default": ranks_with(100, N),
+        "frozen": ranks_with(frozen, N),
+        "recent_popularity": ranks_with(recent, N),
+    }
+    for name, count in hits.items():
+        write_run(folder, name, ranks_with(count, N), stream=stream, recommender=recommender, baselines=baselines)
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome"),
+    [
+        (["held", "held"], "held"),
+        (["held", "not decided"], "not decided"),
+        (["not held", "not decided"], "not held"),
+        ([], "not decided"),
+    ],
+)
+def test_a_claim_about_all_cases(parts: list[str], outcome: str) -> None:
+    assert together(parts) == outcome  # type: ignore[arg-type]
+
+
+class TestConsistentGains:
+    def test_held(self, tmp_path: Path) -> None:
+        for stream in ("one", "two"):
+            for recommender in ("bpr", "ncf"):
+                write_contest(tmp_path, stream, recommender, melon=300, eals=150)
+        found = consistent_gains(comparisons(tmp_path), PairedTests())
+        assert found.outcome == "held"
+        assert found.number.startswith("better than every baseline in 4 of 4 comparisons; than default steps")
+
+    def test_one_contest_without_a_gain_sinks_it(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "one", melon=300, eals=150)
+        write_contest(tmp_path, "two", melon=150, eals=300)
+        found = consistent_gains(comparisons(tmp_path), PairedTests())
+        assert found.outcome == "not held"
+        assert "better than every baseline in 1 of 2 comparisons" in found.number
+        assert any("hardest baseline, eALS" in line for line in found.lines)
+
+    def test_one_recommender_is_too_few(self, tmp_path: Path) -> None:
+        for stream in ("one", "two"):
+            write_contest(tmp_path, stream, melon=300, eals=150)
+        found = consistent_gains(comparisons(tmp_path), PairedTests())
+        assert found.outcome == "not decided"
+        assert found.number.startswith("only one recommender here, too few for a claim about all of them")
+
+    def test_its_own_halves_are_no_rivals(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "one", melon=300, melon_i=399, eals=100)
+        assert "in 1 of 1 comparison" in consistent_gains(comparisons(tmp_path), PairedTests()).number
+
+
+class TestTwoDirections:
+    def test_held(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "one", melon=300, melon_i=100, melon_p=150)
+        assert two_directions(comparisons(tmp_path), PairedTests()).outcome == "held"
+
+    def test_no_gain_over_one_of_them(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "one", melon=300, melon_i=100, melon_p=300)
+        assert two_directions(comparisons(tmp_path), PairedTests()).outcome == "not held"
+
+    def test_without_both_it_is_open(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "one", melon=300, melon_i=100)
+        assert two_directions(comparisons(tmp_path), PairedTests()).outcome == "not decided"
+
+
+class TestAffordable:
+    @pytest.mark.parametrize(("ms", "outcome"), [(100.0, "held"), (500.0, "not held")])
+    def test_by_the_slowest(self, ms: float, outcome: str, tmp_path: Path) -> None:
+        write_run(tmp_path, stream="quick", update_ms=5.0)
+        write_run(tmp_path, stream="other", update_ms=ms)
+        found = affordable(comparisons(tmp_path))
+        assert found.outcome == outcome
+        assert found.number.startswith(f"{1000 / ms:.1f} updates a second")
+
+
+class TestQuickAdaptation:
+    def test_a_growing_lead_holds(self, tmp_path: Path) -> None:
+        rank = [9.0, 9.0, 5.0, 5.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+        write_run(tmp_path, rank=rank, batch=2)
+        assert quick_adaptation([comparison_of(tmp_path)]).outcome == "held"
+
+    def test_a_closing_gap_fails(self, tmp_path: Path) -> None:
+        rank = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 5.0, 5.0, 9.0, 9.0]
+        write_run(tmp_path, rank=rank, batch=2)
+        found = quick_adaptation([comparison_of(tmp_path)])
+        assert found.outcome == "not held"
+        assert found.number.startswith("the gap grows in 0 and closes in 1 of 1 comparison")
+
+    def test_few_batches_leave_it_open(self, tmp_path: Path) -> None:
+        write_run(tmp_path, rank=[1, 1, 1, 1], batch=2)
+        found = quick_adaptation([comparison_of(tmp_path)])
+        assert found.outcome == "not decided"
+        assert "too few" in found.lines[0]
+
+
+class TestBothPaces:
+    def test_held(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "slow", melon=300, eals=300, metasgd=100)
+        write_contest(tmp_path, "fast", fast=True, melon=300, eals=100, metasgd=300)
+        found = both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests())
+        assert found.outcome == "held"
+        assert found.number == "the family that should lead does in 2 of 2 comparisons"
+
+    def test_the_other_way_round(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "slow", melon=300, eals=100, metasgd=300)
+        write_contest(tmp_path, "fast", fast=True, melon=300, eals=300, metasgd=100)
+        assert both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests()).outcome == "not held"
+
+    def test_one_pace_is_too_few(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "slow", melon=300, eals=300, metasgd=100)
+        found = both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests())
+        assert found.outcome == "not decided"
+        assert found.number.startswith("only slow streams here")
+
+    def test_melons_own_halves_do_not_stand_for_a_family(self, tmp_path: Path) -> None:
+        write_contest(tmp_path, "slow", melon=300, melon_i=300, melon_p=100)
+        assert "no comparison has" in both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests()).number
+
+
+def test_without_melon_everything_is_open(tmp_path: Path) -> None:
+    write_run(tmp_path, "eals")
+    found = claim_results(bench_of(tmp_path), PairedTests())
+    assert len(found) == 5
+    assert {each.outcome for each in found} == {"not decided"}
+
+
+@pytest.mark.parametrize(
+    ("form", "says"), [("linear", "(interaction, row) pair"), ("network", "in the paper's form: one learned rate")]
+)
+def test_the_report_says_which_form_of_melon_is_judged(tmp_path: Path, form: str, says: str) -> None:
+    path = write_run(tmp_path, "melon", ranks_with(300, N))
+    record = json.loads(path.read_text())
+    record["config"]["chosen"]["melon"]["settings"]["form"] = form
+    path.write_text(json.dumps(record))
+    lead = claims(bench_of(tmp_path), PairedTests()).lead
+    assert says in lead
+    assert "not as published" in lead

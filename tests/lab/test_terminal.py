@@ -1,0 +1,84 @@
+"""What people see in a terminal and in a pipe: tables with odd names, bars, plain lines."""
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from melon.data.interactions import Interactions
+from melon.evaluation.cell import Cell
+from melon.evaluation.record import ResultLine
+from melon.fitting.config import CellConfig
+from melon.lab.terminal import show_result, show_table
+from melon.progress import BarProgress, LineProgress, model_progress
+
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def record(flips: Interactions, small: Callable[..., CellConfig]) -> Record:
+    return Cell(flips, small(strategy="eals", full_ranking=True)).run("odd [/bold] <name>.parquet").record
+
+
+def test_the_terminal_shows_the_same(
+    record: Record, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    show_result(record)
+    shown = capsys.readouterr().out
+    assert "odd [/bold] <name>.parquet" in shown
+    for name in ("frozen (no update)", "recent popularity", "default steps (tuned)", "eALS"):
+        assert shown.count(f" {name} ") == 3  # with and without repeats, and in the full ranking
+    assert "chosen for eals: " in shown
+    assert "250 interactions evaluated, 0 set aside" in shown
+
+
+def test_a_table_marks_the_best_and_shows_what_is_missing() -> None:
+    out = io.StringIO()
+    lines = [ResultLine(name, name, {"HR@5": value}, ()) for name, value in (("one", 0.25), ("two", 0.5))]
+    show_table("t", lines, Console(file=out, width=100))
+    assert ".250" in out.getvalue()
+    assert "–" in out.getvalue()
+
+
+def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+    assert isinstance(model_progress(), LineProgress)
+    with LineProgress() as progress:
+        progress.stage("doing [this]")
+        progress.note("a note")
+        progress.tick("too soon to be told")
+        progress.batch(10, 10, 0.25)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["doing [this]", "  a note"]
+    assert re.fullmatch(r"  10 of 10  [\d,]+/s  HR@5 0\.250", lines[2])
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    progress = BarProgress()
+    out = io.StringIO()
+    progress._progress.live.console = Console(file=out, force_terminal=True, width=120)
+    with progress:
+        progress.stage("streaming [/odd]")
+        progress.note("a note with [/brackets]")
+        progress.tick("a tick")
+        progress.batch(5, 10, 0.25)
+        progress._progress.refresh()
+    assert "streaming [/odd]" in out.getvalue()
+    assert "HR@5 0.250" in out.getvalue()
+
+
+@pytest.mark.parametrize("candidates", ["catalogue", "born"])
+def test_a_result_without_ranks_says_why(record: Record, capsys: pytest.CaptureFixture[str], candidates: str) -> None:
+    empty = {**record, "metrics": {}, "interactions_evaluated": 0, "set_aside": 250}
+    show_result({**empty, "protocol": {**record["protocol"], "candidates": candidates}})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"nothing could be ranked: beside each interaction there were fewer than {record['protocol']['negatives']}"
+        in shown
+    )
+    assert ("or its item was new" in shown) == (candidates == "born")
+    assert "--negatives" in shown
