@@ -26,7 +26,6 @@ from melon.recommenders.evidence import Evidence, Examples, Values
 from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.default import Default
-from melon.strategies.eals import EALS
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.metasgd import MetaSGD
@@ -124,7 +123,6 @@ OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
         {"untouched_rows_stay", _EXPLAIN},
         "ncf",
     ),
-    "replay": (partial(EALS, {"lr": 0.05, "replay": 9}), set(), "ncf"),
     "mwnet lazy": (partial(MWNet, {"optimizer": "adam_lazy", "lr": 0.01}), {_EXPLAIN}, "ncf"),
     "mwnet dense": (
         partial(MWNet, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001}),

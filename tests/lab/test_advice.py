@@ -114,7 +114,9 @@ class TestWords:
         assert "Left out (no time left; more --minutes take more in): ncf melon, ncf sml." in text
         assert "Left out (it failed): bpr sml." in text
 
-    @pytest.mark.parametrize(("hit_rate", "words"), [(0.302, "shows no difference"), (0.5, "is worse: -0.")])
+    @pytest.mark.parametrize(
+        ("hit_rate", "words"), [(0.302, "shows no significant difference"), (0.5, "is worse: -0.")]
+    )
     def test_popularity_alone(self, hit_rate: float, words: str) -> None:
         simple = [*SIMPLE[:2], Method("recent_popularity", ranks(hit_rate, seed=5), 0.0)]
         text = "\n".join(advice_of(methods(**{"bpr default": (0.3, 2.0)}), simple).sentences())

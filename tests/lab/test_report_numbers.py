@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from melon.evaluation.table import Table, podium
+from melon.evaluation.table import ResultTable, podium
 from melon.lab.numbers import (
     PairedTests,
     batch_sizes,
@@ -244,7 +244,7 @@ class TestComparisons:
         n = 400
         write_run(tmp_path, "default", ranks_with(200, n), baselines={"recent_popularity": ranks_with(320, n)})
         table = against_reference(comparison_of(tmp_path), PairedTests())
-        assert isinstance(table, Table)
+        assert isinstance(table, ResultTable)
         conclusions = {row[0].method: row[7].text for row in table.rows}
         assert conclusions == {"frozen": "worse", "popularity": "worse", "recent_popularity": "better"}
         assert "Family: 3 comparisons of baselines." in table.caption

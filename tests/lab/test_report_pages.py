@@ -13,7 +13,7 @@ import pytest
 from commands import Run
 from melon import cli
 from melon.demo import write_synthetic
-from melon.evaluation.table import Table, TableCell, inline, interval, number, signed
+from melon.evaluation.table import ResultTable, TableCell, inline, interval, number, signed
 from melon.lab.numbers import PairedTests
 from melon.lab.page import html_page
 from melon.lab.paper import paper_report
@@ -242,7 +242,7 @@ def test_pieces_of_text() -> None:
     assert interval((-0.01, 0.02)) == "[−.010, +.020]"
     assert inline("run `a<b` now") == "run <code>a&lt;b</code> now"
     assert inline("a lonely ` tick") == "a lonely ` tick"
-    assert Table(["a"], [[TableCell("b")]]).left == 1
+    assert ResultTable(["a"], [[TableCell("b")]]).left == 1
 
 
 @pytest.fixture(scope="module")

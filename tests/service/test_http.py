@@ -414,7 +414,7 @@ class TestAdmin:
         wanted = {
             "melon_events", "melon_log_offset", "melon_model_offset", "melon_lag_events", "melon_freshness_seconds",
             "melon_commit_seconds", "melon_commit_events", "melon_request_seconds", "melon_score_seconds",
-            "melon_coalesced_users", "melon_source", "melon_batch_events", "melon_ranked", "melon_hits", "melon_gain",
+            "melon_coalesced_users", "melon_source", "melon_batch_events", "melon_ranked", "melon_quality",
             "melon_cold", "melon_served", "melon_taken", "melon_rows", "melon_replica_reloads", "melon_disk_free_bytes",
             "process_resident_memory_bytes",
         }  # fmt: skip

@@ -7,14 +7,16 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from melon.errors import DataError
 from melon.types import Ints
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Id = int | str | uuid.UUID
 IdKind = Literal["int", "str", "uuid"]
@@ -58,7 +60,9 @@ def codes_of(ids: Ids | pl.Series) -> tuple[Codes, int]:
     """Some code below a modest bound for each id (integers, texts or categories; no nulls), and that bound."""
     if not len(ids):
         return np.zeros(0, dtype=np.int64), 0
-    if isinstance(ids, pl.Series):
+    if not isinstance(ids, np.ndarray):
+        import polars as pl
+
         if not ids.dtype.is_integer():
             categories = ids.cast(pl.Categorical(pl.Categories.random())) if ids.dtype == pl.String else ids
             codes = categories.to_physical().to_numpy()
@@ -74,12 +78,14 @@ def codes_of(ids: Ids | pl.Series) -> tuple[Codes, int]:
 def as_array(ids: pl.Series) -> Ids:
     """Ids as melon returns them: int64, or an object array of str, which keeps every text whole."""
     if ids.dtype.is_integer():
-        return ids.cast(pl.Int64).to_numpy()
+        return ids.to_numpy().astype(np.int64, copy=False)
     return np.array(ids.to_list(), dtype=object)
 
 
 def first_beyond_64_bits(numbers: pl.Series) -> int | None:
     """Position of the first number (no nulls, no NaN) that is too large or too small for 64 bits; None if all fit."""
+    import polars as pl
+
     lost = numbers.cast(pl.Int64, strict=False).is_null()
     return lost.arg_max() if lost.any() else None
 
@@ -89,6 +95,8 @@ def original_ids(ids: pl.Series, texts: bool) -> Ids:
 
     "7" is an integer in its plain notation; "07" and "+7" are not, nor is a number beyond 64 bits.
     """
+    import polars as pl
+
     if ids.dtype != pl.Int64 or texts:
         ids = ids.cast(pl.String)
         numbers = ids.cast(pl.Int64, strict=False)

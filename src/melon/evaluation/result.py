@@ -15,7 +15,7 @@ from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare
 from melon.evaluation.ranking import METRICS
-from melon.evaluation.table import Table, metric_table
+from melon.evaluation.table import ResultTable, metric_table
 from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
 
@@ -149,7 +149,7 @@ class Evaluation:
         """The table, for notebooks."""
         return self._rendered().to_html() + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
-    def _rendered(self, section: str = "metrics") -> Table:
+    def _rendered(self, section: str = "metrics") -> ResultTable:
         frame = self.table(section)
         lines = [
             (row["method"], row["method"], {name: row[name] for name in frame.columns[1:]}) for row in frame.to_dicts()

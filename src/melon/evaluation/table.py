@@ -31,7 +31,7 @@ class TableCell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Rows of cells; the first `left` columns are words, the rest numbers.
 
     In a grouped table neighbouring rows with the same first cell stand under it as a heading.
@@ -121,7 +121,7 @@ def metric_table(
     columns: Sequence[str],
     title: str = "",
     errors: Mapping[tuple[str, str], float] | None = None,
-) -> Table:
+) -> ResultTable:
     """Methods down, metrics across: (label, method, metrics) for each line; the best and the second are marked."""
     marked = {name: marks({method: scores[name] for _, method, scores in lines if name in scores}) for name in columns}
     rows = [
@@ -139,7 +139,7 @@ def metric_table(
         ]
         for label, method, scores in lines
     ]
-    return Table(["", *columns], rows, title=title)
+    return ResultTable(["", *columns], rows, title=title)
 
 
 def podium(values: Mapping[str, float]) -> tuple[set[str], set[str]]:

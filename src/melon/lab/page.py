@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from melon.evaluation.labels import INK, LINE, SOFT, color, css_variable
-from melon.evaluation.table import Table, inline
+from melon.evaluation.table import ResultTable, inline
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Part:
     blocks: Sequence[Block]
 
 
-Block = Table | Figures | Prose | Bullets | Code | Fold | Cards | Part
+Block = ResultTable | Figures | Prose | Bullets | Code | Fold | Cards | Part
 
 
 @dataclass(frozen=True)

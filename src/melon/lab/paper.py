@@ -18,7 +18,7 @@ from melon.data.files import load_stream, side_car
 from melon.data.prepare import prepare
 from melon.errors import DataError, require_plots
 from melon.evaluation.labels import label, recommender_label
-from melon.evaluation.table import Table, TableCell, marks, number
+from melon.evaluation.table import ResultTable, TableCell, marks, number
 from melon.lab.bench import bench_streams, files_about, tuned_elsewhere
 from melon.lab.numbers import (
     Compared,
@@ -336,7 +336,7 @@ def ablation(bench: Bench) -> Section | None:
         "The paper's numbers are theirs, on other data, for BPR only, and for Amazon the mean of three categories."
     )
     return (
-        Section("ablation", "Two directions", lead, [Table(head, rows, caption, left=3, grouped=True)])
+        Section("ablation", "Two directions", lead, [ResultTable(head, rows, caption, left=3, grouped=True)])
         if rows
         else None
     )
@@ -364,7 +364,7 @@ def beside_the_paper(bench: Bench) -> Section | None:
     return Section("paper", "Beside the paper", lead, [Part("Datasets", note, [datasets(bench)]), *parts])
 
 
-def datasets(bench: Bench) -> Table:
+def datasets(bench: Bench) -> ResultTable:
     """Ours and, below each, theirs."""
     rows, seen = [], set()
     for comparison in bench.comparisons:
@@ -390,10 +390,10 @@ def datasets(bench: Bench) -> Table:
             texts = [*counts, f"{theirs.cold_users} %", "–", split, f"≈ {theirs.test_batches}", "–"]
             rows.append([TableCell(f"paper: {theirs.name}", "theirs"), *(TableCell(text, "theirs") for text in texts)])
     head = ["", "users", "items", "interactions", "cold users", "repeats", "split, %", "test batches", "stream is"]
-    return Table(head, rows)
+    return ResultTable(head, rows)
 
 
-def published(dataset: str, recommender: str, comparisons: Sequence[MethodComparison]) -> Table:
+def published(dataset: str, recommender: str, comparisons: Sequence[MethodComparison]) -> ResultTable:
     """For every method ours, and theirs below; theirs of Amazon is the mean of three categories, so ours is one too."""
     theirs, rows = RESULTS[dataset, recommender], []
     methods = dict.fromkeys([*(method for comparison in comparisons for method in comparison.methods), *PAPER_NAMES])
@@ -405,7 +405,7 @@ def published(dataset: str, recommender: str, comparisons: Sequence[MethodCompar
         if method in PAPER_NAMES:
             name = TableCell(PAPER_NAMES[method], "theirs", method=method)
             rows.append([name, TableCell("paper", "theirs"), *_theirs(theirs.get(method))])
-    return Table(["", "", *METRICS], rows, left=2)
+    return ResultTable(["", "", *METRICS], rows, left=2)
 
 
 def averaged(comparisons: Sequence[MethodComparison], method: str) -> dict[str, Estimate]:
@@ -421,7 +421,7 @@ def averaged(comparisons: Sequence[MethodComparison], method: str) -> dict[str, 
     return estimates(means)
 
 
-def _times(dataset: str, recommender: str, comparisons: Sequence[MethodComparison]) -> list[Table]:
+def _times(dataset: str, recommender: str, comparisons: Sequence[MethodComparison]) -> list[ResultTable]:
     """Milliseconds per online batch, ours and theirs."""
     theirs, rows = ELAPSED_MS.get((dataset, recommender), {}), []
     for method, elapsed in theirs.items():
@@ -436,7 +436,7 @@ def _times(dataset: str, recommender: str, comparisons: Sequence[MethodCompariso
                     TableCell("N/A" if elapsed is None else f"{elapsed:,}", "theirs"),
                 ]
             )
-    return [Table(["", "ours, ms per batch", "paper, ms (Titan RTX)"], rows)] if rows else []
+    return [ResultTable(["", "ours, ms per batch", "paper, ms (Titan RTX)"], rows)] if rows else []
 
 
 def _table_order(method: str) -> int:

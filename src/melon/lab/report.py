@@ -18,7 +18,7 @@ from melon.errors import require_plots
 from melon.evaluation.compare import Comparison
 from melon.evaluation.labels import AUTO, color, label, recommender_label
 from melon.evaluation.ranking import METRICS
-from melon.evaluation.table import Mark, Table, TableCell, interval, marks, metric_table, number, podium, signed
+from melon.evaluation.table import Mark, ResultTable, TableCell, interval, marks, metric_table, number, podium, signed
 from melon.evaluation.work import RatesKeeper
 from melon.lab.figures import cost, forest, rates, trend
 from melon.lab.numbers import (
@@ -106,14 +106,14 @@ def write_report(document: Document, out: Path) -> list[Path]:
     return written
 
 
-def results_table(bench: Bench) -> Table:
+def results_table(bench: Bench) -> ResultTable:
     """The main table: one block for each comparison, in the view that it is judged by."""
     rows = [
         [TableCell(f"{where(comparison)}, {VIEWS[comparison.headline]}"), *row]
         for comparison in bench.main
         for row in score_table(comparison, comparison.headline).rows
     ]
-    return Table(["", "method", *METRICS], rows, left=2, grouped=True)
+    return ResultTable(["", "method", *METRICS], rows, left=2, grouped=True)
 
 
 def results_csv(bench: Bench) -> str:
@@ -135,7 +135,7 @@ def results_csv(bench: Bench) -> str:
             ]
             rows.append([*map(TableCell, about), *(TableCell("", value=value) for value in values)])
     head = ["stream", "recommender", "options", "view", "method", "label", "events", "seeds"]
-    return Table([*head, *(text for name in METRICS for text in (name, f"{name}_se"))], rows).to_csv()
+    return ResultTable([*head, *(text for name in METRICS for text in (name, f"{name}_se"))], rows).to_csv()
 
 
 def _beside(source: Path) -> Path:
@@ -238,16 +238,16 @@ def short(bench: Bench) -> Section:
     return Section("short", f"{METRIC} at a glance", note, [overview(bench)])
 
 
-def overview(bench: Bench) -> Table:
+def overview(bench: Bench) -> ResultTable:
     """Methods down and comparisons across; the other way round where there are many comparisons."""
     methods = list(dict.fromkeys(method for comparison in bench.main for method in comparison.methods))
     names = [f"{where(comparison)} ({bench.pace(comparison.stream)})" for comparison in bench.main]
     columns = [_overview_cells(comparison, methods) for comparison in bench.main]
     if len(columns) > _MOST_ACROSS:
         head = ["", *(label(method).partition(" (")[0] for method in methods)]
-        return Table(head, [[TableCell(name), *cells] for name, cells in zip(names, columns, strict=True)])
+        return ResultTable(head, [[TableCell(name), *cells] for name, cells in zip(names, columns, strict=True)])
     rows = zip(methods, *columns, strict=True)
-    return Table(["", *names], [[TableCell(label(method), method=method), *cells] for method, *cells in rows])
+    return ResultTable(["", *names], [[TableCell(label(method), method=method), *cells] for method, *cells in rows])
 
 
 def _overview_cells(comparison: MethodComparison, methods: Sequence[str]) -> list[TableCell]:
@@ -288,7 +288,7 @@ def comparison_part(comparison: MethodComparison, tests: PairedTests) -> Part:
     return Part(where(comparison), _about(comparison), blocks)
 
 
-def score_table(comparison: MethodComparison, view: View) -> Table:
+def score_table(comparison: MethodComparison, view: View) -> ResultTable:
     """Methods down, metrics across, the best of each column marked."""
     scores = table_of(comparison, view)
     lines = [(comparison.label(m), m, {name: each.mean for name, each in line.items()}) for m, line in scores.items()]
@@ -311,7 +311,7 @@ def difference(comparison: MethodComparison, tests: PairedTests) -> Figure:
     return Figure(name, forest(name, near, {method: comparison.label(method) for method in near}, reference), words)
 
 
-def against_reference(comparison: MethodComparison, tests: PairedTests) -> Table:
+def against_reference(comparison: MethodComparison, tests: PairedTests) -> ResultTable:
     """Each strategy against the reference in numbers, baselines beside the family; they are it without strategies."""
     family, beside = _compared(comparison, tests)
     rows = [
@@ -325,7 +325,7 @@ def against_reference(comparison: MethodComparison, tests: PairedTests) -> Table
         f"Minus {comparison.label(REFERENCE)}, {VIEWS[comparison.headline]}; conclusions are about {METRIC}. Family: "
         f"{counted(len(family), 'comparison')} of {whose}. Margin: {number(comparison.margin)}. p is not yet corrected."
     )
-    return Table(head, rows, caption)
+    return ResultTable(head, rows, caption)
 
 
 def where(comparison: MethodComparison) -> str:
@@ -435,7 +435,7 @@ def over_time(bench: Bench) -> Section | None:
     head = ["", "method", "on top", gap_to, "slope per 100 batches", "95 %"]
     caption = f"Share of batches on which each has the highest NDCG@10, ties shared; its {gap_to} and its slope."
     lead = f"Each batch is predicted before it is learned. The {gap_to} grows or shrinks where its interval excludes 0."
-    table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
+    table = Fold("All methods in numbers", [ResultTable(head, rows, caption, left=2, grouped=True)])
     return Section("time", "Over time", lead, [Figures(figures), Bullets(summaries), table]) if rows else None
 
 
@@ -465,7 +465,7 @@ def costs(bench: Bench) -> Section | None:
         note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."
     head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
     lead = "Elapsed time per online batch, and what it buys. Anything below the steps is beaten by something cheaper."
-    return Section("cost", "Cost", lead, [Figures(figures), Table(head, rows, note, left=2, grouped=True)])
+    return Section("cost", "Cost", lead, [Figures(figures), ResultTable(head, rows, note, left=2, grouped=True)])
 
 
 def cold_users(bench: Bench) -> Section | None:
@@ -494,7 +494,7 @@ def cold_users(bench: Bench) -> Section | None:
     head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
     caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few to tell much."
     lead = "A cold user is absent from the training part: everything about them was learned online."
-    table = Fold("All methods in numbers", [Table(head, rows, caption, left=2, grouped=True)])
+    table = Fold("All methods in numbers", [ResultTable(head, rows, caption, left=2, grouped=True)])
     return Section("cold", "Cold users", lead, [Bullets(summaries), table]) if rows else None
 
 
@@ -527,7 +527,7 @@ def learning_rates(bench: Bench) -> Section | None:
         "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
         "Drawn for the best strategy of a comparison whose rates vary."
     )
-    table = Table(head, rows, caption, left=3, grouped=True)
+    table = ResultTable(head, rows, caption, left=3, grouped=True)
     return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
 
 
@@ -650,7 +650,7 @@ def choices(bench: Bench) -> Section:
     caption = (
         "Where seeds chose differently, all of their values. A choice at the edge might do better on a wider grid."
     )
-    return Section("choices", "Choices", lead, [Table(head, rows, caption, left=5, grouped=True)])
+    return Section("choices", "Choices", lead, [ResultTable(head, rows, caption, left=5, grouped=True)])
 
 
 def made_of(bench: Bench, command: str) -> Section:
@@ -682,7 +682,9 @@ def made_of(bench: Bench, command: str) -> Section:
             ]
             for (stream, recommender, strategy, kind, reason), seeds in seeds_of.items()
         ]
-        blocks.append(Part("Cells without a result", "", [Table(["", "", "strategy", "seeds", "why"], rows, left=5)]))
+        blocks.append(
+            Part("Cells without a result", "", [ResultTable(["", "", "strategy", "seeds", "why"], rows, left=5)])
+        )
     if bench.notes:
         blocks.append(Bullets(bench.notes))
     settings = {json.dumps(comparison.arrangement, indent=1, sort_keys=True): None for comparison in bench.comparisons}

@@ -12,7 +12,7 @@ from melon.errors import require_plots
 from melon.evaluation import labels
 from melon.evaluation.ranking import METRICS
 from melon.evaluation.record import ResultLine, is_auto, method_name, result_lines
-from melon.evaluation.table import Table, TableCell, metric_table
+from melon.evaluation.table import ResultTable, TableCell, metric_table
 from melon.lab.figures import StoryLine, story
 from melon.lab.numbers import trailing_width
 from melon.lab.page import Bullets, Document, Figure, Figures, Fold, Section, html_page
@@ -122,13 +122,13 @@ def _details(records: Records, lines: Sequence[ResultLine]) -> list[Fold]:
     return [*folds, Fold("How it was measured", [Bullets(about)])]
 
 
-def _table(lines: Sequence[ResultLine], columns: Sequence[str]) -> Table:
+def _table(lines: Sequence[ResultLine], columns: Sequence[str]) -> ResultTable:
     """Methods down, the best first."""
     ranked = sorted(lines, key=lambda line: -line.metrics.get("HR@5", 0.0))
     return metric_table([line.scores for line in ranked], columns)
 
 
-def _settings(records: Records) -> Table:
+def _settings(records: Records) -> ResultTable:
     first = records[0]
     rows: list[list[TableCell]] = []
     for record in records:
@@ -150,7 +150,7 @@ def _settings(records: Records) -> Table:
                         TableCell("–" if trials is None else str(len(trials))),
                     ]
                 )
-    return Table(["", "settings", "trials"], rows, left=2)
+    return ResultTable(["", "settings", "trials"], rows, left=2)
 
 
 def _chosen(choice: Plain) -> str:

@@ -22,7 +22,7 @@ from melon.data.prepare import PreparationReport
 from melon.evaluation import labels
 from melon.evaluation.ranking import METRICS, metrics
 from melon.evaluation.record import ResultLine, result_lines
-from melon.evaluation.table import Table, TableCell, metric_table, number
+from melon.evaluation.table import ResultTable, TableCell, metric_table, number
 from melon.lab.advice import Advice, difference_text, method_text
 from melon.lab.bench import BenchResult, CellOutcome, Task
 from melon.learning.rate_matrix import BatchRates, RateFacts
@@ -131,7 +131,7 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
     names = {"rows": "rows of users and items", "shared": "shared weights"}
     columns = [_rate_lines(part) for part in facts.values()]
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
-    table = Table(["learning rates", *(names[name] for name in facts)], rows).rich()
+    table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
     console.print(table)
     console.print(f"wrote {out}", markup=False, highlight=False)
 
@@ -292,7 +292,7 @@ def show_advice(advice: Advice, *, as_json: bool) -> None:
         say(line)
 
 
-def _advice_table(advice: Advice) -> Table:
+def _advice_table(advice: Advice) -> ResultTable:
     rows = []
     for method in sorted(advice.methods, key=lambda method: -method.hit_rate):
         scores, against = metrics(method.rank), advice.conclusion.challengers.get(method.name)
@@ -302,4 +302,4 @@ def _advice_table(advice: Advice) -> Table:
         cells.append(f"{method.update_ms:.1f}" if method.name in advice.chosen else "")
         rows.append([TableCell(text) for text in cells])
     caption = "95 % intervals from resampling users; * better, corrected for the number of comparisons"
-    return Table(["", "HR@5", "NDCG@10", f"over {advice.conclusion.reference.name}", "ms a batch"], rows, caption)
+    return ResultTable(["", "HR@5", "NDCG@10", f"over {advice.conclusion.reference.name}", "ms a batch"], rows, caption)

@@ -33,7 +33,7 @@ _SIDES = ("users", "items")
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class ChangedRows:
     """Rows of one table as they are stored now, and how many the table has."""
 
     size: int
@@ -63,7 +63,7 @@ class Delta:
     half_lives: Mapping[str, float]
     past: Interacted
     books: Mapping[str, tuple[int, IdBook]]
-    tables: Mapping[str, StoredRows]
+    tables: Mapping[str, ChangedRows]
     head: Mapping[str, Tensor]
     forgotten: tuple[int, Id] | None = None
 
@@ -148,11 +148,11 @@ class Recorder:
     def take(self, number: int, past: Interacted, forgotten: tuple[int, Id] | None = None) -> Delta:
         """The changes since the last call, which made the model's step of this number."""
         model, updater = self._model, self._model.updater
-        recommender, tables = updater.recommender, dict[str, StoredRows]()
+        recommender, tables = updater.recommender, dict[str, ChangedRows]()
         for name, table in recommender.tables.items():
             rows, view = table.changed(), table.view()
             if len(rows):
-                tables[name] = StoredRows(table.rows, rows.numpy(), view.storage[rows], view.touched[rows])
+                tables[name] = ChangedRows(table.rows, rows.numpy(), view.storage[rows], view.touched[rows])
         books: dict[str, tuple[int, IdBook]] = {}
         for side, known in self._known.items():
             book, new = getattr(model, side), IdBook(side)
@@ -233,13 +233,13 @@ def _count(about: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> StoredRows:
+def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> ChangedRows:
     rows, values, touched = (tensors[f"table.{name}/{part}"] for part in ("rows", "values", "touched"))
     whole = rows.dtype == torch.int32 and touched.dtype == torch.int64
     require(whole and values.dim() == 2, f"the rows of {name!r} in a delta")
     require(len(rows) == len(values) and len(touched) in (1, len(rows)), f"the lengths of {name!r} in a delta")
     require(not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < size, f"the row numbers of {name!r} in a delta")
-    return StoredRows(int(size), rows.numpy().astype(np.int64), values, touched.expand(len(rows)).contiguous())
+    return ChangedRows(int(size), rows.numpy().astype(np.int64), values, touched.expand(len(rows)).contiguous())
 
 
 def _check(model: LiveModel, delta: Delta) -> None:

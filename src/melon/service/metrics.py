@@ -21,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from melon.evaluation.ranking import METRICS
 from melon.service.learner.quality import MODELS, PARTS, added, between, difference, shares
 from melon.service.log.base import Appended, LoggedStep, Position
 
@@ -123,7 +124,7 @@ def disk_free(folder: Path) -> int:
     return shutil.disk_usage(folder if folder.exists() else os.curdir).free
 
 
-_LABELS = ("model", "part", "k")
+_LABELS = ("model", "part", "metric")
 _Z = 1.96
 
 
@@ -146,18 +147,16 @@ def quality_counters(last: LoggedStep | None) -> dict[str, MetricFamily]:
     totals = {} if last is None else last.totals
     families: dict[str, MetricFamily] = {
         "melon_ranked_total": ("Events ranked before they were learned.", _LABELS[:2], []),
-        "melon_hits_total": ("Events ranked among the first k.", _LABELS, []),
-        "melon_gain_total": ("Discounted gains of events among the first k.", _LABELS, []),
+        "melon_quality_total": ("Sum of a metric over ranked events; divide it by melon_ranked_total.", _LABELS, []),
         "melon_cold_total": ("Events on items that were not born yet.", (), [((), totals.get("cold", 0))]),
     }
     for model in MODELS:
         for part in PARTS:
             for name, value in totals.get(model, {}).get(part, {}).items():
-                kind, _, cut = name.partition("@")
-                if kind in ("won", "lost"):
-                    continue
-                labels = (model, part, cut) if cut else (model, part)
-                families[f"melon_{kind}_total"][2].append((labels, value))
+                if name == "ranked":
+                    families["melon_ranked_total"][2].append(((model, part), value))
+                elif name in METRICS:
+                    families["melon_quality_total"][2].append(((model, part, name), value))
     return families
 
 

@@ -30,7 +30,7 @@ _STEPS = "steps"
 #: What a head that rests has seen: interactions, pairs, and sums over pairs of inputs, squared spread, and squares.
 _RESTING = _SEEN, _PAIRS, _SUM, _SPREAD, _SQUARES = ("seen", "pairs", "sum", "spread", "squares")
 
-Values = Mapping[str, Singles]
+HeadValues = Mapping[str, Singles]
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class BlendHead:
         self.scale: Singles = np.ones(inputs, dtype=np.float32)
         self._memory: Arrays = {}
 
-    def folded(self, values: Values) -> tuple[float, HeadTables]:
+    def folded(self, values: HeadValues) -> tuple[float, HeadTables]:
         """The same function of unscaled inputs, and what every score of it has too much."""
         linear, hidden = values[LINEAR] * self.scale, values[HIDDEN] * self.scale
         shift = (values[SHIFT] - (hidden @ self.centre)[:, None]).astype(np.float32, copy=False)
         return float(linear[0] @ self.centre), HeadTables(linear, hidden, shift, np.ascontiguousarray(values[OUTPUT]))
 
-    def step(self, values: Values, lesson: Lesson) -> HeadStep:
+    def step(self, values: HeadValues, lesson: Lesson) -> HeadStep:
         """One online step from the present values of its tables; pure."""
         if self.resting:
             return HeadStep({}, self._rested(lesson))
@@ -151,7 +151,7 @@ class BlendHead:
             raise CheckpointError("the saved head of the blend has scales and yet is waiting for them.")
         self.keep({name: np.array(held) for name, held in memory.items()})
 
-    def practise(self, values: Values, lessons: Sequence[Lesson]) -> Arrays:
+    def practise(self, values: HeadValues, lessons: Sequence[Lesson]) -> Arrays:
         """Train on recorded lessons in order of time, several times over, from the given values; pure."""
         if not lessons:
             return {}
@@ -213,7 +213,7 @@ class BlendHead:
         return np.array([1 - _BETA_1, 1 - _BETA_2, _EPS, lr / settled[0], shrink, settled[1], 1 / len(lesson)])
 
 
-def silent(values: Values) -> bool:
+def silent(values: HeadValues) -> bool:
     """Whether the head says nothing so far."""
     return not bool(values[LINEAR].any()) and not bool(values[OUTPUT].any())
 
