@@ -5,10 +5,10 @@
     python benchmarks/blend.py state        # size of the state with 1 million users and 10 million interactions
     python benchmarks/blend.py state auto   # the same with the further inputs of `auto`
     python benchmarks/blend.py recall       # slots against unbounded ones, on the training parts of $MELON_DATA
-    python benchmarks/blend.py window       # blend, bpr and simple rivals on the selection windows of $MELON_DATA
+    python benchmarks/blend.py window       # blend, bpr and simple baselines on the selection windows of $MELON_DATA
 
 CPU milliseconds, medians after some batches to warm up. Users, items and candidates are drawn; popularity has a heavy
-tail. With compiled loops a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
+tail. With compiled kernels a step of 256 interactions with 100 candidates is to stay below 30 ms, and the
 catalogue of 100 thousand items below 100 ms.
 """
 
@@ -31,15 +31,15 @@ import torch
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.fitting.auto import SETTINGS
-from melon.fitting.baselines import choose_popularity, choose_rivals
+from melon.fitting.baselines import choose_baselines, choose_popularity
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
 from melon.learning import checkpoint
 from melon.learning.pretrain import live_through, most_epochs
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.streaming.neighbours import ItemNeighbours
+from melon.models.blend.recommender import Blend
+from melon.models.streaming.neighbours import ItemNeighbours
 from melon.strategies.default import Default
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -84,7 +84,7 @@ def lived(
     print(f"  observing {past:,} interactions: {(time.process_time() - began) / past * 1e6:.1f} µs each", flush=True)
     linear = blend.tables["head_linear"]
     linear.scatter(torch.arange(1), torch.randn((1, linear.spec.dim), generator=torch.Generator().manual_seed(0)))
-    return Updater(blend, Default({"lr": 0.3, "fading": 30_000.0}), history)
+    return Updater(blend, Default({"lr": 0.3, "half_life": 30_000.0}), history)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -172,9 +172,9 @@ def _nearest(log: Interactions, slots: int) -> list[set[int]]:
 
 def window(names: list[str]) -> None:
     """HR@5 + NDCG@10 on what settings are judged by; the test part is not read."""
-    steps_of = {"blend": [{"lr": 0.3}, {"lr": 0.3, "fading": 30_000.0}, {"lr": 0.3, "fading": 10_000.0}]}
+    steps_of = {"blend": [{"lr": 0.3}, {"lr": 0.3, "half_life": 30_000.0}, {"lr": 0.3, "half_life": 10_000.0}]}
     steps_of["bpr"] = [{"lr": lr} for lr in (0.1, 0.3, 0.5, 1.0)]
-    steps_of["bpr"] += [{"lr": lr, "fading": half} for lr in (0.3, 0.7) for half in (3e4, 1e4, 3e3, 1e3)]
+    steps_of["bpr"] += [{"lr": lr, "half_life": half} for lr in (0.3, 0.7) for half in (3e4, 1e4, 3e3, 1e3)]
     for name in names:
         log = load_stream(DATA / f"{name}.parquet")
         parts = split(log, SPLITS.get(name, DEFAULT_SPLIT))
@@ -184,15 +184,15 @@ def window(names: list[str]) -> None:
             epochs = most_epochs(len(selection.before_window))
             start = refit(Plan(recommender), selection.before_window, {"l2": 0.03, "epochs": epochs}, observed={})
             starts[recommender] = start
-            for fading in (False, True):
-                some = [each for each in settings if ("fading" in each) == fading]
+            for half_life in (False, True):
+                some = [each for each in settings if ("half_life" in each) == half_life]
                 score, at = max(
                     (selection.judged(selection.at_window("default", each, start)), str(each)) for each in some
                 )
-                print(f"{name}: {recommender}{' with fading' if fading else ''} {score:.4f} {at}", flush=True)
-        rivals = choose_rivals(selection, starts["bpr"])
-        for rival, choice in {"popular": choose_popularity(selection), **rivals}.items():
-            print(f"{name}: {rival} {choice.score:.4f} {choice.settings}", flush=True)
+                print(f"{name}: {recommender}{' with half_life' if half_life else ''} {score:.4f} {at}", flush=True)
+        baselines = choose_baselines(selection, starts["bpr"])
+        for baseline, choice in {"popular": choose_popularity(selection), **baselines}.items():
+            print(f"{name}: {baseline} {choice.score:.4f} {choice.settings}", flush=True)
 
 
 def main(words: list[str]) -> None:

@@ -1,7 +1,7 @@
 """What learning a few events costs through `Melon.partial_fit`, on a model of MovieLens-1M's size.
 
     python benchmarks/events.py                       # bpr and blend, 1, 16 and 256 events at a time
-    python benchmarks/events.py --recommenders bpr --fading 20000
+    python benchmarks/events.py --recommenders bpr --half-life 20000
     python benchmarks/events.py --recommenders blend --settings '{"inputs": [], "transitions": false}'
 
 CPU milliseconds on one thread, medians; nothing is predicted. The log is made by rule: 6,022 users, 3,043 items of a
@@ -28,8 +28,8 @@ from melon.data.interactions import Interactions
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.blend.recommender import Blend
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.default import Default
 from melon.stream.history import History
 from melon.types import Ints
@@ -43,7 +43,7 @@ def popular(rng: np.random.Generator, count: int) -> Ints:
     return np.minimum((rng.pareto(1.2, count) * ITEMS / 20).astype(np.int64), ITEMS - 1)
 
 
-def lived(recommender: str, fading: float | None, settings: dict[str, object]) -> melon.Melon:
+def lived(recommender: str, half_life: float | None, settings: dict[str, object]) -> melon.Melon:
     """A model with the whole log behind it, and a head that speaks where there is one."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, USERS, EVENTS), popular(rng, EVENTS)
@@ -59,7 +59,7 @@ def lived(recommender: str, fading: float | None, settings: dict[str, object]) -
             table.scatter(torch.arange(1), 0.1 * torch.randn((1, table.spec.dim), generator=generator))
         made.head.centre = torch.full_like(made.head.centre, 0.1)
     model = melon.Melon(recommender, "default")
-    model._model = LiveModel(Updater(made, Default({"lr": 0.1, "fading": fading}), history))
+    model._model = LiveModel(Updater(made, Default({"lr": 0.1, "half_life": half_life}), history))
     model._model.adopt(log)
     return model
 
@@ -77,14 +77,14 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recommenders", default="bpr,blend")
-    parser.add_argument("--fading", type=float)
+    parser.add_argument("--half-life", type=float)
     parser.add_argument("--settings", type=json.loads, default={}, help="of the recommenders, as JSON")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{USERS:,} users, {ITEMS:,} items, {EVENTS:,} interactions; 1 thread; CPU ms, medians")
     print(f"{'recommender':14}{'events':>8}{'ms':>10}")
     for recommender in asked.recommenders.split(","):
-        model, rng = lived(recommender, asked.fading, asked.settings), np.random.default_rng(1)
+        model, rng = lived(recommender, asked.half_life, asked.settings), np.random.default_rng(1)
         for size, times in SIZES.items():
             taken = [spent(model, rng, size, EVENTS + number) for number in range(times)]
             print(f"{recommender:14}{size:8}{np.median(taken[times // 5 :]):10.3f}", flush=True)

@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=estimator.cores())
     given = parser.parse_args()
     estimator.cores = lambda: given.cores  # type: ignore[attr-defined]
-    Melon(budget=0, epochs=1, progress=False).fit([(n % 50, n % 7, n) for n in range(500)])  # loads the compiled loops
+    Melon(budget=0, epochs=1, progress=False).fit(
+        [(n % 50, n % 7, n) for n in range(500)]
+    )  # loads the compiled kernels
     for size in given.sizes:
         log = skewed_log(*SIZES[size])
         frame = pl.DataFrame({"user": log.users, "item": log.items, "time": log.times})

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from melon.kernels import policy
-from melon.recommenders.streaming.ials import ImplicitALS
+from melon.models.streaming.ials import ImplicitALS
 from melon.stream.history import History
 from melon.types import Ints
 

@@ -25,8 +25,8 @@ from melon.data.files import load_stream
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.blend import catalogue
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.blend import catalogue
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
 DATA = Path(os.environ.get("MELON_DATA", "."))
@@ -35,9 +35,9 @@ K, BATCH = 10, 16
 
 
 def live_model(kind: str, items: int, *, users: int = 2_000, past: int = 20_000, **settings: object) -> LiveModel:
-    """A model that has met every item once, and some of them often; idle rows fade."""
+    """A model that has met every item once, and some of them often; idle rows decay."""
     rng = np.random.default_rng(0)
-    strategy = STRATEGIES["default"].load()({"fading": 20_000.0})
+    strategy = STRATEGIES["default"].load()({"half_life": 20_000.0})
     model = LiveModel(Updater(RECOMMENDERS[kind].load()({"dim": 64, **settings}), strategy))
     model.learn_events(np.resize(np.arange(users), items), np.arange(items), batch_size=10_000)
     model.learn_events(rng.integers(0, users, past), (items * rng.random(past) ** 3).astype(np.int64), batch_size=1_000)
@@ -89,7 +89,7 @@ def kept_shares(name: str, most: int, more: Mapping[str, object]) -> Iterator[fl
         budget=0,
         epochs=3,
         recommender_settings=dict(more),
-        settings={"lr": 0.3, "fading": 10_000.0},
+        settings={"lr": 0.3, "half_life": 10_000.0},
         progress=False,
     )
     melon.fit(log.head(start))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from melon.learning.updater import Updater
-from melon.recommenders.ncf import NCF
+from melon.models.ncf import NCF
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.batch import Batch
 from melon.stream.history import History

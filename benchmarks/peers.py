@@ -41,8 +41,8 @@ from melon.data.interactions import Interactions
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.bpr import BPR
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
 RECORDED = Path(__file__).parent / "recorded.json"

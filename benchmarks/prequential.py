@@ -34,7 +34,7 @@ from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.ranking import metrics
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates

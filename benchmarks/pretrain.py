@@ -18,7 +18,7 @@ import torch
 
 from melon.data.interactions import Interactions
 from melon.learning.pretrain import Pretraining, PretrainSettings
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 
 CASES = (("bpr", 1), ("bpr", 4), ("ncf", 1))
 

@@ -85,7 +85,7 @@ def phase_fit(clock: Clock, folder: Path, kind: str, size: tuple[int, int, int])
     """One epoch of pre-training, and everything behind it."""
     log = clock("read the stream", lambda: load_stream(folder / "log.parquet"), size[0])
     names = ("auto", "auto") if kind == "auto" else (kind, "default")
-    settings = {"optimizer": "sgd", "lr": 0.3, "fading": 1_000_000.0}
+    settings = {"optimizer": "sgd", "lr": 0.3, "half_life": 1_000_000.0}
     model = melon.Melon(*names, budget=0, epochs=1, settings=None if kind == "auto" else settings, progress=False)
     clock("fit, one epoch", lambda: model.fit(log), size[0])
     clock("save", lambda: model.save(folder / kind))
@@ -133,7 +133,8 @@ def main() -> None:
     print("| model | what | wall s | CPU s | µs each | peak GB |\n|---|---|---|---|---|---|")
     with TemporaryDirectory(prefix="melon-scale-", dir=options.folder) as folder:
         write_log(Path(folder) / "raw.parquet", *size)
-        jobs = [("prepare", "–"), *((phase, kind) for kind in options.models.split(",") for phase in ("fit", "use"))]
+        kinds = options.recommenders.split(",")
+        jobs = [("prepare", "–"), *((phase, kind) for kind in kinds for phase in ("fit", "use"))]
         for phase, kind in jobs:
             command = [sys.executable, __file__, "--phase", phase, folder, kind, f"--leave-gb={options.leave_gb}"]
             command += [f"--{name}={n}" for name, n in zip(("interactions", "users", "items"), size, strict=True)]

@@ -23,7 +23,7 @@ from melon.learning.deltas import Delta, apply
 from melon.learning.forgetting import observe_only
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.service.config import ServeSettings
 from melon.service.learner.loop import Learner
 from melon.service.learner.replaying import replay
@@ -94,7 +94,7 @@ def main() -> None:
                 )
             while learner.step():
                 pass
-            replica = copy.deepcopy(learner.course.model)
+            replica = copy.deepcopy(learner.replay.model)
             with DeltaReader(folder) as feed:
                 for count in (1, 16, 64, 256):
                     rows = []

@@ -37,7 +37,7 @@ def build(folder: Path, args: argparse.Namespace) -> None:
     from melon.fitting import auto
     from melon.learning.model import LiveModel
     from melon.learning.updater import Updater
-    from melon.recommenders.registry import RECOMMENDERS
+    from melon.models.registry import RECOMMENDERS
     from melon.strategies.registry import STRATEGIES
 
     draws = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def build(folder: Path, args: argparse.Namespace) -> None:
         settings |= auto.SETTINGS
         names = auto.RECOMMENDER, auto.STRATEGY
     recommender = RECOMMENDERS[names[0]].load()(settings)
-    model = LiveModel(Updater(recommender, STRATEGIES[names[1]].load()({"fading": args.fading})))
+    model = LiveModel(Updater(recommender, STRATEGIES[names[1]].load()({"half_life": args.half_life})))
     count = max(args.users, args.items) * 2
     users = np.concatenate([np.arange(args.users), draws.integers(0, args.users, count)])
     items = np.concatenate([np.arange(args.users) % args.items, draws.integers(0, args.items, count)])
@@ -140,7 +140,7 @@ def main() -> None:
     for name, default in (("events", 1000.0), ("seconds", 20.0)):
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--recommender", default="bpr", help="bpr, blend, …; auto is the blend with auto's inputs")
-    parser.add_argument("--fading", type=float, help="the half-life of idle rows, in interactions")
+    parser.add_argument("--half-life", type=float, help="the half-life of idle rows, in interactions")
     parser.add_argument("--strategy", default="melon")
     parser.add_argument("--two-stage", action="store_true", help="the blend's lists in two stages")
     parser.add_argument("--model", type=Path, help="a folder for the model, which is made there once")

@@ -25,7 +25,7 @@ import torch
 
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
 from melon.stream.history import History

@@ -30,7 +30,7 @@ from melon.kernels.melon import functions
 from melon.kernels.modules import MODULES
 from melon.learning.examples import Gatherer, Offers
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
+from melon.models.base import Recommender
 from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.strategy import RateStrategy
 from melon.stream.history import History
@@ -41,7 +41,7 @@ USERS, ITEMS = 60_000, 75_000
 
 def parts() -> list[tuple[Any, str]]:
     """What `--parts` times: the pieces of a step, from the outside in."""
-    loops = policy.load("melon", 20)
+    kernels = policy.load("melon", 20)
     found: list[tuple[Any, str]] = [
         (Updater, "learn"), (Offers, "of"), (Offers, "last"), (Updater, "step"),
         (Gatherer, "touched"), (Gatherer, "extended"), (Gatherer, "situation"), (Recommender, "losses_once"),
@@ -50,7 +50,7 @@ def parts() -> list[tuple[Any, str]]:
         (RateStrategy, "_unit_terms"), (RateStrategy, "_updated"), (Updater, "_write"), (History, "append"),
         (functions, "spread"),
     ]  # fmt: skip
-    return found if loops is None else found + [(loops, name) for name in MODULES["melon"].signatures]
+    return found if kernels is None else found + [(kernels, name) for name in MODULES["melon"].signatures]
 
 
 def watch(owner: Any, name: str, spent: dict[str, list[float]], clock: Callable[[], float]) -> None:

@@ -1,8 +1,8 @@
 """An update strategy of your own: a step whose length on a row is bounded, checked by melon and put to work."""
 
 import melon
-from melon.checks import SMALL_RECOMMENDERS, check_pairing
 from melon.strategies import Proposal, Situation, Strategy, StrategySettings
+from melon.testing import SMALL_RECOMMENDERS, check_pairing
 
 
 class BoundedSettings(StrategySettings):

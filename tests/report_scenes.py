@@ -71,7 +71,7 @@ def write_run(
         "metrics": {"HR@5": 0.0},
         "full_ranking": full,
         "baselines": {name: {"full_ranking": full} for name in BASELINES},
-        "set_aside": 0,
+        "left_out": 0,
         "cold": {"users": 0.25},
         "step": {"moved": 1.0, "default": 2.0, "relative": 0.5},
         "update_ms": {"median": update_ms, "mean": update_ms, "p95": update_ms, "batches": len(sizes)},

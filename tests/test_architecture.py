@@ -12,7 +12,7 @@ import pytest
 
 import melon
 from melon import errors
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +83,7 @@ def test_import_is_light() -> None:
 
 def test_the_registries_are_light() -> None:
     code = """
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 [(entry.name, entry.summary, entry.space, entry.presets) for entry in (*RECOMMENDERS, *STRATEGIES)]
 """

@@ -9,21 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.checks import (
-    PAIRING_CHECKS,
-    RECOMMENDER_CHECKS,
-    SMALL_RECOMMENDERS,
-    check_pairing,
-    check_recommender,
-    check_strategy,
-)
-from melon.checks.pairing import Family, Pairing
-from melon.checks.pairings import UNEXPLAINED, finite_after_many_batches, learning_rates_explain_the_update
 from melon.errors import ConformanceError, LearningError, MelonError, SettingsError
-from melon.recommenders.base import Context, Recommender
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Evidence, Examples, Values
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.base import Context, Recommender
+from melon.models.bpr import BPR
+from melon.models.evidence import Evidence, Examples, Values
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
@@ -35,6 +25,16 @@ from melon.strategies.s2meta import S2Meta
 from melon.strategies.sml import SML
 from melon.stream.history import History
 from melon.tables import TableSpec
+from melon.testing import (
+    PAIRING_CHECKS,
+    RECOMMENDER_CHECKS,
+    SMALL_RECOMMENDERS,
+    check_pairing,
+    check_recommender,
+    check_strategy,
+)
+from melon.testing.pairing import Family, Pairing
+from melon.testing.pairings import UNEXPLAINED, finite_after_many_batches, learning_rates_explain_the_update
 
 NAMES = [check.__name__ for check in PAIRING_CHECKS]
 
@@ -115,7 +115,7 @@ def test_every_pairing_conforms(recommender: str, strategy: str) -> None:
 
 
 #: Other settings, what does not apply to them, and the recommender that they are checked with here: one with shared
-#: weights, or the one whose practice is compiled. The others are slow tests; every strategy meets them above.
+#: weights, or the one whose meta-training is compiled. The others are slow tests; every strategy meets them above.
 OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
     "adam_lazy": (partial(Default, {"optimizer": "adam_lazy", "lr": 0.01}), {_EXPLAIN}, "ncf"),
     "adam_dense": (
@@ -129,15 +129,15 @@ OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
         {"untouched_rows_stay", _EXPLAIN},
         "ncf",
     ),
-    "metasgd by row": (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "fading": 50.0}), set(), "ncf"),
+    "metasgd by row": (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "half_life": 50.0}), set(), "ncf"),
     "metasgd by table": (
         partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "reduction": "row_mean"}),
         set(),
         "ncf",
     ),
-    "s2meta practised": (partial(S2Meta, {"form": "practised", "lr": 0.05, "forgetting": False}), set(), "ncf"),
-    "sml practised": (partial(SML, {"form": "practised", "lr": 0.05, "width": 8}), set(), "ncf"),
-    "mwnet practised": (partial(MWNet, {"form": "linear", "lr": 0.05}), {_EXPLAIN}, "bpr"),
+    "s2meta meta-trained": (partial(S2Meta, {"form": "stream", "lr": 0.05, "forgetting": False}), set(), "ncf"),
+    "sml meta-trained": (partial(SML, {"form": "stream", "lr": 0.05, "width": 8}), set(), "ncf"),
+    "mwnet meta-trained": (partial(MWNet, {"form": "linear", "lr": 0.05}), {_EXPLAIN}, "bpr"),
     "melon": (partial(MeLON, {"lr": 0.05}), {_EXPLAIN}, "blend"),
     "melon goes on": (partial(MeLON, {"lr": 0.05, "online": "next_batch"}), {_EXPLAIN}, "bpr"),
 }

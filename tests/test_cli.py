@@ -90,7 +90,7 @@ def test_version(run: Run) -> None:
 
 
 def test_help_names_every_choice(run: Run) -> None:
-    from melon.recommenders.registry import RECOMMENDERS
+    from melon.models.registry import RECOMMENDERS
     from melon.strategies.registry import STRATEGIES
     from melon.stream.candidates import MODES
 
@@ -175,7 +175,7 @@ def test_synthetic_streams_keep_the_ids_of_their_world(kind: str, tmp_path: Path
 
 
 def test_evaluate_says_what_it_does_and_the_table_comes_last(stream: Path, run: Run) -> None:
-    ended = run("evaluate", stream, *SMALL, "--full-ranking", "--align-ties", "--candidates", "born", "--seed", "1")
+    ended = run("evaluate", stream, *SMALL, "--full-ranking", "--align-ties", "--candidates", "known", "--seed", "1")
     assert ended.code == 0, ended.err
     assert "choosing pre-training settings on the selection window" in ended.err
     assert re.search(r"250 of 300|300 of 300  [\d,]+/s  HR@5 0\.\d+", ended.err)
@@ -242,7 +242,7 @@ def test_who_names_nothing_gets_auto_and_is_told_why(stream: Path, tmp_path: Pat
     assert ended.code == 0, ended.err
     record = json.loads(out.read_text())
     assert (record["recommender"], record["strategy"]) == ("blend", "default")
-    assert record["config"]["asked"]["fading"] == "auto"
+    assert record["config"]["asked"]["half_life"] == "auto"
     assert "auto took blend with default, lr=" in ended.out
     partly = run("evaluate", stream, *SMALL, "--recommender", "bpr", "--strategy", "auto")
     assert "auto took bpr with default" in partly.out

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.estimator import Melon, load
 from melon.learning import checkpoint
 from melon.learning.updater import Updater
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
+from melon.testing.toys import toy_batches
 
 SETTINGS = {
     "ncf": {"dim": 3, "layers": (5, 4)},
@@ -28,12 +28,12 @@ SETTINGS = {
 VARIANTS: list[tuple[str, str, dict[str, object]]] = [
     ("bpr", "default", {"optimizer": "adam_dense"}),
     ("blend", "eals", {}),
-    ("ncf", "s2meta", {"variant": "B", "fading": 100.0}),
-    ("bpr", "sml", {"width": 8, "optimizer": "adam_lazy", "fading": 100.0}),
+    ("ncf", "s2meta", {"variant": "B", "half_life": 100.0}),
+    ("bpr", "sml", {"width": 8, "optimizer": "adam_lazy", "half_life": 100.0}),
     (
         "bpr",
         "melon",
-        {"form": "network", "inputs": ["touches", "idle", "item_rate", "role"], "fading": 100.0},
+        {"form": "network", "inputs": ["touches", "idle", "item_rate", "role"], "half_life": 100.0},
     ),
 ]
 

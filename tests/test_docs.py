@@ -14,16 +14,16 @@ import typer
 import melon
 from commands import Run
 from melon import errors
-from melon.checks import SMALL_RECOMMENDERS
 from melon.cli import app
 from melon.data.raw.formats import FORMATS
 from melon.learning.pretrain import PretrainSettings
-from melon.recommenders.losses import LOSSES
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.losses import LOSSES
+from melon.models.registry import RECOMMENDERS
 from melon.registry import Entry
 from melon.strategies.base import StrategySettings
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import MODES
+from melon.testing import SMALL_RECOMMENDERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

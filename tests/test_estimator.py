@@ -22,7 +22,7 @@ from melon.errors import CheckpointError, DataError, LearningError, NotFittedErr
 from melon.estimator import Melon, Recommendation, Recommended
 from melon.learning import checkpoint
 from melon.learning.step import StepMaker
-from melon.recommenders.bpr import BPR
+from melon.models.bpr import BPR
 from melon.strategies.default import Default
 from melon.stream.batch import Batch
 from melon.stream.pairs import pair_keys
@@ -280,7 +280,7 @@ class TestRecommending:
         assert [one.item for one in found] == expected
         assert [one.item for one in model.recommend(["u3"], k=7, filter_seen=False)[0]] == expected[:7]
 
-    def test_fading_changes_the_order(self) -> None:
+    def test_half_life_changes_the_order(self) -> None:
         model = quick().fit(two_tastes(1_000)).partial_fit([(0, 1, 2_000), (1, 0, 2_001)] * 20)
         before = model.recommend([0, 1], k=60, filter_seen=False)
         for name in ("item_factors", "item_bias"):
@@ -362,13 +362,13 @@ class TestSaving:
         assert through.recommend(["u1", "nobody"]) == stopped.recommend(["u1", "nobody"])
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    def test_what_a_learned_strategy_practised_is_part_of_the_state(self, tmp_path: Path, dtype: str) -> None:
+    def test_what_a_learned_strategy_stream_trained_is_part_of_the_state(self, tmp_path: Path, dtype: str) -> None:
         log = two_tastes(900)
         told = {"strategy": "melon", "epochs": 1, "budget": 1, "batch_size": 64, "settings": {"passes": 1}}
         through, stopped = (quick(**told, dtype=dtype).fit(log[:700]) for _ in range(2))
-        practised = through.updater.strategy.memory()
-        unpractised = quick(**told | {"budget": 0}, dtype=dtype).fit(log[:700]).updater.strategy.memory()
-        assert any(not torch.equal(practised[name], old) for name, old in unpractised.items())
+        stream_trained = through.updater.strategy.memory()
+        untrained = quick(**told | {"budget": 0}, dtype=dtype).fit(log[:700]).updater.strategy.memory()
+        assert any(not torch.equal(stream_trained[name], old) for name, old in untrained.items())
         stopped.partial_fit(log[700:800]).save(tmp_path / "cut")
         stopped = melon.load(tmp_path / "cut").partial_fit(log[800:])
         through.partial_fit(log[700:800]).partial_fit(log[800:])
@@ -457,11 +457,11 @@ class TestStopping:
 
 
 class TestAuto:
-    def test_who_names_nothing_gets_the_blend_with_plain_steps_and_a_choice_of_fading(self) -> None:
+    def test_who_names_nothing_gets_the_blend_with_plain_steps_and_a_choice_of_half_life(self) -> None:
         model = Melon(epochs=2, budget=2, recommender_settings={"dim": 6}).fit(two_tastes())
         assert repr(model).startswith("<Melon blend with default")
         assert model.updater.recommender.name == "blend"
-        assert model.choices_["default"]["fading"] is not None
+        assert model.choices_["default"]["half_life"] is not None
         named = Melon("auto", "auto", epochs=2, budget=2, recommender_settings={"dim": 6}).fit(two_tastes())
         assert named.choices_ == model.choices_
         assert named.recommend([3], k=5) == model.recommend([3], k=5)

@@ -15,7 +15,7 @@ import torch
 import melon
 from melon.errors import DataError, SettingsError
 from melon.estimator import Melon
-from melon.recommenders.bpr import BPR
+from melon.models.bpr import BPR
 from melon.strategies.default import Default
 
 LOG = [(f"u{n % 17}", f"i{n * n % 31}", n) for n in range(400)]
@@ -56,10 +56,10 @@ class TestParameters:
 
         names = set(inspect.signature(Melon).parameters)
         assert set(Melon().get_params()) == names
-        assert {name: Melon().get_params()[name] for name in ("recommender", "strategy", "fading", "settings")} == {
+        assert {name: Melon().get_params()[name] for name in ("recommender", "strategy", "half_life", "settings")} == {
             "recommender": "auto",
             "strategy": "auto",
-            "fading": None,
+            "half_life": None,
             "settings": None,
         }
 
@@ -67,7 +67,7 @@ class TestParameters:
         "given",
         [
             {},
-            {"recommender": "bpr", "strategy": "melon", "fading": 500.0, "settings": {"passes": 1}},
+            {"recommender": "bpr", "strategy": "melon", "half_life": 500.0, "settings": {"passes": 1}},
             {"recommender": OwnRecommender, "strategy": OwnStrategy},
             {"seed": np.int64(3), "settings": {"lr": np.float32(0.1)}},
         ],
@@ -135,7 +135,7 @@ class TestNumbersOfNumpy:
             {"batch_size": np.int32(16)},
             {"budget": np.uint8(0)},
             {"minutes": np.float32(2)},
-            {"fading": np.float64(100)},
+            {"half_life": np.float64(100)},
             {"settings": {"lr": np.float32(0.1)}},
             {"pretrain_settings": {"l2": np.float64(0.1)}},
             {"recommender_settings": {"dim": np.int64(4)}},
@@ -176,9 +176,9 @@ class TestNumbersOfNumpy:
         ({"seed": 1.5}, "seed = 1.5 must be a whole number"),
         ({"seed": -1}, "seed = -1"),
         ({"batch_size": True}, "batch_size = True"),
-        ({"fading": "fast"}, "fading = 'fast' must be off, auto, or a half-life"),
-        ({"fading": -5}, "fading = -5 must be off, auto, or a half-life"),
-        ({"fading": [1]}, "fading = .* must be a number"),
+        ({"half_life": "fast"}, "half_life = 'fast' must be off, auto, or a half-life"),
+        ({"half_life": -5}, "half_life = -5 must be off, auto, or a half-life"),
+        ({"half_life": [1]}, "half_life = .* must be a number"),
         ({"device": torch.device("cuda:99")}, "cuda:99"),
     ],
 )

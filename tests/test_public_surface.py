@@ -11,7 +11,7 @@ import pytest
 
 import melon
 
-PACKAGES = ("melon", "melon.recommenders", "melon.strategies", "melon.evaluation", "melon.checks")
+PACKAGES = ("melon", "melon.models", "melon.strategies", "melon.evaluation", "melon.checks")
 HEAVY = {"torch", "polars", "pyarrow", "numba", "matplotlib"}
 
 
@@ -32,7 +32,7 @@ def test_every_name_is_there_and_listed(name: str) -> None:
 def test_what_authors_and_notebooks_need() -> None:
     wanted = {
         "melon": {"Melon", "MelonError", "evaluate", "load"},
-        "melon.recommenders": {"Entry", "RECOMMENDERS", "Recommender", "RecommenderSettings", "TableSpec"},
+        "melon.models": {"Entry", "RECOMMENDERS", "Recommender", "RecommenderSettings", "TableSpec"},
         "melon.strategies": {
             *("Entry", "STRATEGIES", "Space", "Strategy", "StrategySettings", "Proposal", "Situation"),
             *("LearningRates", "TableSpec"),
@@ -52,7 +52,7 @@ def test_functions_and_not_the_modules_of_the_same_name() -> None:
     assert callable(melon.evaluate)
 
 
-@pytest.mark.parametrize("name", ["melon", "melon.recommenders", "melon.strategies"])
+@pytest.mark.parametrize("name", ["melon", "melon.models", "melon.strategies"])
 def test_importing_them_is_light(name: str) -> None:
     code = f"import sys, {name}; dir({name}); print(*{{one.partition('.')[0] for one in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -64,7 +64,7 @@ def test_importing_melon_leaves_the_environment_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", ["melon", "melon.recommenders", "melon.strategies"])
+@pytest.mark.parametrize("name", ["melon", "melon.models", "melon.strategies"])
 def test_type_checkers_see_every_name(name: str) -> None:
     """The lazy names stand in the block for type checkers too."""
     source = Path(str(package(name).__file__)).read_text(encoding="utf-8")

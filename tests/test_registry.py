@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from melon.errors import SettingsError
-from melon.recommenders.base import Recommender
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.base import Recommender
+from melon.models.registry import RECOMMENDERS
 from melon.registry import Entry, Registry, Space
 from melon.settings import Settings
 from melon.strategies.base import Strategy

@@ -1,4 +1,4 @@
-"""Tables: rows by id, absent rows, fading, moments of reading, and rows that are taken back."""
+"""Tables: rows by id, absent rows, time decay, moments of reading, and rows that are taken back."""
 
 import copy
 import itertools
@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from melon.half_life import DecayFactors, decay_factor
 
-from melon import fading, tables
+from melon import half_life, tables
 from melon.errors import LearningError, SettingsError
-from melon.fading import Fading, fade
 from melon.kernels import policy
 from melon.tables import Clock, Moment, Table, TableSpec
 
@@ -152,7 +152,7 @@ class TestGrowth:
             table_of(2).grow(5, np.arange(2))
 
 
-class TestFading:
+class TestDecayFactors:
     @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.integers(0, 400), st.floats(0.5, 1000))
     def test_an_idle_row_loses_half_of_itself_in_a_half_life(self, touched: list, now: int, half_life: float) -> None:
         clock = Clock()
@@ -191,9 +191,9 @@ class TestFading:
         assert torch.equal(everything(table), everything(table_of(2)))
 
     def test_rows_of_the_future_do_not_grow(self) -> None:
-        assert fade(torch.tensor([7]), 3, 2.0).tolist() == [1.0]
+        assert decay_factor(torch.tensor([7]), 3, 2.0).tolist() == [1.0]
 
-    def test_without_a_half_life_nothing_fades(self) -> None:
+    def test_without_a_half_life_nothing_decays(self) -> None:
         clock = Clock()
         table = table_of(2, clock=clock)
         clock.now = 10**9
@@ -315,7 +315,7 @@ class TestWatch:
         assert one.take().tolist() == [6, 7]
 
     def test_many_writes_are_brought_together_and_a_copy_has_no_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fading, "_MOST_RECORDS", 3)
+        monkeypatch.setattr(half_life, "_MOST_RECORDS", 3)
         table = table_of(6)
         changes = table.watch()
         for row in (1, 2, 1, 2, 1, 2, 5):
@@ -326,38 +326,38 @@ class TestWatch:
         assert sorted(set(changes.take().tolist())) == [1, 2, 5]
 
 
-class TestKeptFading:
-    """What fading has left of rows, kept from moment to moment, beside what is computed anew."""
+class TestKeptDecayFactors:
+    """What time decay has left of rows, kept from moment to moment, beside what is computed anew."""
 
     @given(st.lists(st.tuples(st.lists(st.integers(0, 19), max_size=3), st.integers(0, 400)), max_size=12))
     @settings(max_examples=40)
     def test_is_the_same_however_it_was_read_before(self, steps: list[tuple[list[int], int]]) -> None:
         policy.warm_up("lists")
-        loops, clock = policy.load("lists"), Clock()
-        assert loops is not None
+        kernels, clock = policy.load("lists"), Clock()
+        assert kernels is not None
         table = table_of(20, clock=clock, half_life=5.0)
         for rows, later in steps:
             clock.now += later
             touched = torch.tensor(sorted(set(rows)), dtype=torch.int64)
             table.scatter(touched, table.gather(touched))
             at = Moment(clock.now + 3, {SPEC.name: 5.0})
-            weights, factor = table.faded(loops, 20, at)
-            expected = fade(table.view(at).touched[:20], at.now, 5.0).numpy()
+            weights, factor = table.decayed(kernels, 20, at)
+            expected = decay_factor(table.view(at).touched[:20], at.now, 5.0).numpy()
             np.testing.assert_allclose(weights * factor, expected, rtol=1e-6, atol=1e-30)
-            anew, same_factor = Fading(table.watch()).read(loops, table.arrays(at)[1], 20, at.now, 5.0)
+            anew, same_factor = DecayFactors(table.watch()).read(kernels, table.arrays(at)[1], 20, at.now, 5.0)
             assert weights.tobytes() == anew.tobytes()
             assert factor == same_factor
 
     def test_knows_rows_that_came_and_moments_that_are_over(self) -> None:
         policy.warm_up("lists")
-        loops, clock = policy.load("lists"), Clock(100)
-        assert loops is not None
+        kernels, clock = policy.load("lists"), Clock(100)
+        assert kernels is not None
         table = table_of(4, clock=clock, half_life=8.0)
-        assert len(table.faded(loops, 4)[0]) == 4
+        assert len(table.decayed(kernels, 4)[0]) == 4
         table.grow(300, np.arange(4, 300))
-        weights, factor = table.faded(loops, 300)
+        weights, factor = table.decayed(kernels, 300)
         assert np.allclose(weights * factor, 1.0)
         before = Moment(50, {SPEC.name: 8.0})
-        weights, factor = table.faded(loops, 300, before)
+        weights, factor = table.decayed(kernels, 300, before)
         assert (weights * factor == 1.0).all()
-        assert not len(table.faded(loops, 300, Moment(100))[0])
+        assert not len(table.decayed(kernels, 300, Moment(100))[0])

@@ -1,6 +1,6 @@
 """What each part of `auto` contributes: the blend without it, everything else as `auto` has it, on test parts.
 
-    python research/benchmarks/auto.py --seeds 3 --rivals none         # first: which settings auto chose
+    python research/benchmarks/auto.py --seeds 3 --baselines none         # first: which settings auto chose
     python research/benchmarks/ablation.py --seeds 3
 
 Pre-training and the update are set as `auto` chose them on the selection window of the same stream and seed (read from
@@ -61,9 +61,9 @@ VARIANTS = {
     "without activity": Variant({"without": ("activity",)}),
     "head: linear": Variant({"head_units": 0}),
     "head: does not learn online": Variant({"head_lr": 0.0}),
-    "head: no practice": Variant({"head_passes": 0}),
+    "head: no meta-training": Variant({"head_passes": 0}),
     "rows: not updated": Variant(update={"lr": 1e-12}),
-    "rows: no fading": Variant(update={"fading": None}),
+    "rows: no time decay": Variant(update={"half_life": None}),
     "rows: one negative": Variant({"negatives": 1}),
     "rows: no L2": Variant(pretrain={"l2": 0.0}),
 }
@@ -118,13 +118,13 @@ class Bench:
         self._rows: dict[str, tuple[PretrainedState, PretrainedState]] = {}
 
     def run(self, variant: Variant) -> pl.DataFrame:
-        """Practise on the window, then stream through validation into test."""
+        """Meta-train on the window, then stream through validation into test."""
         before, whole = self._trained(variant)
         strategy = Default({**self._update, **variant.update}, seed=self._seed)
         pretraining = {**self._pretrain, **variant.pretrain}
-        practice = self._selection.train_meta_model(strategy, before, self._parts.train_stop, pretraining)
+        meta_training = self._selection.train_meta_model(strategy, before, self._parts.train_stop, pretraining)
         past = self._log.head(self._parts.train_stop)
-        updater, tally = deploy(strategy, whole, past, practice), Tally()
+        updater, tally = deploy(strategy, whole, past, meta_training), Tally()
         for point in self._points(updater):
             if point.start >= self._parts.validation_stop:
                 tally.add(point)

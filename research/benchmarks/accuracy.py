@@ -1,9 +1,9 @@
 """Accuracy of strategies on the streams in $MELON_DATA: settings chosen on the selection window, claims as allowed.
 
     python research/benchmarks/accuracy.py --streams amazon_grocery,yelp --strategies melon,melon_i,melon_p --seeds 3
-    python research/benchmarks/accuracy.py --streams amazon_grocery --strategies melon --fading auto
+    python research/benchmarks/accuracy.py --streams amazon_grocery --strategies melon --half-life auto
 
-`melon bench` runs the cells, so a run that was stopped goes on where it was; each way to fade has a folder of its own
+`melon bench` runs the cells, so a run that was stopped goes on where it was; each way to decay has a folder of its own
 under --out. The reference that everything is compared with is the tuned Default, named here before any test part is
 read (`frozen` with --against frozen); a family for Holm's correction is what the printed table says of one stream.
 """
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=None)
-    parser.add_argument("--fading", default="off")
+    parser.add_argument("--half-life", default="off")
     parser.add_argument("--against", default="default", choices=("default", "frozen"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
@@ -57,8 +57,8 @@ def main() -> None:
     missing = [name for name in names if not (DATA / f"{name}.parquet").exists()]
     if missing:
         sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
-    folder = asked.out / f"fading-{asked.fading}"
-    options: dict[str, Any] = {"budget": asked.budget, "fading": asked.fading, "epochs": asked.epochs}
+    folder = asked.out / f"time decay-{asked.half_life}"
+    options: dict[str, Any] = {"budget": asked.budget, "half_life": asked.half_life, "epochs": asked.epochs}
     result = bench_streams(
         [DATA / f"{name}.parquet" for name in names],
         {name: value for name, value in options.items() if value is not None},

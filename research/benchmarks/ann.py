@@ -4,7 +4,7 @@
     python research/benchmarks/ann.py --items 1000000 --kinds lists
 
 `usearch` and `graph` (faiss) are graphs (HNSW), `lists` is faiss's inverted file. Vectors lie in clusters, as trained
-rows do. Every batch changes 500 rows; fading costs an index nothing, since idle rows that fade alike keep their order
+rows do. Every batch changes 500 rows; time decay costs an index nothing, since idle rows that decay alike keep their order
 when rows are stored at one reference moment. usearch removes and adds rows, a graph of faiss cannot remove and gets
 them added as new ones, the inverted file replaces them in place and keeps the cells that it was trained with. The best
 100 of an index are scored again exactly. CPU milliseconds, one thread, d = 64. Aim: .95 of the exact ten in 5 ms a
@@ -116,13 +116,13 @@ def rows(rng: np.random.Generator, centres: Singles, n: int) -> Singles:
 
 def scan(items: Singles, user: Singles) -> Ints:
     """The exact ten, as BPR makes them."""
-    loops, nothing = policy.load("lists"), np.empty(0, np.float32)
-    assert loops is not None
+    kernels, nothing = policy.load("lists"), np.empty(0, np.float32)
+    assert kernels is not None
     own = (user[None, :], np.zeros(1, np.int64), 0.0, 1, np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 0.0, 1)
     found, values, counts = np.empty((1, K), np.int64), np.empty((1, K), np.float32), np.zeros(1, np.int64)
     of_items = 0, np.float32(1), items, len(items), nothing, np.zeros(len(items), np.float32), nothing
     within = np.zeros(1, np.int64), np.empty(0, np.bool_), np.empty(0, np.int64), 0, *Taken.none()
-    loops.scan(*own, *of_items, *within, found, values, counts)
+    kernels.scan(*own, *of_items, *within, found, values, counts)
     return found[0]
 
 

@@ -1,14 +1,14 @@
-"""`auto` against every simple rival on the streams in $MELON_DATA, as docs/methods.md 5.8 allows.
+"""`auto` against every simple baseline on the streams in $MELON_DATA, as docs/methods.md 5.8 allows.
 
     python research/benchmarks/auto.py --seeds 5
-    python research/benchmarks/auto.py --streams amazon_grocery,yelp --seeds 3 --rivals few
-    python research/benchmarks/auto.py --seeds 1 --rivals few --candidates born --full-ranking
-    python research/benchmarks/auto.py --seeds 5 --rivals none     # only `auto` with and without its further inputs
+    python research/benchmarks/auto.py --streams amazon_grocery,yelp --seeds 3 --baselines few
+    python research/benchmarks/auto.py --seeds 1 --baselines few --candidates known --full-ranking
+    python research/benchmarks/auto.py --seeds 5 --baselines none     # only `auto` with and without its further inputs
 
 `melon bench` runs the cells, each kind in a folder of its own under --out, so a run that was stopped goes on where it
-was: the blend with the further inputs of `auto` and without them, and bpr, with the tuned Default and fading chosen on
-the selection window; and, unless --rivals few, bpr with one and four negatives, in batches and one interaction after
-another, with and without fading. The rivals of every record stand beside them. The family for Holm's correction are a
+was: the blend with the further inputs of `auto` and without them, and bpr, with the tuned Default and time decay chosen on
+the selection window; and, unless --baselines few, bpr with one and four negatives, in batches and one interaction after
+another, with and without time decay. The baselines of every record stand beside them. The family for Holm's correction are a
 stream's comparisons, both metrics together.
 """
 
@@ -35,7 +35,7 @@ from melon.lab.terminal import BenchProgress, show_bench
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
 BASELINES = ("frozen", "popularity", "recent_popularity", *RIVALS)
-#: What `auto` is compared with; the other baselines are no rivals.
+#: What `auto` is compared with; the other baselines are no baselines.
 COMPARED = ("recent_popularity", *RIVALS)
 
 
@@ -45,7 +45,7 @@ class Kind:
 
     folder: str
     recommenders: str = "bpr"
-    fading: str = "auto"
+    half_life: str = "auto"
     negatives: int | None = None
     strategies: str = "default"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -56,9 +56,9 @@ AUTO = Kind("auto-further-inputs", "blend", settings=SETTINGS)
 MAIN = Kind("auto", "blend,bpr")
 #: Every other way to drive bpr by plain steps.
 PLAIN = {
-    "bpr, default": Kind("no-fading", fading="off"),
-    "bpr, 4 negatives, default": Kind("negatives-no-fading", fading="off", negatives=4),
-    "bpr, 4 negatives, default + fading": Kind("negatives", negatives=4),
+    "bpr, default": Kind("no-time decay", half_life="off"),
+    "bpr, 4 negatives, default": Kind("negatives-no-time decay", half_life="off", negatives=4),
+    "bpr, 4 negatives, default + time decay": Kind("negatives", negatives=4),
 }
 
 
@@ -66,12 +66,12 @@ def main() -> None:
     """Run what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", default=",".join(STREAMS))
-    parser.add_argument("--seeds", type=int, default=3, help="of auto, and of bpr with fading")
-    parser.add_argument("--rival-seeds", type=int, default=None, help="of the other kinds of bpr (default: as many)")
-    parser.add_argument("--rivals", choices=("none", "few", "all"), default="all")
+    parser.add_argument("--seeds", type=int, default=3, help="of auto, and of bpr with time decay")
+    parser.add_argument("--baseline-seeds", type=int, default=None, help="of the other kinds of bpr (default: as many)")
+    parser.add_argument("--baselines", choices=("none", "few", "all"), default="all")
     parser.add_argument("--rates", action="store_true", help="beside them, the blend with MeLON's learned rates")
     parser.add_argument("--budget", type=int, default=8)
-    parser.add_argument("--candidates", default="catalogue", choices=("catalogue", "born"))
+    parser.add_argument("--candidates", default="catalogue", choices=("catalogue", "known"))
     parser.add_argument("--full-ranking", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/auto"))
@@ -81,15 +81,15 @@ def main() -> None:
     if missing:
         sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
     out = asked.out / f"{asked.candidates}{'-full' if asked.full_ranking else ''}"
-    few, seeds = asked.rivals != "all", asked.rival_seeds or asked.seeds
+    few, seeds = asked.baselines != "all", asked.baseline_seeds or asked.seeds
     run(asked, AUTO, names, out, asked.seeds)
-    run(asked, replace(MAIN, recommenders="blend") if asked.rivals == "none" else MAIN, names, out, asked.seeds)
+    run(asked, replace(MAIN, recommenders="blend") if asked.baselines == "none" else MAIN, names, out, asked.seeds)
     if asked.rates:
         run(asked, replace(AUTO, strategies="default,melon"), names, out, asked.seeds)
     for kind in () if few else PLAIN.values():
         run(asked, kind, names, out, seeds)
     print(f"\n`python research/benchmarks/auto.py {' '.join(sys.argv[1:])}`")
-    others = None if asked.rivals == "none" else {} if few else PLAIN
+    others = None if asked.baselines == "none" else {} if few else PLAIN
     found = {name: methods(out, name, asked.seeds, others, seeds, rates=asked.rates) for name in names}
     levels(found, "HR@5 / NDCG@10", lambda frame, column: frame[column])
     levels(found, "without repeats", lambda frame, column: frame.filter(~pl.col("repeat"))[column])
@@ -101,7 +101,7 @@ def main() -> None:
 
 def run(asked: argparse.Namespace, kind: Kind, names: list[str], out: Path, seeds: int) -> None:
     """The cells of one kind, as far as they are missing."""
-    options: dict[str, Any] = {"budget": asked.budget, "fading": kind.fading, "candidates": asked.candidates}
+    options: dict[str, Any] = {"budget": asked.budget, "half_life": kind.half_life, "candidates": asked.candidates}
     if asked.full_ranking:
         options["full_ranking"] = True
     negatives = {} if kind.negatives is None else {"negatives": kind.negatives}
@@ -135,7 +135,7 @@ class Method:
 
 
 def methods(
-    out: Path, name: str, seeds: int, kinds: Mapping[str, Kind] | None, rival_seeds: int, *, rates: bool
+    out: Path, name: str, seeds: int, kinds: Mapping[str, Kind] | None, baseline_seeds: int, *, rates: bool
 ) -> dict[str, Method]:
     """Everything that ranked the events of a stream; `auto` first. Without `kinds` bpr did not run."""
     blend, before = Cells(out / AUTO.folder, "blend", seeds), Cells(out / MAIN.folder, "blend", seeds)
@@ -145,14 +145,14 @@ def methods(
         "auto without further inputs": Method(before.ranks(name, "default")),
     }
     if kinds is None:
-        return both | {rival: Method(before.ranks(name, "default"), f"rank_{rival}") for rival in BASELINES}
+        return both | {baseline: Method(before.ranks(name, "default"), f"rank_{baseline}") for baseline in BASELINES}
     beside = Cells(out / MAIN.folder, "bpr", seeds).ranks(name, "default")
     return {
         **both,
-        **{rival: Method(beside, f"rank_{rival}") for rival in BASELINES},
-        "bpr, default + fading": Method(beside),
+        **{baseline: Method(beside, f"rank_{baseline}") for baseline in BASELINES},
+        "bpr, default + time decay": Method(beside),
         **{
-            label: Method(Cells(out / kind.folder, "bpr", rival_seeds).ranks(name, "default"))
+            label: Method(Cells(out / kind.folder, "bpr", baseline_seeds).ranks(name, "default"))
             for label, kind in kinds.items()
         },
     }
@@ -183,8 +183,8 @@ def whole_catalogue(out: Path, names: list[str], seeds: int) -> None:
     records = {name: [each.records(name, "default") for each in pair] for name, pair in of.items()}
     rows: dict[str, Callable[[list[Any]], list[Any]]] = {
         "auto": lambda pair: [record["full_ranking"] for record in pair[0]],
-        **{rival: partial(_baseline, rival) for rival in BASELINES},
-        "bpr, default + fading": lambda pair: [record["full_ranking"] for record in pair[1]],
+        **{baseline: partial(_baseline, baseline) for baseline in BASELINES},
+        "bpr, default + time decay": lambda pair: [record["full_ranking"] for record in pair[1]],
     }
     for label, read in rows.items():
         cells = [
@@ -194,23 +194,23 @@ def whole_catalogue(out: Path, names: list[str], seeds: int) -> None:
         print(f"| {label} | " + " | ".join(cells) + " |")
 
 
-def _baseline(rival: str, pair: list[Any]) -> list[Any]:
-    return [record["baselines"][rival]["full_ranking"] for record in pair[1]]
+def _baseline(baseline: str, pair: list[Any]) -> list[Any]:
+    return [record["baselines"][baseline]["full_ranking"] for record in pair[1]]
 
 
 def conclusions(found: Mapping[str, Mapping[str, Method]]) -> None:
-    """`auto` minus each rival, on each stream, over the seeds that both have."""
+    """`auto` minus each baseline, on each stream, over the seeds that both have."""
     families: dict[str, dict[str, Comparison]] = {}
     for name, of_stream in found.items():
         auto = of_stream["auto"]
         users, items = (auto.frames[0][side].to_numpy() for side in ("user", "item"))
-        rivals = [label for label in of_stream if label != "auto" and (label not in BASELINES or label in COMPARED)]
+        baselines = [label for label in of_stream if label != "auto" and (label not in BASELINES or label in COMPARED)]
         families[name] = {}
-        for rival in rivals:
-            seeds = min(len(auto.frames), len(of_stream[rival].frames))
+        for baseline in baselines:
+            seeds = min(len(auto.frames), len(of_stream[baseline].frames))
             for metric, of in METRICS.items():
-                sides = (each.values(of, seeds) for each in (auto, of_stream[rival]))
-                families[name][f"{rival}, {name} | {metric}"] = compare_mean([Sides(*sides, users, items)])
+                sides = (each.values(of, seeds) for each in (auto, of_stream[baseline]))
+                families[name][f"{baseline}, {name} | {metric}"] = compare_mean([Sides(*sides, users, items)])
     show_conclusions("auto against | metric", families)
 
 

@@ -35,7 +35,7 @@ SPLITS = {
     "news_globo": (0.95, 0.005, 0.045),
 }
 METHODS = {
-    "auto": Plan("blend", "default", fading="auto"),
+    "auto": Plan("blend", "default", half_life="auto"),
     "bpr + default": Plan("bpr", "default"),
     "bpr + melon": Plan("bpr", "melon"),
 }

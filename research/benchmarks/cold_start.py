@@ -5,7 +5,7 @@
 
 A blend with default settings starts with nothing and streams through the first interactions of each stream under plain
 steps, as a model does that is only ever given `partial_fit`. HR@5 of 1 + 99 candidates among the items there are
-(`born`), predicted before they are learned; the mean over the seeds. Only the first 60 % of a stream are looked at.
+(`known`), predicted before they are learned; the mean over the seeds. Only the first 60 % of a stream are looked at.
 
 `at once`: the head learns from the first batch on, with inputs as they come. `N, then`: it rests for N interactions,
 by which its inputs are then scaled, and learns from there on. `rests`: it never learns, and the blend is its personal
@@ -31,7 +31,7 @@ from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.prequential import prequential
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
+from melon.models.blend.recommender import Blend
 from melon.strategies.default import Default
 from melon.stream.candidates import Candidates
 
@@ -57,7 +57,7 @@ def streams(events: int) -> dict[str, Interactions]:
 def hits(log: Interactions, rest: int, seed: int, batch: int) -> np.ndarray:
     """Whether each interaction was among the first five, with its event number."""
     updater = Updater(Blend({"head_rest": rest}, seed=seed), Default(seed=seed), seed=seed)
-    points = prequential(updater, log, Candidates(log, mode="born", seed=seed), 0, len(log), batch_size=batch)
+    points = prequential(updater, log, Candidates(log, mode="known", seed=seed), 0, len(log), batch_size=batch)
     parts = [np.stack([point.events, point.ranks.rank <= 5]) for point in points]
     return np.concatenate(parts, axis=1)
 

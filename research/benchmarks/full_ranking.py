@@ -1,11 +1,11 @@
-"""MeLON in full ranking, by what it practises among; on selection windows, test parts are not read.
+"""MeLON in full ranking, by what it is meta-trained among; on selection windows, test parts are not read.
 
     python research/benchmarks/full_ranking.py yelp amazon_electronics --seeds 2
     python research/benchmarks/full_ranking.py yelp --earlier --arms default melon:999
 
-Arms: `default` is the tuned plain step; `melon:99` practises among 99 candidates, as the product does, `melon:999`
-among more, and `melon:popular` among 99 that are drawn by the square root of their counts in the practised log.
-BPR without fading. Each event of the judged part is ranked among 99 candidates and among all items at once; differences
+Arms: `default` is the tuned plain step; `melon:99` is meta-trained among 99 candidates, as the product does, `melon:999`
+among more, and `melon:popular` among 99 that are drawn by the square root of their counts in the meta-trained log.
+BPR without time decay. Each event of the judged part is ranked among 99 candidates and among all items at once; differences
 to the first arm are paired, with 95 % intervals by user.
 """
 
@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from meta_training import CONFIGS
 
 from accuracy import DATA, show_conclusions
 from melon.data.files import load_stream
@@ -28,15 +29,14 @@ from melon.data.interactions import Interactions
 from melon.evaluation.compare import Sides, compare_mean
 from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.ranking import gains, hits, metrics
-from melon.fitting import practice
+from melon.fitting import meta_training
 from melon.fitting.config import CellConfig, read_config
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
-from melon.learning.practice.loop import practice_candidates
+from melon.learning.meta_training.loop import meta_training_candidates
 from melon.learning.updater import Updater
 from melon.stream.candidates import Candidates, CandidateSet
 from melon.stream.split import Parts, split
-from practice import CONFIGS
 
 KINDS = ("among 99", "among all")
 
@@ -59,27 +59,27 @@ class PopularCandidates(Candidates):
 
 
 @contextmanager
-def practising_among(kind: str) -> Iterator[None]:
-    """Let practice on windows draw other candidates."""
-    usual = practice.practice_candidates
+def meta_training_among(kind: str) -> Iterator[None]:
+    """Let meta-training on windows draw other candidates."""
+    usual = meta_training.meta_training_candidates
 
     def drawn(log: Interactions, seed: int, count: int) -> Candidates:
         if kind == "popular":
             return PopularCandidates(log, seed + 1_000, count)
-        return practice_candidates(log, seed, int(kind or count))
+        return meta_training_candidates(log, seed, int(kind or count))
 
-    practice.practice_candidates = drawn
+    meta_training.meta_training_candidates = drawn
     try:
         yield
     finally:
-        practice.practice_candidates = usual
+        meta_training.meta_training_candidates = usual
 
 
 def judged(selection: Selection, updater: Updater) -> Tally:
     """Every judged event, ranked in both ways."""
     parts, protocol, log = selection.parts, selection.protocol, selection.log
     for first, last in selection._batches(parts.window_start, parts.judged_from):
-        updater.learn(practice.batch_of(log, first, last))
+        updater.learn(meta_training.batch_of(log, first, last))
     candidates, tally = Candidates(log, seed=protocol.seed, count=protocol.negatives), Tally()
     for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
         for point in prequential(updater, log, candidates, first, last, full_ranking=True):
@@ -105,7 +105,7 @@ def main(stream: str, asked: argparse.Namespace) -> None:
         for arm in asked.arms:
             strategy, _, kind = arm.partition(":")
             settings = config.fixed if strategy == "default" else {"lr": tuned["settings"]["lr"]}
-            with practising_among(kind):
+            with meta_training_among(kind):
                 tallies[arm].append(judged(selection, selection.at_window(strategy, settings, start)))
             levels = []
             for way in KINDS:

@@ -6,7 +6,7 @@
     python research/benchmarks/inputs.py --seed 1 A yelp
     python research/benchmarks/inputs.py --arms auto,first_times --without-repeats A yelp
 
-All arms have the same pre-trained rows and settings (L2 .03, rate .3, no fading), as the trial that suggested these
+All arms have the same pre-trained rows and settings (L2 .03, rate .3, no time decay), as the trial that suggested these
 inputs had. ΔHR@5 is paired with the first arm: ± is one standard error over interactions.
 """
 
@@ -43,7 +43,7 @@ ARMS = {
 
 
 def ranks_of(selection: Selection, start: PretrainedState, settings: dict[str, object]) -> tuple[Ints, Floats]:
-    """Events that are judged and their ranks, with a head that has practised on the rest of the window."""
+    """Events that are judged and their ranks, with a head that has meta-trained on the rest of the window."""
     updater = selection.at_window("default", settings, start)
     tally = Tally()
     for point in selection.through(updater):

@@ -4,7 +4,7 @@
     python research/benchmarks/live_batch.py news_globo --budget 4 --share 0.3
     python research/benchmarks/live_batch.py yelp_unfiltered --recommender bpr
 
-`auto`'s blend, pre-trained once on what precedes the window (L2 .03); the step's length and fading are chosen at each
+`auto`'s blend, pre-trained once on what precedes the window (L2 .03); the step's length and time decay are chosen at each
 size from --budget settings. HR@5 and NDCG@10 on the judged part of the window, and CPU milliseconds for each
 interaction, predicted among 100 and learned. --share cuts the log: its last part only, which keeps a long stream
 affordable. Where many interactions share a time stamp, their order is the file's, which flatters small batches: the
@@ -60,7 +60,7 @@ def main() -> None:
         plan = Plan(
             asked.recommender,
             recommender_settings=SETTINGS if asked.recommender == RECOMMENDER else {},
-            fading="auto",
+            half_life="auto",
             budget=asked.budget,
             protocol=EvaluationProtocol(seed=asked.seed),
         )
@@ -76,7 +76,7 @@ def main() -> None:
                 tally.add(point)
             spent = 1e3 * (time.process_time() - began) / (parts.validation_stop - parts.judged_from)
             measured = metrics(tally.rank)
-            settings = f"lr {chosen.settings['lr']:g}, half-life {chosen.settings.get('fading')}"
+            settings = f"lr {chosen.settings['lr']:g}, half-life {chosen.settings.get('half_life')}"
             print(
                 f"| {name} ({shared:.0%} share a stamp) | {size} | {settings} | {measured['HR@5']:.4f} | "
                 f"{measured['NDCG@10']:.4f} | {spent:.3f} |",

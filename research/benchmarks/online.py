@@ -4,7 +4,7 @@
     python research/benchmarks/online.py news_globo --views 8 all --rates 0.003
     python research/benchmarks/online.py yelp --earlier --views all
 
-MeLON on BPR practises as usual on the part of the window that is not judged. On the judged part rates are then frozen,
+MeLON on BPR is meta-trained as usual on the part of the window that is not judged. On the judged part rates are then frozen,
 or after each batch they take a step of Adam by the gradient of the last batches' predictions through the steps of the
 batches before: over one batch (a look-ahead as in the network form), over more, or over all (traces, which carry how
 rows depend on the rates forward from where the window begins). Each is HR@5 + NDCG@10.
@@ -22,6 +22,7 @@ from itertools import pairwise
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from meta_training import CONFIGS, state_of
 
 from accuracy import DATA
 from melon.adam import Adam, Moments
@@ -30,25 +31,24 @@ from melon.data.interactions import Interactions
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.selection import Selection
 from melon.kernels import policy
-from melon.learning.practice.factor import FactorPractice
-from melon.learning.practice.loop import practice_candidates
-from melon.learning.practice.record import record
+from melon.learning.meta_training.factor import FactorMetaTraining
+from melon.learning.meta_training.loop import meta_training_candidates
+from melon.learning.meta_training.record import record
 from melon.learning.updater import Updater
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import MOST_DECAY, LinearRates, Phi
-from melon.strategies.practised import LinearStrategy
+from melon.strategies.stream_trained import LinearStrategy
 from melon.stream.batch import Batch, batch_of
 from melon.stream.split import DEFAULT_SPLIT, Parts, batches, split
 from melon.types import Ints, Scores
-from practice import CONFIGS, state_of
-from trials.traces import GoingOnByTraces
+from trials.traces import OnlineContinuationByTraces
 
 #: Views: as many batches as a step is judged by.
 ALL = "all"
 _ADAM = Adam(0.9, 0.98, 1e-9)
 
 
-class GoingOn:
+class OnlineContinuation:
     """An updater whose rates learn from what the last `horizon` steps were worth.
 
     A second updater stays so many batches behind: from its rows the last steps are made again with the present rates.
@@ -85,11 +85,11 @@ class GoingOn:
     def _improve(self, stop: int) -> None:
         live, again = self._live.strategy, deepcopy(self._behind)
         assert isinstance(live, LinearStrategy)
-        candidates = practice_candidates(self._log.head(stop), self._live.seed, 99)
+        candidates = meta_training_candidates(self._log.head(stop), self._live.seed, 99)
         recorded = record(again, [batch for batch, _ in self._between], candidates, 1)
-        loops = policy.load("practice")
-        assert loops is not None
-        _, gradient = FactorPractice(again.recommender, live, recorded, loops).run(0)
+        kernels = policy.load("meta_training")
+        assert kernels is not None
+        _, gradient = FactorMetaTraining(again.recommender, live, recorded, kernels).run(0)
         phi, masks = live.rates.phi, live.trainable()
         moments = self._moments or {name: Moments.zeros_like(value) for name, value in phi.items()}
         self._moments = {name: _ADAM.moments(moments[name], gradient[name] * masks[name]) for name in phi}
@@ -119,14 +119,14 @@ def main(stream: str, asked: argparse.Namespace, seed: int = 0) -> None:
     scores, seconds = [selection.judged(deepcopy(updater))], [0.0]
     for view, rate in asked.arms:
         began, live = time.process_time(), deepcopy(updater)
-        arm: GoingOn | GoingOnByTraces
+        arm: OnlineContinuation | OnlineContinuationByTraces
         if view == ALL:
-            arm = GoingOnByTraces(live, _coming(selection), selection.log, parts.judged_from, rate)
+            arm = OnlineContinuationByTraces(live, _coming(selection), selection.log, parts.judged_from, rate)
         else:
-            arm = GoingOn(live, selection.log, parts.judged_from, int(view), rate)
+            arm = OnlineContinuation(live, selection.log, parts.judged_from, int(view), rate)
         scores.append(selection.judged(arm))
         seconds.append(time.process_time() - began)
-        if isinstance(arm, GoingOnByTraces):
+        if isinstance(arm, OnlineContinuationByTraces):
             print(f"rows carried along are apart by {arm.apart():.1e}", flush=True)
     print(f"| {stream} | {' | '.join(f'{score:.4f}' for score in scores)} |", flush=True)
     print(f"| CPU s | {' | '.join(f'{each:.0f}' for each in seconds)} |", flush=True)

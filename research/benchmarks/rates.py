@@ -1,10 +1,10 @@
-"""What MeLON's rates follow after practice, drawn: by role and stream. Test parts are not read.
+"""What MeLON's rates follow after meta-training, drawn: by role and stream. Test parts are not read.
 
     python research/benchmarks/rates.py docs/images/rates.svg
-    FADING=1 python research/benchmarks/rates.py rates-with-fading.svg amazon_grocery yelp
+    FADING=1 python research/benchmarks/rates.py rates-with-time decay.svg amazon_grocery yelp
 
-BPR as in `practice.py`, seed 0. Each line is a role: its rate as a multiple of the plain step from which practice
-started, while one input moves and the others stay at their medians over the practice stream.
+BPR as in `meta-training.py`, seed 0. Each line is a role: its rate as a multiple of the plain step from which meta-training
+started, while one input moves and the others stay at their medians over the meta-training stream.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from meta_training import CONFIGS, STREAMS, recorded_meta_training, state_of
 
 from accuracy import DATA
 from melon.data.files import load_stream
@@ -31,7 +32,6 @@ from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import KNOTS
 from melon.stream.split import split
 from melon.types import Floats
-from practice import CONFIGS, STREAMS, recorded_practice, state_of
 
 #: Role, its table, the slot of its touches (user, item taken, item drawn), colour, dashes.
 ROLES = (
@@ -46,11 +46,11 @@ LOSSES = np.concatenate([[0.01], np.exp(KNOTS), [5.0]])
 INPUTS = (("interactions so far", AGES), ("interactions since its last touch", IDLES), ("loss", LOSSES))
 
 
-class Practised:
-    """A strategy after practice on one stream, and what its touches usually look like."""
+class StreamTrained:
+    """A strategy after meta-training on one stream, and what its touches usually look like."""
 
     def __init__(self, stream: str) -> None:
-        folder = CONFIGS / "fading" if os.environ.get("FADING") else CONFIGS
+        folder = CONFIGS / "half_life" if os.environ.get("HALF_LIVES") else CONFIGS
         config = CellConfig(**read_config(folder / f"{stream}-bpr-melon.toml"))
         log = load_stream(DATA / f"{stream}.parquet")
         parts = split(log, config.split)
@@ -61,7 +61,7 @@ class Practised:
         strategy = selection.at_window(MeLON, self.settings, start).strategy
         assert isinstance(strategy, MeLON)
         self.rates = strategy.rates
-        inputs = recorded_practice(selection, MeLON(self.settings), start).draws[0].inputs
+        inputs = recorded_meta_training(selection, MeLON(self.settings), start).draws[0].inputs
         self.usual: Floats = np.median(inputs, axis=0)  # slots × columns
 
     def curve(self, table: str, slot: int, place: int, values: Floats) -> Floats:
@@ -78,14 +78,19 @@ class Practised:
         return found
 
 
-def draw(figure: Any, streams: dict[str, Practised]) -> None:
+def draw(figure: Any, streams: dict[str, StreamTrained]) -> None:
     panels = figure.subplots(len(INPUTS), len(streams), sharey=True, squeeze=False)
     for place, (label, values) in enumerate(INPUTS):
-        for column, (stream, practised) in enumerate(streams.items()):
+        for column, (stream, stream_trained) in enumerate(streams.items()):
             panel = panels[place][column]
             for name, table, slot, colour, dashes in ROLES:
                 panel.plot(
-                    values, practised.curve(table, slot, place, values), dashes, color=colour, linewidth=1.2, label=name
+                    values,
+                    stream_trained.curve(table, slot, place, values),
+                    dashes,
+                    color=colour,
+                    linewidth=1.2,
+                    label=name,
                 )
             panel.set(xscale="log", yscale="log", xlabel=label if column == 0 else "", ylim=(0.02, 20))
             panel.minorticks_off()
@@ -99,7 +104,7 @@ def draw(figure: Any, streams: dict[str, Practised]) -> None:
 
 def main(path: str, names: list[str]) -> None:
     torch.set_num_threads(1)
-    streams = {name: Practised(name) for name in names or STREAMS}
+    streams = {name: StreamTrained(name) for name in names or STREAMS}
     picture = drawn("rates", 6.2, lambda figure: draw(figure, streams), 2.1 * len(streams) + 0.6)
     Path(path).write_text(smaller(picture.svg), encoding="utf-8")
 

@@ -7,7 +7,7 @@
 BPR, seed 0. `roles`: 20 hidden units that see the inputs of all three rows of an interaction; `interactions`: they also
 see the pre-trained vectors of the user and of the item taken; `attention`: they see these through MeLON's own
 interaction representation, with attention over the last ten partners of both (docs/melon.md, "The meta-model"). All add
-to the logarithms of linear rates, start at 0, and practise together with these by the same exact gradient. Each is
+to the logarithms of linear rates, start at 0, and meta-train together with these by the same exact gradient. Each is
 HR@5 + NDCG@10.
 """
 
@@ -23,6 +23,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from melon.kernels.meta_training.forms import MOST_LOG_RATE, MetaTrainingRates, Slopes
+from meta_training import CONFIGS, recorded_meta_training
 from torch import Tensor
 
 from accuracy import DATA
@@ -31,16 +33,14 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels import policy
-from melon.kernels.practice.forms import MOST_LOG_RATE, PracticeRates, Slopes
-from melon.learning.practice.factor import FactorPractice
-from melon.learning.practice.loop import practise
+from melon.learning.meta_training.factor import FactorMetaTraining
+from melon.learning.meta_training.loop import meta_train
 from melon.strategies.base import Situation
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import Phi
 from melon.stream.history import History
 from melon.stream.split import DEFAULT_SPLIT, Parts, split
 from melon.types import Floats, Ints
-from practice import CONFIGS, recorded_practice
 
 ARMS = {
     "linear": (),
@@ -131,14 +131,14 @@ class NetworkMeLON(MeLON):
         return torch.exp((torch.log(linear) + added).clamp(max=MOST_LOG_RATE))
 
 
-class NetworkPractice(FactorPractice):
+class NetworkMetaTraining(FactorMetaTraining):
     """Compiled passes, whose gradient by log rates goes on into the network."""
 
     def __init__(self, strategy: NetworkMeLON, selection: Selection, start: PretrainedState) -> None:
         recommender = deploy(MeLON(strategy.settings.plain()), start, selection.before_window).recommender
-        recorded = recorded_practice(selection, strategy, start)
-        loops = policy.load("practice")
-        assert loops is not None
+        recorded = recorded_meta_training(selection, strategy, start)
+        kernels = policy.load("meta_training")
+        assert kernels is not None
         self._network, self._draw = strategy.network, 0
         users, items = recorded.user_rows[recorded.users], recorded.item_rows[recorded.draws[0].items[:, 0]]
         history, first, met = deploy(MeLON(strategy.settings.plain()), start, selection.before_window).history, 0, []
@@ -149,7 +149,7 @@ class NetworkPractice(FactorPractice):
         partners = np.concatenate([of_users for of_users, _ in met]), np.concatenate([of_items for _, of_items in met])
         self._seen = [(draw.inputs, users, items, partners) for draw in recorded.draws]
         grown = _grown(recommender, recorded.user_rows, recorded.item_rows)
-        super().__init__(grown, strategy, recorded, loops)
+        super().__init__(grown, strategy, recorded, kernels)
         self._adam = torch.optim.Adam(self._network.parameters(), lr=0.01, weight_decay=1e-4)
 
     def run(self, number: int) -> tuple[float, Phi]:
@@ -159,7 +159,7 @@ class NetworkPractice(FactorPractice):
             self._adam.step()
         return found
 
-    def _rates(self, inputs: Floats) -> PracticeRates:
+    def _rates(self, inputs: Floats) -> MetaTrainingRates:
         self._logs = self._network(*self._seen[self._draw])
         rates = super()._rates(inputs)
         return rates._replace(base=rates.base + self._logs.detach().numpy().astype(rates.base.dtype))
@@ -206,7 +206,7 @@ def main(window: str, stream: str) -> None:
             continue
         strategy = NetworkMeLON(settings)
         strategy.network = Network(sees, start)
-        practise(strategy, NetworkPractice(strategy, selection, start).run)
+        meta_train(strategy, NetworkMetaTraining(strategy, selection, start).run)
         with torch.no_grad():
             scores.append(selection.judged(deploy(strategy, start, selection.before_window)))
     print(f"| {stream} {window} | {' | '.join(f'{score:.4f}' for score in scores)} |", flush=True)

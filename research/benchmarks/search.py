@@ -37,7 +37,7 @@ from melon.stream.split import split
 
 STREAMS = ("amazon_grocery", "amazon_electronics", "yelp", "amazon_book")
 STRATEGIES = ("default", "metasgd", "mwnet", "melon")
-#: Learned strategies practise in few passes, so that a point takes half a second.
+#: Learned strategies meta-train in few passes, so that a point takes half a second.
 SMALL: dict[str, dict[str, Any]] = {name: {"passes": 3} for name in ("metasgd", "mwnet", "melon")}
 BUDGETS, SEEDS, ROUND, STARTUP, EVENTS, BATCH = (8, 16, 32), range(5), 4, 8, 12_000, 128
 Point = dict[str, Any]
@@ -162,7 +162,9 @@ def main(cache: Path) -> None:
     torch.set_num_threads(1)
     cache.mkdir(parents=True, exist_ok=True)
     most = max(BUDGETS)
-    print(f"the last {EVENTS:,} events of each stream, batches of {BATCH}, bpr, fading open: best score by budget\n")
+    print(
+        f"the last {EVENTS:,} events of each stream, batches of {BATCH}, bpr, time decay open: best score by budget\n"
+    )
     print("| stream | strategy | points | search | " + " | ".join(map(str, BUDGETS)) + " |")
     print("|---|---|---|---|" + "---|" * len(BUDGETS), flush=True)
     gaps: dict[str, list[list[float]]] = {}

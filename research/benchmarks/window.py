@@ -6,7 +6,7 @@
     python research/benchmarks/window.py yelp --duel --recommender blend --configs research/configs/auto melon default --earlier
 
 Each line is one configuration, scored by HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md): one
-pre-trained recommender (L2 0.03, all epochs), which learned strategies practise on before they are judged.
+pre-trained recommender (L2 0.03, all epochs), which learned strategies meta-train on before they are judged.
 
 --later: does what is chosen on the window hold later? The stream is cut off where its test part begins, and what is
 left is taken for a whole stream of its own. For each configuration: the score on the window on the recommender from
@@ -98,9 +98,9 @@ def later(whole: Interactions, stream: str, recommender: str, seed: int) -> tupl
 
     def on_last_part(name: str, settings: Plain, start: PretrainedState) -> str:
         strategy = STRATEGIES[name].load()(settings, seed=seed)
-        practice = selection.train_meta_model(strategy, early, parts.train_stop)
+        meta_training = selection.train_meta_model(strategy, early, parts.train_stop)
         known = log.head(parts.train_stop) if start is late else selection.before_window
-        updater = deploy(strategy, start, known, practice)
+        updater = deploy(strategy, start, known, meta_training)
         through(updater, len(known), parts.train_stop)
         through(updater, parts.train_stop, parts.validation_stop)
         scores = metrics(through(updater, parts.validation_stop, len(log)).rank)

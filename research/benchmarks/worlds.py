@@ -1,10 +1,10 @@
-"""`auto` on made-up streams of many kinds, none of which its design was settled on, beside every simple rival.
+"""`auto` on made-up streams of many kinds, none of which its design was settled on, beside every simple baseline.
 
     python research/benchmarks/worlds.py                     # every world, one seed: about a minute each on one core
     python research/benchmarks/worlds.py chain,habits --seeds 3
     python research/benchmarks/worlds.py habits --first-times
 
-Everything is chosen on the selection window. For each world: `auto`, the same without its further inputs, the rival
+Everything is chosen on the selection window. For each world: `auto`, the same without its further inputs, the baseline
 that did best on the test part (which favours it: it is chosen by what is reported), and the difference; the same for
 events that are no repeats.
 """
@@ -35,8 +35,8 @@ from melon.fitting.config import CellConfig
 from melon.types import Ints
 
 EVENTS, SPLIT = 40_000, (0.8, 0.02, 0.18)
-WITHOUT, TUNED = "auto without further inputs", "bpr, default + fading"
-#: Recommenders that are evaluated, each under the tuned Default with fading, and their settings.
+WITHOUT, TUNED = "auto without further inputs", "bpr, default + time decay"
+#: Recommenders that are evaluated, each under the tuned Default with time decay, and their settings.
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("blend", SETTINGS),
     WITHOUT: ("blend", {}),
@@ -122,7 +122,7 @@ def main() -> None:
     unknown = [name for name in names if name not in WORLDS]
     if unknown:
         sys.exit(f"there is no world {', '.join(unknown)}; there are: {', '.join(WORLDS)}.")
-    print("| world | auto: HR@5 / NDCG@10 | auto without further inputs | best rival |\n|---|---|---|---|")
+    print("| world | auto: HR@5 / NDCG@10 | auto without further inputs | best baseline |\n|---|---|---|---|")
     families: dict[str, dict[str, Comparison]] = {}
     for name in names:
         events = ranked(WORLDS[name](), asked.seeds, {"head_repeats": False} if asked.first_times else {})
@@ -130,11 +130,11 @@ def main() -> None:
         discoveries = [each.filter(~pl.col("repeat")) for each in events]
         if 0 < len(discoveries[0]) < len(events[0]):
             families[name] |= against_the_best(f"{name}, no repeats", discoveries)
-    show_conclusions("world | auto against its best rival | metric", families)
+    show_conclusions("world | auto against its best baseline | metric", families)
 
 
 def ranked(log: Interactions, seeds: int, of_heads: Mapping[str, Any]) -> list[pl.DataFrame]:
-    """The rank of every event under `auto` and its rivals, a table for each seed."""
+    """The rank of every event under `auto` and its baselines, a table for each seed."""
     tables = []
     for seed in range(seeds):
         found = {}
@@ -143,8 +143,8 @@ def ranked(log: Interactions, seeds: int, of_heads: Mapping[str, Any]) -> list[p
             asked = settle_auto({"recommender": recommender, "recommender_settings": chosen, "seed": seed})
             cell = Cell(log, CellConfig(**asked, split=SPLIT, negatives=min(99, log.n_items // 2)))
             found[label] = pl.DataFrame(cell.run("").ranks)
-        rivals = (pl.col(f"rank_{each}").alias(each) for each in COMPARED)
-        about = found[TUNED].select("user", "item", "repeat", *rivals)
+        baselines = (pl.col(f"rank_{each}").alias(each) for each in COMPARED)
+        about = found[TUNED].select("user", "item", "repeat", *baselines)
         tables.append(about.with_columns(**{label: each["rank"] for label, each in found.items()}))
     return tables
 

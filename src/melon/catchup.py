@@ -65,13 +65,13 @@ def catch_up(model: Melon, log: Interactions) -> Learned:
     judged = hits = 0
     learning = live.learn(log, model.batch_size)
     for start, stop in ranges:
-        counted, right = _foresee(live, log, start, min(start + sample, stop))
+        counted, right = _look_ahead(live, log, start, min(start + sample, stop))
         judged, hits = judged + counted, hits + right
         next(learning)
     return Learned(len(log), len(live.users) - users, len(live.items) - items, judged, hits)
 
 
-def _foresee(model: LiveModel, log: Interactions, start: int, stop: int) -> tuple[int, int]:
+def _look_ahead(model: LiveModel, log: Interactions, start: int, stop: int) -> tuple[int, int]:
     """How many events have a user and an item that are known and new to each other, and how many were foreseen."""
     users = model.users.rows(log.user_ids[log.users[start:stop]])
     items = model.items.rows(log.item_ids[log.items[start:stop]])

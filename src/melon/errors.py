@@ -6,7 +6,7 @@
     ├── SettingsError      a name or a value that was asked for and does not exist
     ├── CheckpointError    a saved model that cannot be written or read
     ├── LearningError      a model that left the finite numbers
-    ├── ConformanceError   a recommender or strategy that breaks a rule of melon.checks
+    ├── ConformanceError   a recommender or strategy that breaks a rule of melon.testing
     ├── NotFittedError     a question to a model that has learned nothing yet
     ├── MissingExtraError  an optional dependency that is not installed
     ├── LogError           a log of events that cannot be opened, read or written
@@ -49,7 +49,7 @@ class LearningError(MelonError):
 
 
 class ConformanceError(MelonError):
-    """A recommender or a strategy fails a check of `melon.checks`; the message names the check and the values."""
+    """A recommender or a strategy fails a check of `melon.testing`; the message names the check and the values."""
 
 
 class NotFittedError(MelonError):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Arguments that name parts, and those that are saved with a model.
 _NAMES = ("recommender", "strategy")
-_SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "fading", "settings", "pretrain_settings")
+_SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "half_life", "settings", "pretrain_settings")
 
 
 class Melon(Arguments):
@@ -43,11 +43,11 @@ class Melon(Arguments):
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" is default with fading.
+        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" decays idle rows too.
         seed: the root of everything random; the same seed on the same machine gives the same model.
         epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
         batch_size: how many interactions are learned in one step.
-        fading: how idle items fade: "off", "auto" (the half-life is searched, or learned by the strategy), or a
+        time decay: how idle items decay: "off", "auto" (the half-life is searched, or learned by the strategy), or a
             half-life in interactions. By default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; `fit` chooses the others on the end of the log.
         recommender_settings: the recommender's settings.
@@ -72,7 +72,7 @@ class Melon(Arguments):
         seed: int = 0,
         epochs: int | None = None,
         batch_size: int = BATCH_SIZE,
-        fading: str | float | None = None,
+        half_life: str | float | None = None,
         settings: Mapping[str, Any] | None = None,
         recommender_settings: Mapping[str, Any] | None = None,
         pretrain_settings: Mapping[str, Any] | None = None,
@@ -87,7 +87,7 @@ class Melon(Arguments):
     ) -> None:
         self.recommender, self.strategy = recommender, strategy
         self.seed, self.epochs, self.batch_size = seed, epochs, batch_size
-        self.budget, self.minutes, self.fading = budget, minutes, fading
+        self.budget, self.minutes, self.half_life = budget, minutes, half_life
         self.settings, self.pretrain_settings = settings, pretrain_settings
         self.recommender_settings, self.max_pairs = recommender_settings, max_pairs
         self.threads, self.dtype, self.device, self.progress, self.report = threads, dtype, device, progress, report

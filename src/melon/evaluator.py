@@ -24,8 +24,8 @@ from melon.fitting.config import CellConfig, config_from
 from melon.fitting.fit import threads as limited_threads
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
 from melon.fitting.workers import cores
+from melon.models.registry import RECOMMENDERS
 from melon.progress import Progress, model_progress
-from melon.recommenders.registry import RECOMMENDERS
 from melon.registry import Entry, Registry, Space
 from melon.strategies.registry import STRATEGIES
 
@@ -44,7 +44,7 @@ def evaluate(
     budget: int | None = None,
     minutes: float | None = None,
     epochs: int | None = None,
-    fading: str | float | None = None,
+    half_life: str | float | None = None,
     settings: Mapping[str, Any] | None = None,
     recommender_settings: Mapping[str, Any] | None = None,
     pretrain_settings: Mapping[str, Any] | None = None,
@@ -67,19 +67,19 @@ def evaluate(
     Args:
         stream: a prepared stream's path, or interactions as `Melon.fit` takes them.
         recommender: a name, or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name, or a `Strategy` class of your own; "auto" is default with fading.
+        strategy: a name, or a `Strategy` class of your own; "auto" is default with time decay.
         user: the column with the users where its name is unusual; `item` and `time` likewise.
         split: shares of training, validation and test in time order, by default (0.95, 0.005, 0.045).
         seed: the root of everything random; or `seeds`, for a result over several: 5 means 0 to 4.
         budget: trials for each choice on the selection window; 0 takes the defaults without a trial.
         minutes: how long settings are tried; by default 30 where the strategy is "auto", else without limit.
         epochs: at most this many passes of pre-training.
-        fading: "off", "auto" or a half-life; by default "auto" where the strategy is "auto", else "off".
+        time decay: "off", "auto" or a half-life; by default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; those of the recommender and of pre-training likewise.
         preset: settings of the strategy that are fixed together, such as "paper".
         pretrain: "shared" or "own": whether the strategy trains its own recommender.
         batch_size: interactions in a mini-batch.
-        candidates: where negatives come from: "catalogue", "full-log" or "born"; `negatives` says how many.
+        candidates: where negatives come from: "catalogue", "full-log" or "known"; `negatives` says how many.
         align_ties: whether parts and batches are cut only where the time changes.
         full_ranking: whether to rank among the whole catalogue too.
         retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.

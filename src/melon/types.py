@@ -19,7 +19,7 @@ TinyInts = npt.NDArray[np.int8]
 Flags = npt.NDArray[np.bool_]
 #: Double precision: ranks, metrics, counts that decay.
 Floats = npt.NDArray[np.float64]
-#: Single precision: what compiled loops read and write.
+#: Single precision: what compiled kernels read and write.
 Singles = npt.NDArray[np.float32]
 #: Scores of candidates, in the number type of the model.
 Scores = npt.NDArray[np.floating]

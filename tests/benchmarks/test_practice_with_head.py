@@ -8,31 +8,32 @@ import numpy as np
 import pytest
 import torch
 
-from melon.kernels.practice import backward, forward
-from melon.recommenders.blend.head import TABLES
-from melon.recommenders.blend.recommender import Blend
+from melon.kernels.meta_training import backward, forward
+from melon.models.blend.head import TABLES
+from melon.models.blend.recommender import Blend
 
 TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
 def trial(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, with its loops in the place of practice's, run by Python in any precision."""
+    """The script, with its loops in the place of meta-training's, run by Python in any precision."""
     monkeypatch.syspath_prepend(str(TESTS.parent / "research" / "benchmarks"))
     monkeypatch.syspath_prepend(str(TESTS / "learning"))
-    import head_practice
+    import head_training
+
     from trials import head_loops
 
     monkeypatch.setattr(forward, "score", head_loops.score)
     monkeypatch.setattr(backward, "score", head_loops.score)
     monkeypatch.setattr(backward, "_prediction_back", head_loops._prediction_back)
-    yield head_practice
-    for name in ("head_practice", "trials.head_loops"):
+    yield head_training
+    for name in ("head_training", "trials.head_loops"):
         sys.modules.pop(name)
 
 
 def test_gradient_is_exact(trial: ModuleType) -> None:
-    from practice_scenes import SLOW_LOOPS, scene
+    from meta_training_scenes import SLOW_LOOPS, scene
 
     model = Blend({"dim": 3, "negatives": 2, "head_units": 5}, seed=3, dtype=torch.float64)
     recorded, strategy = scene(model)
@@ -43,8 +44,8 @@ def test_gradient_is_exact(trial: ModuleType) -> None:
     drawn, shape = np.random.default_rng(2), (*recorded.candidates.shape, len(model.inputs))
     inputs, active = drawn.normal(size=shape), drawn.normal(size=len(recorded.candidates))
     inputs[..., trial.OF_ROWS] = 0
-    practice = trial.HeadPractice(model, strategy, recorded, SLOW_LOOPS, inputs, active)
-    _, gradient = practice.run(0)
+    meta_training = trial.HeadTraining(model, strategy, recorded, SLOW_LOOPS, inputs, active)
+    _, gradient = meta_training.run(0)
     for name, slopes in gradient.items():
         flat, largest = slopes.reshape(-1), float(slopes.abs().max())
         assert largest > 1e-6, name
@@ -53,6 +54,6 @@ def test_gradient_is_exact(trial: ModuleType) -> None:
             for step in (1e-6, -1e-6):
                 strategy.rates.phi[name] = kept.clone()
                 strategy.rates.phi[name].view(-1)[place] += step
-                values.append(practice.run(0)[0])
+                values.append(meta_training.run(0)[0])
             strategy.rates.phi[name] = kept
             assert (values[0] - values[1]) / 2e-6 == pytest.approx(float(flat[place]), rel=1e-4, abs=1e-5 * largest)

@@ -6,32 +6,32 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from melon.learning.practice.factor import FactorPractice
-from melon.recommenders.bpr import BPR
+from melon.learning.meta_training.factor import FactorMetaTraining
+from melon.models.bpr import BPR
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("negatives", "fading"), [(1, None), (2, 40.0)])
-def test_gradient_is_that_of_adjoints(monkeypatch: pytest.MonkeyPatch, negatives: int, fading: float | None) -> None:
+@pytest.mark.parametrize(("negatives", "half_life"), [(1, None), (2, 40.0)])
+def test_gradient_is_that_of_adjoints(monkeypatch: pytest.MonkeyPatch, negatives: int, half_life: float | None) -> None:
     monkeypatch.syspath_prepend(str(TESTS.parent / "research" / "benchmarks"))
     monkeypatch.syspath_prepend(str(TESTS / "learning"))
-    from practice_scenes import SLOW_LOOPS, scene
+    from meta_training_scenes import SLOW_LOOPS, scene
 
     from trials import trace_loops
-    from trials.traces import TracePractice
+    from trials.traces import TraceMetaTraining
 
     model = BPR({"dim": 3, "negatives": negatives}, seed=3, dtype=torch.float64)
-    recorded, strategy = scene(model, fading=fading)
-    loss, whole = FactorPractice(model, strategy, recorded, SLOW_LOOPS).run(0)
-    loops = SimpleNamespace(learn=trace_loops.learn, judge=trace_loops.judge)
-    practice = TracePractice(model, strategy, recorded, loops)
+    recorded, strategy = scene(model, half_life=half_life)
+    loss, whole = FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS).run(0)
+    kernels = SimpleNamespace(learn=trace_loops.learn, judge=trace_loops.judge)
+    meta_training = TraceMetaTraining(model, strategy, recorded, kernels)
     total, summed = 0.0, {name: torch.zeros_like(value) for name, value in whole.items()}
     for t in range(len(recorded.ends)):
-        lost, gradient = practice.judge(t)
+        lost, gradient = meta_training.judge(t)
         total += lost / recorded.predicted
         summed = {name: summed[name] + gradient[name] / recorded.predicted for name in summed}
-        practice.learn(t)
+        meta_training.learn(t)
     assert total == pytest.approx(loss, rel=1e-12)
     for name, slope in whole.items():
         free = strategy.trainable()[name]

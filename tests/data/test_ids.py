@@ -22,7 +22,7 @@ IDS = st.one_of(st.lists(INTS, min_size=1), st.lists(TEXTS, min_size=1), st.list
 
 
 @given(IDS, IDS)
-def test_rows_are_numbered_by_arrival_and_lead_back(first: list[Any], then: list[Any]) -> None:
+def test_rows_are_numbered_by_arbaseline_and_lead_back(first: list[Any], then: list[Any]) -> None:
     book = IdBook("user")
     rows = book.rows(first, add=True)
     distinct = list(dict.fromkeys(first))

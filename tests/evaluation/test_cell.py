@@ -30,7 +30,7 @@ SHAPE: dict[str, Any] = {
     "strategy": str,
     "preset": str,
     "pretrain": str,
-    "fading": None,
+    "half_life": None,
     "seed": int,
     "epochs": int,
     "version": str,
@@ -39,7 +39,7 @@ SHAPE: dict[str, Any] = {
     "metrics": METRICS,
     "without_repeats": METRICS,
     "full_ranking": None,
-    "set_aside": int,
+    "left_out": int,
     "cumulative_loss": float,
     "baselines": ["frozen", "popularity", "recent_popularity", *RIVALS, "default"],
     "tie_rate": float,
@@ -93,7 +93,7 @@ def test_the_ranks_of_every_evaluated_event_are_kept(eals: CellResult, flips: In
     ranks, record = eals.ranks, eals.record
     assert ranks["event"].tolist() == list(range(750, 1_000))
     assert record["interactions_evaluated"] == 250
-    assert record["set_aside"] == 0
+    assert record["left_out"] == 0
     assert ranks["user"].tolist() == flips.users[750:].tolist()
     assert ranks["item"].tolist() == flips.items[750:].tolist()
     assert record["metrics"] == metrics(ranks["rank"])
@@ -164,7 +164,7 @@ def test_default_beside_itself_is_the_tuned_baseline(flips: Interactions, small:
     assert result.record["config"]["chosen"].keys() == {"pretrain", "default", "recent_popularity", *RIVALS}
 
 
-def test_every_strategy_and_rival_got_the_same_number_of_trials(eals: CellResult) -> None:
+def test_every_strategy_and_baseline_got_the_same_number_of_trials(eals: CellResult) -> None:
     chosen = eals.record["config"]["chosen"]
     assert {name: len(chosen[name]["trials"]) for name in ("default", "eals", "recent_popularity")} == {
         "default": 2,
@@ -226,7 +226,7 @@ def test_the_guard_guards(flips: Interactions) -> None:
         lambda: log.n_users,
         lambda: log.n_items,
         lambda: log.repeats,
-        lambda: log.items_born,
+        lambda: log.known_items,
     ):
         with pytest.raises(Shut):
             read()
@@ -308,22 +308,22 @@ def test_selection_sees_the_log_up_to_the_test_part(
 # Ways to run.
 
 
-@pytest.mark.parametrize("mode", ["catalogue", "full-log", "born"])
+@pytest.mark.parametrize("mode", ["catalogue", "full-log", "known"])
 def test_candidate_modes(mode: str, flips: Interactions, small: MakeConfig) -> None:
     record = Cell(flips, small(candidates=mode)).run().record
     assert record["protocol"]["candidates"] == mode
-    assert record["interactions_evaluated"] + record["set_aside"] == 250
+    assert record["interactions_evaluated"] + record["left_out"] == 250
 
 
 def test_born_sets_aside_what_a_zero_count_would_give_away(small: MakeConfig) -> None:
     rng, when = np.random.default_rng(4), np.arange(1_000)
     log = Interactions.from_ids(rng.integers(0, 30, 1_000), rng.integers(0, 25 + when // 8), when)
-    result = Cell(log, small(candidates="born")).run()
+    result = Cell(log, small(candidates="known")).run()
     cuts = range(750, 1_000, 64)
     aside = sum(
         int(log.items[event] >= log.items[:cut].max() + 1) for cut in cuts for event in range(cut, min(cut + 64, 1_000))
     )
-    assert result.record["set_aside"] == aside > 0
+    assert result.record["left_out"] == aside > 0
     assert result.record["interactions_evaluated"] == 250 - aside == len(result.ranks["rank"])
     assert len(result.ranks["rank_popularity"]) == 250 - aside
 
@@ -358,12 +358,12 @@ def test_own_pretraining_leaves_the_baselines_as_they_are(
     assert own.record["pretrain"] == "own"
 
 
-@pytest.mark.parametrize("fading", ["auto", 200.0])
-def test_fading_is_told(fading: str | float, flips: Interactions, small: MakeConfig) -> None:
-    record = Cell(flips, small(fading=fading)).run().record
+@pytest.mark.parametrize("half_life", ["auto", 200.0])
+def test_half_life_is_told(half_life: str | float, flips: Interactions, small: MakeConfig) -> None:
+    record = Cell(flips, small(half_life=half_life)).run().record
     chosen = record["config"]["chosen"]["default"]["settings"]
-    assert record["fading"] == chosen["fading"]
-    assert fading in ("auto", record["fading"])
+    assert record["half_life"] == chosen["half_life"]
+    assert half_life in ("auto", record["half_life"])
 
 
 def test_a_preset_is_fixed(flips: Interactions, small: MakeConfig) -> None:
@@ -424,7 +424,7 @@ def test_a_short_stream_falls_back_to_defaults_and_says_so(flips: Interactions, 
     assert any("too few for a selection window" in note for note in notes)
     record = result.record
     assert record["config"]["chosen"]["default"] == {
-        "settings": {"fading": None, "lr": 0.05},
+        "settings": {"half_life": None, "lr": 0.05},
         "score": None,
         "trials": [],
     }
@@ -440,7 +440,7 @@ def test_a_model_that_leaves_the_finite_numbers_is_an_error(flips: Interactions,
 
 
 def test_a_catalogue_that_its_users_know_is_told_early(flips: Interactions, small: MakeConfig) -> None:
-    """Nobody has so many items left; strategies that practise do so on fewer."""
+    """Nobody has so many items left; strategies that meta-train do so on fewer."""
     notes: list[str] = []
 
     class Told(Progress):
@@ -556,10 +556,10 @@ def test_a_blend_runs_from_the_window_to_the_record(flips: Interactions, small: 
     assert record["config"]["asked"]["retrain_every"] == 120
 
 
-def test_practice_of_a_head_is_kept_with_the_work(flips: Interactions, small: MakeConfig, tmp_path: Path) -> None:
+def test_meta_training_of_a_head_is_kept_with_the_work(flips: Interactions, small: MakeConfig, tmp_path: Path) -> None:
     config = small(recommender="blend", budget=1, recommender_settings={"dim": 6, "slots": 16, "head_negatives": 5})
     whole = Cell(flips, config, work=Work(tmp_path)).run().record
     again = Cell(flips, config, work=Work(tmp_path)).run().record
-    assert (tmp_path / "practice-default.safetensors").exists()
+    assert (tmp_path / "meta-training-default.safetensors").exists()
     assert whole["metrics"] == again["metrics"]
     assert whole["metrics"] == Cell(flips, config).run().record["metrics"]

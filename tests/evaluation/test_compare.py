@@ -110,7 +110,7 @@ def test_a_mean_over_nothing_or_over_other_seeds_is_refused() -> None:
         ((-0.04, 0.01), 0.3, "no significant difference"),
     ],
 )
-def test_a_verdict_cannot_be_misread(interval: tuple[float, float], p_value: float, conclusion: str) -> None:
+def test_a_conclusion_cannot_be_misread(interval: tuple[float, float], p_value: float, conclusion: str) -> None:
     """An interval that lies wholly below 0 is never called no loss, however wide the margin is."""
     found = Comparison(sum(interval) / 2, interval, interval, None, p_value)
     assert conclusions({"one": found}, 0.015) == {"one": conclusion}

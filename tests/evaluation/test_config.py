@@ -44,16 +44,16 @@ def test_nonsense_is_refused_with_the_choices(more: dict[str, Any], message: str
 def test_settings_win_over_the_preset() -> None:
     config = CellConfig(preset="paper", settings={"lr": 0.5})
     paper = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.5, "weight_decay": 0.001}
-    assert config.fixed == {"fading": None, **paper}
+    assert config.fixed == {"half_life": None, **paper}
 
 
-def test_fading_is_off_unless_asked_for() -> None:
-    assert CellConfig().fixed == {"fading": None}
-    assert CellConfig(fading="auto").fixed == {}
-    assert CellConfig(fading=500.0).fixed == {"fading": 500.0}
-    assert CellConfig(fading=500.0, settings={"fading": 9.0}).fixed == {"fading": 9.0}
+def test_half_life_is_off_unless_asked_for() -> None:
+    assert CellConfig().fixed == {"half_life": None}
+    assert CellConfig(half_life="auto").fixed == {}
+    assert CellConfig(half_life=500.0).fixed == {"half_life": 500.0}
+    assert CellConfig(half_life=500.0, settings={"half_life": 9.0}).fixed == {"half_life": 9.0}
     with pytest.raises(SettingsError, match="off, auto, or a half-life"):
-        CellConfig(fading="sometimes")
+        CellConfig(half_life="sometimes")
 
 
 def test_assignments_go_to_their_sections() -> None:

@@ -8,7 +8,7 @@ from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, space_of
 
 FOLDER = Path(__file__).parents[2] / "research" / "configs"
 CONFIGS = sorted(FOLDER.glob("*.toml"))
-FOLDERS = {"network": 30, "fading": 10, "blend": 8}
+FOLDERS = {"network": 30, "half_life": 10, "blend": 8}
 STREAMS = {"news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp"}
 
 
@@ -34,12 +34,12 @@ def require_settled(path: Path) -> None:
     assert re.search(rf"^# {stream}: [\d,]+ interactions, sha256 [0-9a-f]{{64}}$", text, re.MULTILINE)
     if text.startswith("# melon tune"):
         assert text.startswith(f"# melon tune data/{stream}.parquet --recommender {config.recommender} ")
-    elif config.fading == "off":  # practice starts at a plain step that was tuned
+    elif config.half_life == "off":  # meta-training starts at a plain step that was tuned
         default = CellConfig(**read_config(FOLDER / f"{stream}-{config.recommender}-default.toml"))
         assert config.settings.items() <= default.settings.items()
         assert config.budget == default.budget
     else:
-        start = {"bpr": "# The best of 42 plain steps with fading", "blend": "# A usual step and half-life"}
+        start = {"bpr": "# The best of 42 plain steps with time decay", "blend": "# A usual step and half-life"}
         assert text.startswith(start[config.recommender])
 
 

@@ -17,7 +17,7 @@ from melon.errors import LearningError
 from melon.evaluation.predictors import Frozen, Popularity, Predictor
 from melon.evaluation.prequential import Point, Tally, UserPast, drawn_ahead, pairwise_loss, prequential
 from melon.learning.updater import Updater
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
@@ -81,8 +81,10 @@ PREDICTORS: dict[str, Callable[[Interactions], Predictor]] = {
     **every_pairing(),
     "adam": lambda log: updater(log, "bpr", "default", {"optimizer": "adam_lazy", "lr": 0.01}),
     "adam_dense": lambda log: updater(log, "bpr", "default", {"optimizer": "adam_dense", "lr": 0.01}),
-    "fading": lambda log: updater(log, "bpr", "default", {"fading": 100.0}),
-    "fading by the clock": lambda log: updater(log, "ncf", "default", {"fading": 100.0, "fading_clock": "seconds"}),
+    "half_life": lambda log: updater(log, "bpr", "default", {"half_life": 100.0}),
+    "time decay by the clock": lambda log: updater(
+        log, "ncf", "default", {"half_life": 100.0, "decay_clock": "seconds"}
+    ),
     "frozen": lambda log: Frozen(updater(log, "bpr", "default")),
     "popularity": lambda log: Popularity(float("inf"), log.items[:START]),
     "recent popularity": lambda log: Popularity(50, log.items[:START]),
@@ -187,9 +189,9 @@ def test_the_users_past_agrees_with_a_slow_twin(pairs: list[tuple[int, int]], da
     assert list(zip(lines.tolist(), found.tolist(), strict=True)) == wanted
 
 
-@pytest.mark.parametrize("mode", ["catalogue", "born"])
+@pytest.mark.parametrize("mode", ["catalogue", "known"])
 def test_full_ranking_agrees_with_a_slow_twin(mode: str) -> None:
-    """Under `born` the catalogue is what was there when the batch began: an unborn item would only be in the way."""
+    """Under `known` the catalogue is what was there when the batch began: an unborn item would only be in the way."""
     log = changing_log()
     tally = Tally()
     start_of: dict[int, int] = {}
@@ -234,7 +236,7 @@ def test_items_without_a_row_tie_exactly(recommender: str) -> None:
     assert (everything[:, known:] == everything[:, [known]]).all()
 
 
-@pytest.mark.parametrize("mode", ["catalogue", "born"])
+@pytest.mark.parametrize("mode", ["catalogue", "known"])
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_what_comes_later_changes_no_rank(name: str, mode: str) -> None:
     """docs/methods.md 7.3, end to end: altering the log from event t on changes nothing before t."""
@@ -295,24 +297,24 @@ def test_scoring_changes_nothing() -> None:
 def test_born_sets_aside_and_counts() -> None:
     log = changing_log()
     tally = Tally()
-    for point in run(log, Spy(), "born", full_ranking=True):
+    for point in run(log, Spy(), "known", full_ranking=True):
         tally.add(point)
         born = set(log.items[: point.start].tolist())
         assert point.usable.tolist() == [item in born for item in log.items[point.start : point.stop].tolist()]
         assert len(point.ranks) == point.usable.sum() == len(point.events)
         assert point.full_ranks is not None
         assert len(point.full_ranks) == len(point.ranks)
-    assert 0 < tally.set_aside < EVENTS - START
-    assert tally.set_aside + len(tally.rank) == EVENTS - START == tally.set_aside + len(tally.ties)
+    assert 0 < tally.left_out < EVENTS - START
+    assert tally.left_out + len(tally.rank) == EVENTS - START == tally.left_out + len(tally.ties)
     assert tally.full_rank is not None
     assert len(tally.full_rank) == len(tally.events) == len(tally.rank)
 
 
-def test_a_batch_where_all_is_set_aside_is_a_point_without_ranks() -> None:
+def test_a_batch_where_all_is_left_out_is_a_point_without_ranks() -> None:
     users, items = np.zeros(60, dtype=np.int64), np.arange(60)
     log = Interactions.from_ids(users, items, items)
     spy = Spy()
-    points = list(prequential(spy, log, Candidates(log, mode="born", count=5), 20, 60, batch_size=20))
+    points = list(prequential(spy, log, Candidates(log, mode="known", count=5), 20, 60, batch_size=20))
     assert [len(point.ranks) for point in points] == [0, 0]
     assert [point.loss for point in points] == [0.0, 0.0]
     assert [kind for kind, _ in spy.calls] == ["score", "learn"] * 2  # it is learned all the same
@@ -320,7 +322,7 @@ def test_a_batch_where_all_is_set_aside_is_a_point_without_ranks() -> None:
 
 def test_nothing_tallied_is_empty() -> None:
     tally = Tally()
-    assert len(tally.events) == len(tally.rank) == len(tally.ties) == tally.set_aside == tally.loss == 0
+    assert len(tally.events) == len(tally.rank) == len(tally.ties) == tally.left_out == tally.loss == 0
     assert tally.full_rank is None
 
 

@@ -42,11 +42,11 @@ def test_default_that_was_not_tuned_is_not_called_tuned(record: Record) -> None:
 
 
 def test_auto_is_called_auto(record: Record) -> None:
-    asked = {**record["config"]["asked"], "recommender": "blend", "strategy": "default", "fading": "auto"}
+    asked = {**record["config"]["asked"], "recommender": "blend", "strategy": "default", "half_life": "auto"}
     auto = {**record, "recommender": "blend", "strategy": "default", "config": {**record["config"], "asked": asked}}
     assert [line.label for line in result_lines([auto])][-1] == "auto"
     assert [line.label for line in result_lines([record, auto])][-2:] == ["eALS", "auto"]
-    named = {**auto, "config": {**record["config"], "asked": {**asked, "fading": "off"}}}
+    named = {**auto, "config": {**record["config"], "asked": {**asked, "half_life": "off"}}}
     assert [line.label for line in result_lines([record, named])][-1] == "default steps on blend"
 
 

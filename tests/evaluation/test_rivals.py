@@ -1,17 +1,17 @@
-"""Simple rivals: columns against plain loops, the grid's best, and a reference that is trained anew."""
+"""Simple baselines: columns against plain loops, the grid's best, and a reference that is trained anew."""
 
 import numpy as np
 import pytest
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, Frozen, Retrained, RivalColumns, make_rival
-from melon.fitting.baselines import choose_rivals
+from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, BaselineColumns, Frozen, Retrained, make_baseline
+from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import deploy, refit
 from melon.fitting.selection import Selection
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
+from melon.models.bpr import BPR
 from melon.strategies.default import Default
 from melon.stream.batch import batch_of
 from melon.stream.split import Parts, split
@@ -28,8 +28,8 @@ def parts(log: Interactions) -> Parts:
     return split(log, (0.8, 0.05, 0.15))
 
 
-def columns_of(log: Interactions, kind: str) -> RivalColumns:
-    return RivalColumns(log, (kind,))
+def columns_of(log: Interactions, kind: str) -> BaselineColumns:
+    return BaselineColumns(log, (kind,))
 
 
 def popular(items: Ints, item: int, half_life: float) -> float:
@@ -38,7 +38,9 @@ def popular(items: Ints, item: int, half_life: float) -> float:
 
 def test_transitions_are_those_of_plain_loops(log: Interactions) -> None:
     past = log.head(400)
-    rival = make_rival("transitions_popularity", {"kind": "transitions", "half_life": 300, "weight": 0.5}, past, None)
+    baseline = make_baseline(
+        "transitions_popularity", {"kind": "transitions", "half_life": 300, "weight": 0.5}, past, None
+    )
     followed: dict[tuple[int, int], int] = {}
     last: dict[int, int] = {}
     for user, item in zip(past.users.tolist(), past.items.tolist(), strict=True):
@@ -46,27 +48,27 @@ def test_transitions_are_those_of_plain_loops(log: Interactions) -> None:
             followed[last[user], item] = followed.get((last[user], item), 0) + 1
         last[user] = item
     users, items = np.arange(5), np.arange(30)
-    found = rival.score(users, np.broadcast_to(items, (5, 30)), 0)
+    found = baseline.score(users, np.broadcast_to(items, (5, 30)), 0)
     for user in users.tolist():
         for item in items.tolist():
             wanted = np.log1p(10 * followed.get((last[user], item), 0)) + 0.5 * popular(past.items, item, 300)
             assert found[user, item] == pytest.approx(wanted, rel=1e-6)
-    assert rival.score_catalogue(users, 30, 0) == pytest.approx(found)
+    assert baseline.score_catalogue(users, 30, 0) == pytest.approx(found)
 
 
 def test_frozen_is_the_recommender_and_popularity(log: Interactions) -> None:
     past = log.head(300)
     model = Frozen(Updater(BPR({"dim": 4}, seed=1), Default()))
-    rival = make_rival("frozen_popularity", {"half_life": 100, "weight": 2.0}, past, model)
+    baseline = make_baseline("frozen_popularity", {"half_life": 100, "weight": 2.0}, past, model)
     users, items = np.arange(3), np.arange(12).reshape(3, 4)
     wanted = [[2 * popular(past.items, item, 100) for item in line] for line in items.tolist()]
-    assert rival.score(users, items, 0) == pytest.approx(np.array(wanted), rel=1e-6)
+    assert baseline.score(users, items, 0) == pytest.approx(np.array(wanted), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_batch_by_batch_is_as_if_all_had_been_the_past(log: Interactions, name: str) -> None:
     model = Frozen(Updater(BPR({"dim": 4}, seed=1), Default()))
-    streamed, whole = make_rival(name, {}, log.head(500), model), make_rival(name, {}, log.head(700), model)
+    streamed, whole = make_baseline(name, {}, log.head(500), model), make_baseline(name, {}, log.head(700), model)
     for start in (500, 600):
         streamed.learn(batch_of(log, start, start + 100))
     lines = np.broadcast_to(np.arange(40), (6, 40))
@@ -78,12 +80,12 @@ def test_the_best_of_the_grid_is_what_a_stream_through_the_window_gives(log: Int
     plan = Plan("bpr", recommender_settings={"dim": 6}, protocol=EvaluationProtocol(batch_size=64, negatives=30))
     selection = Selection(log.head(parts.validation_stop), parts, plan)
     start = refit(plan, selection.before_window, {"epochs": 1})
-    found = choose_rivals(selection, start)
+    found = choose_baselines(selection, start)
     assert found.keys() == RIVALS.keys()
     for name, choice in found.items():
         frozen = Frozen(deploy(Default(), start, selection.before_window))
-        rival = make_rival(name, choice.settings, selection.before_window, frozen)
-        assert selection.judged(rival) == pytest.approx(choice.score, abs=1e-9)
+        baseline = make_baseline(name, choice.settings, selection.before_window, frozen)
+        assert selection.judged(baseline) == pytest.approx(choice.score, abs=1e-9)
         assert choice.settings["kind"] in RIVALS[name]
         assert choice.settings["half_life"] in HALF_LIVES
         assert choice.settings["weight"] in WEIGHTS

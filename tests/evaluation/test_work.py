@@ -44,7 +44,7 @@ def test_a_tally_comes_back_as_it_was(full: bool, tmp_path: Path) -> None:
         if one.full_ranks and other.full_ranks:
             assert one.full_ranks.rank.tobytes() == other.full_ranks.rank.tobytes()
     assert back.rank.tobytes() == made.rank.tobytes()
-    assert back.set_aside == made.set_aside
+    assert back.left_out == made.left_out
     assert [path.name for path in tmp_path.iterdir()] == ["t.safetensors"]
 
 

@@ -22,8 +22,8 @@ from melon.fitting.fit import PRETRAINING, Fitted, fit
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import deploy, refit
 from melon.fitting.selection import Selection
+from melon.models.bpr import BPR
 from melon.progress import Progress
-from melon.recommenders.bpr import BPR
 from melon.registry import Space
 from melon.strategies.default import Default
 from melon.stream.batch import batch_of
@@ -62,10 +62,10 @@ class TestOneDefault:
             ({}, ()),
             ({"recommender": "bpr", "strategy": "default"}, ("--recommender", "bpr", "--strategy", "default")),
             (
-                {"recommender": "bpr", "strategy": "mwnet", "fading": "auto", "seed": 3}
+                {"recommender": "bpr", "strategy": "mwnet", "half_life": "auto", "seed": 3}
                 | {"budget": 1, "settings": {"passes": 1}},
                 (
-                    *("--recommender", "bpr", "--strategy", "mwnet", "--fading", "auto"),
+                    *("--recommender", "bpr", "--strategy", "mwnet", "--half-life", "auto"),
                     *("--seed", "3", "--budget", "1", "--set", "passes=1"),
                 ),
             ),
@@ -88,7 +88,7 @@ class TestOneDefault:
         assert content(tmp_path / "python") == content(tmp_path / "command")
 
     @pytest.mark.parametrize(
-        "more", [{}, {"strategy": "eals"}, {"fading": "auto"}, {"recommender": "blend", "fading": "auto"}]
+        "more", [{}, {"strategy": "eals"}, {"half_life": "auto"}, {"recommender": "blend", "half_life": "auto"}]
     )
     def test_a_cell_chooses_the_same_on_the_same_log(self, more: dict[str, Any], log: Interactions) -> None:
         config = CellConfig(
@@ -101,21 +101,21 @@ class TestOneDefault:
         assert chosen[0].items() <= fitted.choices[PRETRAINING].items()
         assert chosen[1].items() <= fitted.choices[config.strategy].items()
 
-    def test_fading_is_off_for_named_pairings_and_searched_by_auto(self, log: Interactions) -> None:
-        def fading(**more: Any) -> set[Any]:
+    def test_half_life_is_off_for_named_pairings_and_searched_by_auto(self, log: Interactions) -> None:
+        def half_life(**more: Any) -> set[Any]:
             lines: list[str] = []
             Melon(**SMALL | {"progress": False, "report": lines.append} | more).fit(log)
-            return {line.split("fading=")[1].split(",")[0].split(":")[0] for line in lines if "fading=" in line}
+            return {line.split("half_life=")[1].split(",")[0].split(":")[0] for line in lines if "half_life=" in line}
 
         named = {"recommender": "bpr", "strategy": "default"}
-        assert fading(**named) == {"None"}
-        assert fading(**named, fading="off") == {"None"}
-        assert fading(**named, fading="auto") == {"10000", "1000"}
-        assert fading() == {"10000", "1000"}
-        assert fading(**named, fading=500) == {"500"}
-        assert fading(**named, settings={"fading": 300.0}) == {"300"}
-        assert fading(**named, fading="auto", settings={"fading": None}) == {"None"}
-        assert fading(fading="off") == {"None"}
+        assert half_life(**named) == {"None"}
+        assert half_life(**named, half_life="off") == {"None"}
+        assert half_life(**named, half_life="auto") == {"10000", "1000"}
+        assert half_life() == {"10000", "1000"}
+        assert half_life(**named, half_life=500) == {"500"}
+        assert half_life(**named, settings={"half_life": 300.0}) == {"300"}
+        assert half_life(**named, half_life="auto", settings={"half_life": None}) == {"None"}
+        assert half_life(half_life="off") == {"None"}
 
 
 class Searched(Default):
@@ -142,8 +142,8 @@ class TestWhatIsSaid:
         lines: list[str] = []
         model = Melon(Own, Searched, **SMALL | {"budget": 3}, report=lines.append).fit(log)
         assert [line.partition(":")[0] for line in lines if line.startswith("searched ")] == [
-            "searched lr=0.3, fading=None",
-            *("searched lr=1, fading=None", "searched lr=0.1, fading=None"),
+            "searched lr=0.3, half_life=None",
+            *("searched lr=1, half_life=None", "searched lr=0.1, half_life=None"),
         ]
         assert model.choices_["searched"]["lr"] in (0.1, 0.3, 1.0)
         assert any(line.startswith("pre-training l2=") for line in lines)
@@ -215,7 +215,7 @@ class TestWhatIsSaid:
         chosen = record["config"]["chosen"]
         assert all(choice["trials"] == [] for choice in chosen.values())
         assert chosen["pretrain"]["settings"] == {"epochs": 2}
-        assert chosen["eals"]["settings"] == {"fading": None}
+        assert chosen["eals"]["settings"] == {"half_life": None}
 
 
 class TestSteps:
@@ -225,7 +225,7 @@ class TestSteps:
         states = []
         for once in (False, True):
             state = refit(chosen, log, {"epochs": 1}, once=once)
-            updater = deploy(chosen.make_strategy({"fading": 100.0}), state, log)
+            updater = deploy(chosen.make_strategy({"half_life": 100.0}), state, log)
             updater.learn(batch_of(log, 0, 64))
             states.append(updater)
         one, other = states
@@ -317,7 +317,7 @@ class TestStopping:
                 selection.pretraining()
 
     def test_workers_change_no_byte(self) -> None:
-        plan = replace(self.PLAN, recommender="blend", pretrain_settings={}, epochs=4, fading="auto", budget=4)
+        plan = replace(self.PLAN, recommender="blend", pretrain_settings={}, epochs=4, half_life="auto", budget=4)
         one, two = (fit(self.LOG, plan, workers=count) for count in (1, 2))
         assert one.choices == two.choices
         for name, table in one.model.updater.recommender.tables.items():

@@ -11,11 +11,11 @@ from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError
 from melon.evaluation.predictors import RowsAlone
 from melon.fitting.fit import Fitting
+from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import EvaluationProtocol, Plan
-from melon.fitting.practice import WindowPractice
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
-from melon.recommenders.blend.head import TABLES
+from melon.models.blend.head import TABLES
 from melon.strategies.default import Default
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.batch import batch_of
@@ -53,17 +53,17 @@ def changed(log: Interactions, start: int) -> Interactions:
     return Interactions.from_ids(log.user_ids[log.users], ids, log.times)
 
 
-def test_only_a_recommender_with_a_head_practises_it(log: Interactions, parts: Parts) -> None:
+def test_only_a_recommender_with_a_head_meta_trains_it(log: Interactions, parts: Parts) -> None:
     selection = selection_of(log, parts)
     blend, plain = before_window(selection, BLEND), before_window(selection, PLAIN)
     assert selection.train_meta_model(Default(), plain, parts.judged_from) == {}
-    practice = selection.train_meta_model(Default(), blend, parts.judged_from)
-    assert set(practice) == {f"head/{name}" for name in ("centre", "scale", *TABLES)}
+    meta_training = selection.train_meta_model(Default(), blend, parts.judged_from)
+    assert set(meta_training) == {f"head/{name}" for name in ("centre", "scale", *TABLES)}
     learned = selection.train_meta_model(NetworkMeLON({"passes": 1}), blend, parts.judged_from)
-    assert set(practice) < set(learned)
+    assert set(meta_training) < set(learned)
 
 
-def test_practice_leaves_the_strategy_and_the_start_as_they_were(log: Interactions, parts: Parts) -> None:
+def test_meta_training_leaves_the_strategy_and_the_start_as_they_were(log: Interactions, parts: Parts) -> None:
     selection = selection_of(log, parts)
     start = before_window(selection, BLEND)
     before = {name: state["values"].clone() for name, state in start.tables.items()}
@@ -81,23 +81,23 @@ def test_the_head_knows_nothing_after_its_part_of_the_window(log: Interactions, 
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_the_head_practises_on_earlier_windows_with_rows_from_before_each(log: Interactions, parts: Parts) -> None:
+def test_the_head_meta_trains_on_earlier_windows_with_rows_from_before_each(log: Interactions, parts: Parts) -> None:
     selection, settings = selection_of(log, parts), {"epochs": 2}
     start = before_window(selection, BLEND)
     assert parts.earlier_windows == [(1_639, 2_048), (2_048, 2_560)]
-    practice = selection.train_meta_model(Default(), start, parts.train_stop, settings)
-    lessons = []
+    meta_training = selection.train_meta_model(Default(), start, parts.train_stop, settings)
+    head_batches = []
     for first, stop in [*parts.earlier_windows, (parts.window_start, parts.train_stop)]:
         past = log.head(first)
         updater = deploy(Default(), refit(BLEND, past, settings), past)
         for batch in (batch_of(log, *bounds) for bounds in batches(first, stop, PROTOCOL.batch_size)):
-            lessons.append(updater.lesson(batch))
+            head_batches.append(updater.head_examples(batch))
             updater.learn(batch, teach_head=False)
-    expected = updater.practise_head([lesson for lesson in lessons if lesson is not None])
-    assert practice.keys() == expected.keys()
-    assert all(torch.equal(practice[name], expected[name]) for name in practice)
+    expected = updater.train_head([head_examples for head_examples in head_batches if head_examples is not None])
+    assert meta_training.keys() == expected.keys()
+    assert all(torch.equal(meta_training[name], expected[name]) for name in meta_training)
     short = selection.train_meta_model(Default(), start, parts.train_stop)
-    assert not torch.equal(short[f"head/{TABLES[0]}"], practice[f"head/{TABLES[0]}"])
+    assert not torch.equal(short[f"head/{TABLES[0]}"], meta_training[f"head/{TABLES[0]}"])
 
 
 def test_earlier_windows_see_nothing_of_what_follows(log: Interactions, parts: Parts) -> None:
@@ -109,20 +109,22 @@ def test_earlier_windows_see_nothing_of_what_follows(log: Interactions, parts: P
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_an_earlier_window_that_cannot_be_practised_on_is_left_out(log: Interactions, parts: Parts) -> None:
+def test_an_earlier_window_that_cannot_be_stream_trained_on_is_left_out(log: Interactions, parts: Parts) -> None:
     """One item alone before the oldest window, so nothing can be drawn beside it."""
     items = log.items.copy()
     items[: parts.earlier_windows[0][0]] = items[0]
     few = Interactions.from_ids(log.user_ids[log.users], log.item_ids[items], log.times)
     selection = selection_of(few, parts)
-    practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
+    meta_training = selection.train_meta_model(
+        Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2}
+    )
     known, past, newer = few.head(parts.validation_stop), selection.before_window, parts.earlier_windows[1:]
-    later = WindowPractice(known, parts.window_start, past, PROTOCOL, newer)
+    later = WindowMetaTraining(known, parts.window_start, past, PROTOCOL, newer)
     expected = later.of(Default(), before_window(selection, BLEND), parts.train_stop, {"epochs": 2})
-    assert all(torch.equal(practice[name], expected[name]) for name in expected)
+    assert all(torch.equal(meta_training[name], expected[name]) for name in expected)
 
 
-def test_rows_that_diverge_on_an_earlier_window_cost_its_lessons_alone(
+def test_rows_that_diverge_on_an_earlier_window_cost_its_head_batches_alone(
     log: Interactions, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverges(plan: Plan, log: Interactions, settings: object) -> PretrainedState:
@@ -131,31 +133,31 @@ def test_rows_that_diverge_on_an_earlier_window_cost_its_lessons_alone(
     selection = selection_of(log, parts)
     start = before_window(selection, BLEND)
     monkeypatch.setattr("melon.fitting.pretrained.refit", diverges)
-    practice = selection.train_meta_model(Default(), start, parts.train_stop, {"epochs": 2})
+    meta_training = selection.train_meta_model(Default(), start, parts.train_stop, {"epochs": 2})
     alone = selection.train_meta_model(Default(), start, parts.train_stop)
-    assert all(torch.equal(practice[name], alone[name]) for name in alone)
+    assert all(torch.equal(meta_training[name], alone[name]) for name in alone)
 
 
 def test_a_fitted_model_has_the_head_of_all_windows(log: Interactions, parts: Parts) -> None:
     past = log.head(parts.train_stop)
     fitting = Fitting(log.head(parts.validation_stop), parts, past, replace(BLEND, strategy="default"))
     choices = fitting.choose()
-    practice, (pretraining, start) = fitting.practise("default", choices), fitting.window()
+    meta_training, (pretraining, start) = fitting.meta_train("default", choices), fitting.window()
     learner = fitting.plan.make_strategy(choices["default"]["settings"])
     alike = fitting.selection.train_meta_model(learner, start, parts.train_stop, pretraining["settings"])
-    assert all(torch.equal(practice[name], alike[name]) for name in alike)
+    assert all(torch.equal(meta_training[name], alike[name]) for name in alike)
 
 
-def test_what_was_practised_is_deployed_with_counts_of_the_whole_past(log: Interactions, parts: Parts) -> None:
+def test_what_was_stream_trained_is_deployed_with_counts_of_the_whole_past(log: Interactions, parts: Parts) -> None:
     selection = selection_of(log, parts)
-    practice = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop)
+    meta_training = selection.train_meta_model(Default(), before_window(selection, BLEND), parts.train_stop)
     training = log.head(parts.train_stop)
-    updater = deploy(Default(), refit(BLEND, training, {"epochs": 2}), training, practice)
+    updater = deploy(Default(), refit(BLEND, training, {"epochs": 2}), training, meta_training)
     for name in TABLES:
-        assert torch.equal(updater.recommender.tables[name].everything(), practice[f"head/{name}"])
+        assert torch.equal(updater.recommender.tables[name].everything(), meta_training[f"head/{name}"])
     state = updater.recommender.streaming_state()
     assert state["counts.events"].tolist() == [parts.train_stop]
-    assert state["head.scale"].tolist() == practice["head/scale"].tolist()
+    assert state["head.scale"].tolist() == meta_training["head/scale"].tolist()
     assert updater.history.events == parts.train_stop
 
 
@@ -186,15 +188,15 @@ def test_pre_training_is_chosen_as_for_the_rows_alone(log: Interactions, parts: 
     assert chosen[0] == chosen[1]
 
 
-def test_rows_that_streamed_for_the_practice_need_not_stream_again(log: Interactions, parts: Parts) -> None:
-    """The shortcut to the judged part, and the long way: practise, deploy at the window, stream through it again."""
+def test_rows_that_streamed_for_the_meta_training_need_not_stream_again(log: Interactions, parts: Parts) -> None:
+    """The shortcut to the judged part, and the long way: meta-train, deploy at the window, stream through it again."""
     selection = selection_of(log, parts)
-    start, settings = before_window(selection, BLEND), {"optimizer": "adam_lazy", "lr": 0.01, "fading": 500.0}
+    start, settings = before_window(selection, BLEND), {"optimizer": "adam_lazy", "lr": 0.01, "half_life": 500.0}
     short = selection.at_window("default", settings, start)
     assert short.history.events == parts.judged_from
     learner = Default(settings)
-    practice = selection.train_meta_model(learner, start, parts.judged_from)
-    long = deploy(learner, start, selection.before_window, practice)
+    meta_training = selection.train_meta_model(learner, start, parts.judged_from)
+    long = deploy(learner, start, selection.before_window, meta_training)
     assert selection.judged(long) == selection.judged(short)
     for name, table in long.recommender.tables.items():
         assert torch.equal(table.everything(), short.recommender.tables[name].everything()), name

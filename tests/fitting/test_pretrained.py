@@ -15,8 +15,8 @@ from melon.fitting.plan import Plan
 from melon.fitting.pretrained import refit
 from melon.learning import pretrain
 from melon.learning.pretrain import Pretraining
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
 
 LOG = synthetic_stream("flip", n_users=30, n_items=40, n_events=3_000, seed=1)
 SMALL = {"dim": 4, "slots": 8, "head_units": 4, **SETTINGS}

@@ -8,7 +8,7 @@ import pytest
 
 from melon.fitting.search import Curve, Search, Trial, neighbours, search
 from melon.fitting.workers import Workers
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.registry import STRATEGIES
 from melon.types import Plain

@@ -123,7 +123,7 @@ def test_choices_repeat_themselves_and_can_be_written_down(log: Interactions, pa
     assert json.loads(json.dumps(one[0], allow_nan=False)) == one[0]
 
 
-def test_every_strategy_and_rival_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
+def test_every_strategy_and_baseline_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
     _, start = window(log, parts, budget=1).pretraining()
     for budget in (1, 4):
         selection = window(log, parts, budget=budget)
@@ -284,7 +284,7 @@ def test_in_born_mode_items_of_the_future_make_no_pool() -> None:
     parts = split(log, SHARES)
     early = log.head(parts.validation_stop)
     assert Selection(early, parts, Plan(protocol=EvaluationProtocol(negatives=20))).possible
-    born = EvaluationProtocol(negatives=20, candidates="born")
+    born = EvaluationProtocol(negatives=20, candidates="known")
     assert not Selection(early, parts, Plan(protocol=born)).possible
 
 
@@ -325,20 +325,20 @@ def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
 
 
 @pytest.mark.parametrize(("clock", "unit"), [("interactions", 1.0), ("seconds", None)])
-def test_open_fading_is_tried_at_a_middling_and_at_a_short_half_life_first(
+def test_open_half_life_is_tried_at_a_middling_and_at_a_short_half_life_first(
     log: Interactions, parts: Parts, clock: str, unit: float | None
 ) -> None:
     selection = window(log, parts, budget=3)
-    choice = selection.strategy("default", untrained(PLAN, log), {"fading_clock": clock})
+    choice = selection.strategy("default", untrained(PLAN, log), {"decay_clock": clock})
     before_test = log.times[: parts.validation_stop]
     unit = unit or float(before_test[-1] - before_test[0]) / len(before_test)
-    assert [trial.settings["fading"] / unit for trial in choice.trials] == pytest.approx([10_000, 1_000, 10_000])
+    assert [trial.settings["half_life"] / unit for trial in choice.trials] == pytest.approx([10_000, 1_000, 10_000])
     assert [trial.settings["optimizer"] for trial in choice.trials] == ["sgd", "sgd", "adam_lazy"]
 
 
-def test_fading_that_is_settled_is_not_searched(log: Interactions, parts: Parts) -> None:
-    choice = window(log, parts, budget=4).strategy("default", untrained(PLAN, log), {"fading": None})
-    assert {trial.settings["fading"] for trial in choice.trials} == {None}
+def test_half_life_that_is_settled_is_not_searched(log: Interactions, parts: Parts) -> None:
+    choice = window(log, parts, budget=4).strategy("default", untrained(PLAN, log), {"half_life": None})
+    assert {trial.settings["half_life"] for trial in choice.trials} == {None}
 
 
 class TestJudgedAfterTrainingAgain:
@@ -360,7 +360,7 @@ class TestJudgedAfterTrainingAgain:
             assert selection.judges_again is wanted, plan.recommender
 
     def test_it_is_what_deployment_does_a_little_earlier(self, log: Interactions, parts: Parts) -> None:
-        """Practice on the one from before the window; then the judged part, on one that was trained up to there."""
+        """Meta-training before the window; then the judged part, on one that was trained up to there."""
         selection = self.selection(log, parts)
         _, start = selection.pretraining()
         again = selection.trained_again(self.SETTINGS)
@@ -370,8 +370,8 @@ class TestJudgedAfterTrainingAgain:
         seen = [(point.start, point.stop) for point in selection.through(updater)]
         assert (seen[0][0], seen[-1][1]) == (parts.judged_from, parts.validation_stop)
         strategy = STRATEGIES["mwnet"].load()({"passes": 1}, seed=0)
-        practice = selection.train_meta_model(strategy, start, parts.judged_from)
-        by_hand = pretrained.deploy(strategy, again, log.head(parts.judged_from), practice)
+        meta_training = selection.train_meta_model(strategy, start, parts.judged_from)
+        by_hand = pretrained.deploy(strategy, again, log.head(parts.judged_from), meta_training)
         twin = selection.at_window("mwnet", {"passes": 1}, start, again)
         assert selection.judged(by_hand) == selection.judged(twin)
 

@@ -18,12 +18,12 @@ from melon.kernels.modules import MODULES
 def test_the_first_process_reads_what_its_child_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that a process compiles itself may differ in the last digits from what others read from disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loops = build.compiled("neighbours")
-    functions = [getattr(loops, name) for name in MODULES["neighbours"].signatures]
+    kernels = build.compiled("neighbours")
+    functions = [getattr(kernels, name) for name in MODULES["neighbours"].signatures]
     assert all(function.stats.cache_hits.total() for function in functions)
     assert not any(function.stats.cache_misses.total() for function in functions)
     counts = np.zeros((3, 1))
-    loops.count_items(counts, np.full(3, -1), np.zeros(3, np.int64), np.zeros(1), np.array([1, 1]), 0)
+    kernels.count_items(counts, np.full(3, -1), np.zeros(3, np.int64), np.zeros(1), np.array([1, 1]), 0)
     assert counts.tolist() == [[0], [2], [0]]
 
 
@@ -32,9 +32,9 @@ def test_the_process_that_compiles_has_the_bits_of_the_next_one(tmp_path: Path) 
     """Where a process ran what it had compiled itself, MeLON's rows differed from those of every later process."""
     code = """
 import hashlib
-from melon.checks.toys import toy_batches
+from melon.testing.toys import toy_batches
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
+from melon.models.bpr import BPR
 from melon.strategies.melon.strategy import NetworkMeLON as MeLON
 updater = Updater(BPR({"dim": 32}, seed=1), MeLON(), seed=1)
 for batch in toy_batches():
@@ -90,7 +90,7 @@ import logging
 import numpy as np
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
+from melon.models.bpr import BPR
 from melon.strategies.default import Default
 logging.basicConfig(level=logging.WARNING)
 model = LiveModel(Updater(BPR({"dim": 4}), Default()))

@@ -1,4 +1,4 @@
-"""A factorised score's compiled loops beside PyTorch: scores, evidence, ties, absent rows, and what is not finite."""
+"""A factorised score's compiled kernels beside PyTorch: scores, evidence, ties, absent rows, and what is not finite."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_choice import choose_kernel
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Evidence, Examples, losses_by_evidence
-from melon.recommenders.factorisation import compiled_dots
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.evidence import Evidence, Examples, losses_by_evidence
+from melon.models.factorisation import compiled_dots
+from melon.models.ncf import NCF
 from melon.tables import Clock, Table, TableSpec
 
 
@@ -30,7 +30,7 @@ def bpr(dtype: torch.dtype = torch.float32, users: int = 12, items: int = 15, **
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 12))
 @settings(max_examples=25, deadline=None)
 def test_scores_are_those_of_pytorch(seed: int, lines: int, width: int) -> None:
-    """Absent users and items among them, and rows that fade."""
+    """Absent users and items among them, and rows that decay."""
     rng = np.random.default_rng(seed)
     users, items = torch.from_numpy(rng.integers(0, 16, lines)), torch.from_numpy(rng.integers(0, 20, (lines, width)))
     for half_life in (None, 7.0):

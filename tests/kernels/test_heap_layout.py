@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 import torch
 
-from melon.checks import SMALL_RECOMMENDERS
-from melon.checks.pairing import Pairing
-from melon.checks.toys import toy_batches, toy_log
 from melon.kernels import policy
 from melon.kernels.modules import MODULES
-from melon.learning.practice.loop import practice_candidates, practise_through
+from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
-from melon.recommenders.blend import catalogue as blend_catalogue
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
-from melon.recommenders.catalogue import Within, best
+from melon.models.blend import catalogue as blend_catalogue
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
+from melon.models.catalogue import Within, best
 from melon.strategies.default import Default
 from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
+from melon.testing import SMALL_RECOMMENDERS
+from melon.testing.pairing import Pairing
+from melon.testing.toys import toy_batches, toy_log
 
 _ORDERS, _CALLS = 6, 12
 
@@ -98,11 +98,10 @@ def _bytes(values: tuple[Any, ...]) -> list[bytes]:
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Every compiled function rechecks itself; counts the calls of each."""
     counts: dict[str, int] = {}
-    for name, kernels in MODULES.items():
-        loops = policy.load(name, 20 if kernels.layout is not None else 0)
-        assert loops is not None
-        for function in kernels.signatures:
-            monkeypatch.setattr(loops, function, Recheck(f"{name}.{function}", getattr(loops, function), counts))
+    for name, module in MODULES.items():
+        kernels = policy.load(name, 20 if module.layout is not None else 0)
+        for function in module.signatures:
+            monkeypatch.setattr(kernels, function, Recheck(f"{name}.{function}", getattr(kernels, function), counts))
     return counts
 
 
@@ -114,7 +113,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         (SMALL_RECOMMENDERS["bpr"], partial(NetworkMeLON, {})),
         (partial(BPR, {"dim": 64}), partial(NetworkMeLON, {})),
         (SMALL_RECOMMENDERS["ncf"], partial(NetworkMeLON, {})),
-        (SMALL_RECOMMENDERS["blend"], partial(Default, {"fading": 40.0})),
+        (SMALL_RECOMMENDERS["blend"], partial(Default, {"half_life": 40.0})),
         (
             partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "preferences")}),
             partial(Default, {}),
@@ -137,7 +136,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
             updater.recommender.stream.neighbours.add_up(np.array([[0, 1]]), np.ones((1, 2)), np.array([[2, 3]]))
     updater, first, *rest = Updater(BPR({"dim": 7}), LinearMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
-    practise_through(updater, rest, practice_candidates(log, 0, 5))
+    meta_train_through(updater, rest, meta_training_candidates(log, 0, 5))
     PartnerRings().append(log.users, log.items)
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from melon.kernels.melon import layout
 from melon.kernels.melon.forms import RateNetwork, RowTouches, UnitTerms
-from melon.recommenders.evidence import FactorGradient
+from melon.models.evidence import FactorGradient
 from melon.strategies.melon import reference
 from melon.strategies.melon.kernel import PairKernel, pair_kernel
 from melon.strategies.melon.lines import SharedLines

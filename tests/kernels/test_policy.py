@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.kernels import build, policy
 from melon.kernels.melon.forms import RateNetwork
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.default import Default
 from melon.strategies.melon import kernel as pairs
 from melon.strategies.melon import reference
 from melon.strategies.melon.strategy import NetworkMeLON
+from melon.testing.toys import toy_batches
 
 LIKE = torch.ones(1)
 NETWORK = RateNetwork(1.0, torch.ones(20, 3), torch.ones(20, 20), torch.ones(20), torch.ones(2, 20))

@@ -102,7 +102,7 @@ class TestWords:
         assert "Over no update at all: +0." in text
         assert "Over recent popularity: +0." in text
         assert "20.0 ms for each batch of 256: 12,800 interactions a second, 10.0 times bpr default" in text
-        assert "melon pretrain s.parquet --recommender bpr --strategy melon --fading auto --out model/" in text
+        assert "melon pretrain s.parquet --recommender bpr --strategy melon --half-life auto --out model/" in text
 
     def test_no_difference_is_said(self) -> None:
         strategies = [*methods(**{"bpr default": (0.3, 2.0)}), Method("bpr melon", ranks(0.305, seed=1), 20.0)]
@@ -124,11 +124,11 @@ class TestWords:
         assert words in text
         assert "halve every 300 interactions" in text
 
-    def test_a_rival_that_is_shown_only_is_named_where_it_is_ahead(self) -> None:
+    def test_a_baseline_that_is_shown_only_is_named_where_it_is_ahead(self) -> None:
         strategies = methods(**{"bpr default": (0.3, 2.0)})
         for hit_rate, named in ((0.5, True), (0.2, False)):
-            rival = Method("knn_popularity", ranks(hit_rate, seed=6), 0.0)
-            found = advice_of(strategies, SIMPLE, beside=(rival.name,), methods=(*SIMPLE, rival, *strategies))
+            baseline = Method("knn_popularity", ranks(hit_rate, seed=6), 0.0)
+            found = advice_of(strategies, SIMPLE, beside=(baseline.name,), methods=(*SIMPLE, baseline, *strategies))
             assert ("cannot serve: item-kNN + popularity" in "\n".join(found.sentences())) is named
             assert "Take bpr updated by default" in found.sentences()[0]
 

@@ -75,7 +75,7 @@ class TestConsistentGains:
         assert found.outcome == "not decided"
         assert found.number.startswith("only one recommender here, too few for a claim about all of them")
 
-    def test_its_own_halves_are_no_rivals(self, tmp_path: Path) -> None:
+    def test_its_own_halves_are_no_baselines(self, tmp_path: Path) -> None:
         write_contest(tmp_path, "one", melon=300, melon_i=399, eals=100)
         assert "in 1 of 1 comparison" in consistent_gains(comparisons(tmp_path), PairedTests()).number
 

@@ -33,14 +33,14 @@ PAIRINGS = [
     ),
     ("bpr", "default", {"optimizer": "adam_dense"}),
     ("bpr", "mwnet", {"optimizer": "adam_lazy", "lr": 0.01}),
-    ("ncf", "metasgd", {"share": "table", "fading": 200.0}),
-    ("ncf", "s2meta", {"variant": "B", "fading": 200.0}),
+    ("ncf", "metasgd", {"share": "table", "half_life": 200.0}),
+    ("ncf", "s2meta", {"variant": "B", "half_life": 200.0}),
     ("bpr", "sml", {"optimizer": "adam_lazy", "lr": 0.01, "residual": False}),
     ("ncf", "melon", {"form": "network", "pairwise": True}),
-    ("bpr", "melon", {"form": "network", "reduction": "sqrt", "fading": 200.0}),
+    ("bpr", "melon", {"form": "network", "reduction": "sqrt", "half_life": 200.0}),
     ("bpr", "melon", {"online": "next_batch"}),
-    ("bpr", "s2meta", {"form": "practised"}),
-    ("ncf", "sml", {"form": "practised"}),
+    ("bpr", "s2meta", {"form": "stream"}),
+    ("ncf", "sml", {"form": "stream"}),
 ]
 
 
@@ -87,7 +87,9 @@ def test_every_strategy_can_be_looked_at(
     assert all(np.isfinite(part.sigma_ratio) and part.rank >= 1 for part in facts.values())
     if strategy in ("default", "mwnet", "melon_i"):
         assert facts["rows"].rank == 1
-    if strategy == "melon" and settings.get("form") == "network":  # without practice the other form is a plain step
+    if (
+        strategy == "melon" and settings.get("form") == "network"
+    ):  # without meta-training the other form is a plain step
         assert facts["rows"].rank > 1
     if strategy in ("metasgd", "s2meta", "sml", "melon_p") and recommender == "ncf":
         assert facts["shared"].rank == 1
@@ -98,7 +100,7 @@ def test_newcomers_stand_behind_the_known(saved: Callable[..., Path]) -> None:
     model, _ = LiveModel.load(saved("bpr", "melon", {"form": "network"}))
     users, items = len(model.users), len(model.items)
     strangers = Interactions.from_ids(np.array([900, 0, 901, 900]), np.array([0, 901, 0, 902]), np.arange(4))
-    batch = model.foresee(strangers, 0, 4)
+    batch = model.look_ahead(strangers, 0, 4)
     assert batch.users.tolist() == [users, model.users.rows([0])[0], users + 1, users]
     assert batch.items.tolist() == [model.items.rows([0])[0], items, model.items.rows([0])[0], items + 1]
     assert (len(model.users), len(model.items)) == (users, items)

@@ -99,7 +99,7 @@ def test_a_batch_of_repeats_alone_is_a_gap(tmp_path: Path) -> None:
     assert found[1] == 1.0
 
 
-def test_events_that_were_set_aside_keep_their_batch(tmp_path: Path) -> None:
+def test_events_that_were_left_out_keep_their_batch(tmp_path: Path) -> None:
     import polars as pl
 
     path = write_run(tmp_path, rank=[1, 50, 1, 1], batch=2).with_suffix(".ranks.parquet")

@@ -138,7 +138,7 @@ def test_one_contest_has_one_sentence(tmp_path: Path) -> None:
 def test_the_winner_is_named_with_its_recommender_and_auto_by_its_name(tmp_path: Path) -> None:
     n = 100
     write_run(tmp_path, "melon", ranks_with(60, n))
-    write_run(tmp_path, "default", ranks_with(90, n), recommender="blend", fading="auto")
+    write_run(tmp_path, "default", ranks_with(90, n), recommender="blend", half_life="auto")
     write_run(tmp_path, "melon", ranks_with(80, n), stream="other")
     lead = report(read_bench([tmp_path]), "melon report").lead
     assert lead == "MeLON on BPR has the highest HR@5 on 1 of 2 streams, +.800 ahead of the next method; auto on 1."

@@ -14,8 +14,8 @@ from report_scenes import write_run
 def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / "usual", seed=seed)
-    write_run(tmp_path / "born", candidates="born")
-    bench = read_bench([tmp_path / "born", tmp_path / "usual"])
+    write_run(tmp_path / "known", candidates="known")
+    bench = read_bench([tmp_path / "known", tmp_path / "usual"])
     assert [comparison.apart for comparison in bench.comparisons] == ["candidates catalogue", "candidates born"]
     assert [comparison.arrangement["candidates"] for comparison in bench.main] == ["catalogue"]
     assert bench.comparisons[0].seeds == [0, 1]
@@ -135,6 +135,6 @@ def test_auto_and_strategies_that_were_not_tuned_are_named_so(tmp_path: Path) ->
     (comparison,) = read_bench([tmp_path]).comparisons
     names = [comparison.label(method) for method in ("default", "melon", "eals", "sml")]
     assert names == ["default steps (tuned)", "MeLON", "eALS (not tuned)", "SML"]
-    write_run(tmp_path / "auto", "default", recommender="blend", fading="auto", minutes=30.0, auto=True)
+    write_run(tmp_path / "auto", "default", recommender="blend", half_life="auto", minutes=30.0, auto=True)
     (comparison,) = read_bench([tmp_path / "auto"]).comparisons
     assert (comparison.label("default"), comparison.apart) == ("auto", "")

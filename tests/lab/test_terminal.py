@@ -33,7 +33,7 @@ def test_the_terminal_shows_the_same(
     for name in ("frozen (no update)", "recent popularity", "default steps (tuned)", "eALS"):
         assert shown.count(f" {name} ") == 3  # with and without repeats, and in the full ranking
     assert "chosen for eals: " in shown
-    assert "250 interactions evaluated, 0 set aside" in shown
+    assert "250 interactions evaluated, 0 left out" in shown
 
 
 def test_a_table_marks_the_best_and_shows_what_is_missing() -> None:
@@ -71,14 +71,14 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "HR@5 0.250" in out.getvalue()
 
 
-@pytest.mark.parametrize("candidates", ["catalogue", "born"])
+@pytest.mark.parametrize("candidates", ["catalogue", "known"])
 def test_a_result_without_ranks_says_why(record: Record, capsys: pytest.CaptureFixture[str], candidates: str) -> None:
-    empty = {**record, "metrics": {}, "interactions_evaluated": 0, "set_aside": 250}
+    empty = {**record, "metrics": {}, "interactions_evaluated": 0, "left_out": 250}
     show_result({**empty, "protocol": {**record["protocol"], "candidates": candidates}})
     shown = " ".join(capsys.readouterr().out.split())
     assert (
         f"nothing could be ranked: beside each interaction there were fewer than {record['protocol']['negatives']}"
         in shown
     )
-    assert ("or its item was new" in shown) == (candidates == "born")
+    assert ("or its item was new" in shown) == (candidates == "known")
     assert "--negatives" in shown

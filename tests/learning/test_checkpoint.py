@@ -26,10 +26,10 @@ from melon.learning import checkpoint
 from melon.learning.manifest import Manifest, digest_of, read_manifest
 from melon.learning.tensorfiles import FolderWriter, read_tensors
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
-from melon.recommenders.losses import BPRLoss
-from melon.recommenders.ncf import NCF
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
+from melon.models.losses import BPRLoss
+from melon.models.ncf import NCF
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream.batch import batch_of
@@ -80,14 +80,14 @@ def same(folder: Path, updater: Updater, tmp: Path) -> bool:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("fading_clock", ["interactions", "seconds"])
+    @pytest.mark.parametrize("decay_clock", ["interactions", "seconds"])
     @pytest.mark.parametrize("strategy", STRATEGIES)
     @pytest.mark.parametrize("recommender", RECOMMENDERS)
     def test_a_stream_cut_anywhere_ends_in_the_same_bytes(
-        self, tmp_path: Path, recommender: str, strategy: str, fading_clock: str
+        self, tmp_path: Path, recommender: str, strategy: str, decay_clock: str
     ) -> None:
         log, learned = stream(), 0
-        through = make(recommender, strategy, fading_clock=fading_clock)
+        through = make(recommender, strategy, decay_clock=decay_clock)
         for table in through.recommender.tables.values():
             table.half_life = 50.0
         for cut in (0, 1, 3, BATCHES - 1, BATCHES):
@@ -153,7 +153,7 @@ import resource, sys, numpy as np
 from melon.learning import checkpoint
 from melon.learning.manifest import Manifest, digest_of, read_manifest
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
+from melon.models.bpr import BPR
 from melon.strategies.default import Default
 updater = Updater(BPR({"dim": 64, "init": "default"}), Default())
 rows = 400_000

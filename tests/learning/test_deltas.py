@@ -13,18 +13,18 @@ from melon.learning.deltas import NOTHING, Delta, Interacted, Recorder, apply, c
 from melon.learning.forgetting import forget, observe_only
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
 from melon.strategies.registry import STRATEGIES
 
 PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
-    "bpr default": (BPR, {"dim": 6}, "default", {"fading": 200.0}),
-    "bpr melon": (BPR, {"dim": 6}, "melon", {"fading": 200.0}),
+    "bpr default": (BPR, {"dim": 6}, "default", {"half_life": 200.0}),
+    "bpr melon": (BPR, {"dim": 6}, "melon", {"half_life": 200.0}),
     "blend default": (
         Blend,
         {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, **SETTINGS},
         "default",
-        {"fading": 300.0},
+        {"half_life": 300.0},
     ),
 }
 USERS = [f"u{n}" for n in range(60)]
@@ -85,7 +85,7 @@ def test_a_copy_answers_bit_for_bit_like_the_model_that_learned(name: str) -> No
     replica = learner.start
     digests = [NOTHING, NOTHING]
     while learner.done < len(learner.users):
-        # Every fourth batch is passed by, as one that was set aside; once, a person is forgotten.
+        # Every fourth batch is passed by, as one that was left out; once, a person is forgotten.
         content = learner.batch(learned=learner.number % 4 != 3) if learner.number != 8 else learner.forget("u3")
         digests = [chained(digests[0], content), chained(digests[1], bytes(content))]
         apply(replica, Delta.from_bytes(content))

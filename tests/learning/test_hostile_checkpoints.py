@@ -19,13 +19,13 @@ from melon.fitting.auto import SETTINGS
 from melon.learning.manifest import digest_of
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
 from melon.strategies.default import Default
 
 Case = tuple[str, str, str]  # part of the manifest, tensor, change
 MODELS: dict[str, Any] = {
-    "bpr": lambda: Updater(BPR({"dim": 3}), Default({"optimizer": "adam_lazy", "fading": 50.0})),
+    "bpr": lambda: Updater(BPR({"dim": 3}), Default({"optimizer": "adam_lazy", "half_life": 50.0})),
     "blend": lambda: Updater(Blend({"dim": 3, "slots": 6, "head_units": 3, **SETTINGS}), Default()),
 }
 CHANGES: dict[str, Any] = {
@@ -58,7 +58,7 @@ def events(count: int, seed: int) -> tuple[list[str], list[int], list[int]]:
 
 
 def use(model: LiveModel) -> list[Any]:
-    """All that a model can be asked for, with compiled loops and without."""
+    """All that a model can be asked for, with compiled kernels and without."""
     users, items, times = events(30, 1)
     model.learn_events(users, items, [time + 1_000 for time in times], batch_size=10)
     lists: list[Any] = [model.recommend(["u1", "u2", "nobody"], 4, filter_seen=seen) for seen in (True, False)]
@@ -155,7 +155,7 @@ def test_every_hostile_array(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("ring", ["users.ring", "items.ring"])
 def test_a_ring_without_rows_is_refused(name: str, ring: str, saved: dict[str, Path], tmp_path: Path) -> None:
-    """With compiled loops this wrote past the end of an array."""
+    """With compiled kernels this wrote past the end of an array."""
     assert changed(saved[name], ("history", ring, "empty"), tmp_path)
     with pytest.raises(CheckpointError, match=r"'ring' is int32 of shape \(0, 50\) instead of int32 of \d+ × 50"):
         LiveModel.load(tmp_path)

@@ -13,11 +13,11 @@ from melon.errors import DataError
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.blend import catalogue
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.base import Recommender
+from melon.models.blend import catalogue
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.registry import STRATEGIES
 
 USERS, ITEMS = 30, 700
@@ -30,9 +30,9 @@ KINDS: dict[str, tuple[type[Recommender], dict[str, Any]]] = {
 }
 
 
-def model_of(kind: str, *, fading: float | None = 40.0, events: int = 400, **settings: Any) -> LiveModel:
+def model_of(kind: str, *, half_life: float | None = 40.0, events: int = 400, **settings: Any) -> LiveModel:
     make, options = KINDS[kind]
-    strategy = STRATEGIES["default"].load()({"fading": fading, "lr": 0.05})
+    strategy = STRATEGIES["default"].load()({"half_life": half_life, "lr": 0.05})
     model = LiveModel(Updater(make({**options, **settings}), strategy))
     learn(model, events)
     return model
@@ -56,10 +56,10 @@ def slow_lists(model: LiveModel, users: np.ndarray, k: int, *, seen: bool, mask:
         yield sorted(rows, key=lambda row: (-line[row], row))[:k], line
 
 
-@pytest.mark.parametrize("fading", [None, 40.0])
+@pytest.mark.parametrize("half_life", [None, 40.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_are_those_of_a_slow_twin(kind: str, fading: float | None) -> None:
-    model, users = model_of(kind, fading=fading), np.array([3, 0, 17, 29, 3])
+def test_lists_are_those_of_a_slow_twin(kind: str, half_life: float | None) -> None:
+    model, users = model_of(kind, half_life=half_life), np.array([3, 0, 17, 29, 3])
     for seen in (True, False):
         lists = list(model.best(users, 12, filter_seen=not seen))
         for (rows, scores), (expected, line) in zip(lists, slow_lists(model, users, 12, seen=seen), strict=True):

@@ -15,12 +15,12 @@ from melon.errors import DataError, LearningError, SettingsError
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
-from melon.recommenders.plain import FactorStep, PlainSteps
-from melon.recommenders.streaming.counts import ItemCounts
+from melon.models.base import Recommender
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
+from melon.models.plain import FactorStep, PlainSteps
+from melon.models.streaming.counts import ItemCounts
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
@@ -80,7 +80,7 @@ class TestEvents:
     @pytest.mark.parametrize("recommender", RECOMMENDERS)
     @pytest.mark.parametrize("strategy", ["default", "eals", "melon"])
     def test_the_same_bytes_as_by_logs_of_their_own(self, recommender: str, strategy: str, tmp_path: Path) -> None:
-        direct, slow = make(recommender, strategy, fading=50.0), make(recommender, strategy, fading=50.0)
+        direct, slow = make(recommender, strategy, half_life=50.0), make(recommender, strategy, half_life=50.0)
         for part in range(4):
             log = events(40, seed=part, start=1_000 * part, users=15 + 5 * part, items=20 + 5 * part)
             learn(direct, log, batch_size=16)
@@ -153,7 +153,7 @@ class TestEvents:
 
 class TestLateEvents:
     def test_they_are_learned_at_the_last_time_and_counted(self, tmp_path: Path) -> None:
-        model, twin = make(fading=1_000.0, fading_clock="seconds"), make(fading=1_000.0, fading_clock="seconds")
+        model, twin = make(half_life=1_000.0, decay_clock="seconds"), make(half_life=1_000.0, decay_clock="seconds")
         for each in (model, twin):
             learn(each, events(40, start=10_000))
         last = model.last_time
@@ -164,8 +164,8 @@ class TestLateEvents:
         assert saved(model, tmp_path / "a") == saved(twin, tmp_path / "b")
 
     def test_one_does_not_wipe_an_item(self) -> None:
-        """With a clock in seconds a row stamped long ago would fade to nothing with the next event in time."""
-        model = make(fading=3_600.0, fading_clock="seconds")
+        """With a clock in seconds a row stamped long ago would decay to nothing with the next event in time."""
+        model = make(half_life=3_600.0, decay_clock="seconds")
         log = [(f"u{n % 7}", f"i{n % 5}", 100_000 + n) for n in range(200)]
         learn(model, log, batch_size=20)
         before = model.score(["u1"], ["i1"])[0]
@@ -249,8 +249,8 @@ class TestBatchesThatFail:
         ("recommender", "strategy", "settings"),
         [
             ("bpr", "default", {"optimizer": "adam_lazy"}),
-            ("blend", "default", {"fading": 60.0, "fading_clock": "seconds"}),
-            ("blend", "melon", {"fading": 60.0}),
+            ("blend", "default", {"half_life": 60.0, "decay_clock": "seconds"}),
+            ("blend", "melon", {"half_life": 60.0}),
             ("bpr", "metasgd", {}),
         ],
     )
@@ -348,7 +348,7 @@ class TestReaders:
     def test_threads_that_read_change_nothing_and_are_never_refused(
         self, recommender: str, clock: str, tmp_path: Path
     ) -> None:
-        settings = {"fading": 500.0, "fading_clock": clock}
+        settings = {"half_life": 500.0, "decay_clock": clock}
         model, unread = make(recommender, **settings), make(recommender, **settings)
         parts = [events(40, seed=n, start=200 * n, users=20 + 3 * n, items=25 + 3 * n) for n in range(25)]
         for each in (model, unread):
@@ -383,7 +383,7 @@ class TestReaders:
 
     @pytest.mark.parametrize("strategy", ["default", "melon"])
     def test_reading_and_saving_leave_even_the_clock_alone(self, strategy: str, tmp_path: Path) -> None:
-        model = make("blend", strategy, fading=100.0, fading_clock="seconds")
+        model = make("blend", strategy, half_life=100.0, decay_clock="seconds")
         learn(model, events(60), batch_size=20)
         recommender = model.updater.recommender
 

@@ -1,4 +1,4 @@
-"""Plain steps by compiled loops beside the general path: the same draws, rows within rounding, taken back exactly."""
+"""Plain steps by compiled kernels beside the general path: the same draws, rows within rounding, taken back exactly."""
 
 import sys
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ import melon
 from kernel_choice import choose_kernel
 from melon.errors import LearningError
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Examples
-from melon.recommenders.ncf import NCF
-from melon.recommenders.plain import TAUGHT, PlainSteps
+from melon.models.base import Recommender
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
+from melon.models.evidence import Examples
+from melon.models.ncf import NCF
+from melon.models.plain import TAUGHT, PlainSteps
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream import pairs
@@ -54,11 +54,11 @@ def learned(monkeypatch: pytest.MonkeyPatch, kernel: str, updater: Updater) -> t
     [
         (BPR, {"dim": 7}, Default({"lr": 0.2})),
         (BPR, {"dim": 64, "negatives": 3}, Default({"lr": 0.2, "reduction": "mean", "weight_decay": 0.05})),
-        (BPR, {"dim": 5, "init": "paper"}, Default({"lr": 0.3, "fading": 40.0})),
-        (BPR, {"dim": 5}, Default({"lr": 0.3, "fading": 3_000.0, "fading_clock": "seconds", "weight_decay": 0.1})),
+        (BPR, {"dim": 5, "init": "paper"}, Default({"lr": 0.3, "half_life": 40.0})),
+        (BPR, {"dim": 5}, Default({"lr": 0.3, "half_life": 3_000.0, "decay_clock": "seconds", "weight_decay": 0.1})),
         (BPR, {"dim": 8}, EALS({"w_new": 3.0, "reduction": "mean"})),
         (Blend, SMALL_BLEND, Default({"lr": 0.2})),
-        (Blend, SMALL_BLEND | {"transitions": True}, Default({"lr": 0.2, "fading": 60.0})),
+        (Blend, SMALL_BLEND | {"transitions": True}, Default({"lr": 0.2, "half_life": 60.0})),
     ],
 )
 def test_the_same_as_by_the_general_path(
@@ -85,9 +85,9 @@ def test_the_same_as_by_the_general_path(
 def test_taken_back_to_the_last_bit(
     kind: type[Recommender], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Newcomers, rows that fade and neighbours that give way included; what follows is as if it had never been."""
+    """Newcomers, rows that decay and neighbours that give way included; what follows is as if it had never been."""
     choose_kernel(monkeypatch, "numba")
-    undone, straight = (Updater(kind(options), Default({"fading": 30.0})) for _ in range(2))
+    undone, straight = (Updater(kind(options), Default({"half_life": 30.0})) for _ in range(2))
     for table in undone.recommender.tables.values():
         table.record_changes()
 
@@ -185,7 +185,7 @@ def test_which_pairings_have_it() -> None:
     assert all(model.plain_steps is not None for model in (BPR(), Blend(SMALL_BLEND)))
     others = BPR({"loss": "bce"}), OwnBPR(), NCF()
     assert all(model.plain_steps is None for model in others)
-    assert all(strategy.plain_rates(1) is not None for strategy in (Default(), Default({"fading": 9.0}), EALS()))
+    assert all(strategy.plain_rates(1) is not None for strategy in (Default(), Default({"half_life": 9.0}), EALS()))
     settings: list[dict[str, Any]] = [{"optimizer": "adam_lazy"}, {"most_step": 0.1}]
     rest = [Default(one) for one in settings] + [OwnDefault()]
     assert all(strategy.plain_rates(1) is None for strategy in rest)

@@ -13,11 +13,11 @@ from melon.errors import LearningError, SettingsError, StreamError
 from melon.kernels import threads
 from melon.learning import pretrain
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
-from melon.recommenders.base import Recommender, SummedSteps
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Examples
-from melon.recommenders.ncf import NCF
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.base import Recommender, SummedSteps
+from melon.models.bpr import BPR
+from melon.models.evidence import Examples
+from melon.models.ncf import NCF
+from melon.models.registry import RECOMMENDERS
 from melon.types import Plain
 
 MAKERS = {"bpr": (BPR, {"dim": 8}), "ncf": (NCF, {"dim": 6, "layers": (8, 6)})}

@@ -15,7 +15,7 @@ from melon.learning.rate_matrix import (
     shared_cells,
     variance_shares,
 )
-from melon.recommenders.evidence import DenseGradient, Evidence, FactorGradient, RowGradient
+from melon.models.evidence import DenseGradient, Evidence, FactorGradient, RowGradient
 from melon.strategies.base import LearningRates
 
 EPS = float(np.finfo(np.float64).eps)

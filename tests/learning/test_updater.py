@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from melon.checks.pairing import situation_of, state_of
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
@@ -21,6 +20,7 @@ from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
+from melon.testing.pairing import situation_of, state_of
 
 RECOMMENDERS = {"bpr": (BPR, {"dim": 4}), "ncf": (NCF, {"dim": 3, "layers": (4, 3)})}
 STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
@@ -69,7 +69,7 @@ def handmade(first: int, users: Any, items: Any) -> Batch:
 
 @EVERY
 class TestEveryPairing:
-    """What `melon.checks` does not ask of each pairing."""
+    """What `melon.testing` does not ask of each pairing."""
 
     def test_nothing_leaves_the_finite_numbers_in_200_batches_of_drift(self, kind: str, how: str) -> None:
         """7.6"""
@@ -286,11 +286,11 @@ class TestStream:
             Updater(BPR(), Picky())
 
 
-class TestFading:
+class TestDecayFactors:
     def test_in_interactions_or_in_seconds(self) -> None:
         """An idle row is read at half its size after a half-life on either clock; a learned row is fresh."""
         for clock, moment in (("interactions", 0), ("seconds", 1_000)):
-            updater = make("bpr", "sgd", fading_clock=clock)
+            updater = make("bpr", "sgd", decay_clock=clock)
             updater.learn(replace(handmade(0, [0, 1], [0, 1]), times=np.array([0, 0])))
             table = updater.recommender.tables["user_factors"]
             plain = table.gather(torch.tensor([0, 1]))
@@ -301,7 +301,7 @@ class TestFading:
 
     def test_an_idle_stream_loses_nothing_to_rounding(self) -> None:
         """Reading is not writing: scoring at a far moment and coming back finds the same rows."""
-        updater = make("bpr", "sgd", fading_clock="seconds")
+        updater = make("bpr", "sgd", decay_clock="seconds")
         updater.learn(handmade(0, [0, 1], [0, 1]))
         for table in updater.recommender.tables.values():
             table.half_life = 10.0

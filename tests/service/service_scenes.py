@@ -12,11 +12,11 @@ import numpy as np
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.blend.recommender import Blend
-from melon.recommenders.bpr import BPR
+from melon.models.blend.recommender import Blend
+from melon.models.bpr import BPR
 from melon.service.config import ServeSettings
-from melon.service.learner.course import Course, unlearned
 from melon.service.learner.loop import Learner
+from melon.service.learner.replay_state import ReplayState, unlearned
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
@@ -24,19 +24,19 @@ from melon.service.log.steps import StepReader
 from melon.strategies.registry import STRATEGIES
 
 PAIRINGS: dict[str, tuple[type, dict[str, Any], str, dict[str, Any]]] = {
-    "bpr default": (BPR, {"dim": 6}, "default", {"fading": 200.0}),
-    "bpr melon": (BPR, {"dim": 6}, "melon", {"fading": 200.0}),
+    "bpr default": (BPR, {"dim": 6}, "default", {"half_life": 200.0}),
+    "bpr melon": (BPR, {"dim": 6}, "melon", {"half_life": 200.0}),
     "blend default": (
         Blend,
         {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, **SETTINGS},
         "default",
-        {"fading": 300.0},
+        {"half_life": 300.0},
     ),
     "blend in two stages": (
         Blend,
         {"dim": 6, "slots": 8, "head_units": 4, "head_rest": 60, "lists": "two_stage", **SETTINGS},
         "default",
-        {"fading": 300.0},
+        {"half_life": 300.0},
     ),
 }
 LOG = ServeSettings(reserve_bytes=0)
@@ -86,9 +86,9 @@ def clean_replay(folder: Path) -> tuple[LiveModel, bytes]:
     checkpoints = Checkpoints(folder)
     with LogReader(folder) as log, StepReader(folder) as steps:
         saved = checkpoints.load(steps.bases()[-1])
-        course = Course(saved.model, saved.position, log, unlearned(log, steps))
+        replay = ReplayState(saved.model, saved.position, log, unlearned(log, steps))
         for step in steps.after(saved.position.batch):
             if step.done is not None:
-                outcome = course.perform(step, steps.retried_by(step))
+                outcome = replay.perform(step, steps.retried_by(step))
                 assert outcome.digest == step.digest, f"step {step.number}"
-    return course.model, course.position.digest
+    return replay.model, replay.position.digest

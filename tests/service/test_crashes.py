@@ -106,7 +106,7 @@ def crash(folder: Path, model: Path, rounds: int, seed: int) -> None:
             learner.save(wait=True)
             copy, digest = clean_replay(folder)
             assert digest == learner.position.digest
-            assert state_digest(copy) == state_digest(learner.course.model)
+            assert state_digest(copy) == state_digest(learner.replay.model)
             wait_until(lambda: replica.follow() or replica.position == learner.position)
             with replica.reading() as (held, position):
                 assert position == learner.position
@@ -288,7 +288,7 @@ def test_steps_that_a_power_cut_took_are_cut_anew(tmp_path: Path) -> None:
             replica.follow()
             copy, digest = clean_replay(folder)
             assert digest == learner.position.digest == replica.position.digest
-            assert state_digest(copy) == state_digest(learner.course.model)
+            assert state_digest(copy) == state_digest(learner.replay.model)
 
 
 @pytest.fixture
@@ -330,6 +330,6 @@ def test_a_full_disk_loses_nothing_and_ends_by_itself(tmp_path: Path, small_disk
             thread.join()
         copy, digest = clean_replay(folder)
         assert digest == learner.position.digest
-        assert state_digest(copy) == state_digest(learner.course.model)
+        assert state_digest(copy) == state_digest(learner.replay.model)
         with LogReader(folder) as reader:
             assert len(list(reader.events(1, log.offset))) == accepted + 50

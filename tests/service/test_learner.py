@@ -59,11 +59,11 @@ def test_replica_learner_and_replay_are_the_same_bytes(pairing: str, tmp_path: P
             replica.follow()
             copy, digest = clean_replay(folder)
             assert digest == learner.position.digest == replica.position.digest
-            assert state_digest(copy) == state_digest(learner.course.model)
+            assert state_digest(copy) == state_digest(learner.replay.model)
             with replica.reading() as (held, position):
                 assert position.offset == log.offset
                 assert state_digest(held, answering=True) == state_digest(copy, answering=True)
-                assert answers(held) == answers(learner.course.model)
+                assert answers(held) == answers(learner.replay.model)
             assert replica.wait_for(log.offset, 0.0)
             assert not replica.wait_for(log.offset + 1, 0.01)
             assert replica.reloads == {"start": 1}
@@ -74,7 +74,7 @@ def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
 ) -> None:
     """In two stages, too, whose candidates are few here: whoever asked for lists before, and alone or in company."""
     for name, number in (("FROM", 0), ("OFFERED", 5), ("MET", 5)):
-        monkeypatch.setattr(f"melon.recommenders.blend.catalogue.{name}", number)
+        monkeypatch.setattr(f"melon.models.blend.catalogue.{name}", number)
     model, folder = saved_model(tmp_path / "model", "blend in two stages"), tmp_path / "live"
     events = stream(600)
     with (
@@ -101,7 +101,7 @@ def test_lists_of_replicas_that_started_at_different_moments_are_the_same(
             assert position == same == learner.position
             expected = answers(one)
             alone = [(told.source, told.items) for user in USERS for told in other.recommend([user], 7)]
-            assert alone == expected == answers(other) == answers(learner.course.model) == answers(copy)
+            assert alone == expected == answers(other) == answers(learner.replay.model) == answers(copy)
 
 
 def test_every_step_is_recorded_and_no_batch_passes_a_control(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_time_never_runs_back(tmp_path: Path) -> None:
         log.append([Event("u1", "i1", 90_000), Event("u2", "i2", 10), Event("u1", "i3", 90_001)])
         with Learner(settings(folder, model)) as learner:
             learn_all(learner)
-            assert learner.course.model.last_time == 90_001
-            assert learner.course.model.late == 1
+            assert learner.replay.model.last_time == 90_001
+            assert learner.replay.model.late == 1
 
 
 def test_events_that_wait_for_a_compiler_are_an_alarm_until_it_is_done() -> None:
@@ -167,9 +167,9 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
         log.append(stream(240))
         learn_all(learner)
         totals = learner.book.last().totals  # type: ignore[union-attr]
-        for rival in ("frozen", "popular"):
+        for baseline in ("frozen", "popular"):
             for kind in PARTS:
-                served, other = totals["served"][kind], totals[rival][kind]
+                served, other = totals["served"][kind], totals[baseline][kind]
                 assert served["ranked"] == other["ranked"]
                 assert served["HR@10"] - other["HR@10"] == other["won@10"] - other["lost@10"]
         told = quality_between(None, learner.book.last())
@@ -177,9 +177,9 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
         assert 0 < told["full_rank"]["HR@10"] < 1
         low, high = told["models"]["popular"]["served_ahead"]["interval"]
         assert low <= told["models"]["popular"]["served_ahead"]["HR@10"] <= high
-        live, events = learner.course.model, stream(6, seed=77)
+        live, events = learner.replay.model, stream(6, seed=77)
         log.append(events)
-        batch = learner.course.events(241, 246)
+        batch = learner.replay.events(241, 246)
         counts = learner.quality.measure(live, batch)
         seen = live.updater.history.seen
         expected, hits = 0, 0
@@ -187,7 +187,7 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
             user, item = int(live.users.rows([event.user])[0]), int(live.items.rows([event.item])[0])
             if min(user, item) < 0 or seen.contains(pair_keys(np.array([user]), np.array([item])))[0]:
                 continue
-            scores = live.updater.score_catalogue(np.array([user]), live.updater.history.items_born, live.last_time)[0]
+            scores = live.updater.score_catalogue(np.array([user]), live.updater.history.known_items, live.last_time)[0]
             free = [n for n in range(len(scores)) if not seen.contains(pair_keys(np.array([user]), np.array([n])))[0]]
             expected, hits = expected + 1, hits + (sum(scores[n] > scores[item] for n in free) < 10)
         assert (counts["full"]["ranked"], counts["full"]["HR@10"]) == (expected, hits)
@@ -220,7 +220,7 @@ def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> 
         assert last.totals == book.step(40).totals  # type: ignore[union-attr]
         copy, digest = clean_replay(folder)
         assert digest == learner.position.digest
-        assert state_digest(copy) == state_digest(learner.course.model)
+        assert state_digest(copy) == state_digest(learner.replay.model)
 
 
 class TestGuard:
@@ -243,18 +243,18 @@ class TestGuard:
                 assert (quarantined.number, quarantined.first, quarantined.last) == (2, 41, 80)
                 assert "not finite" in str(quarantined.reason)
                 assert "quarantined" in learner.book.alarms()[0]
-                events = learner.course.model.updater.history.events
+                events = learner.replay.model.updater.history.events
                 assert events == 150 + 120  # its past is known, its rows are not taught
                 log.control("retry", {"batch": 2}).result()
                 log.control("retry", {"batch": 1}).result()  # nothing to retry: a step that does nothing
                 learn_all(learner)
-                assert learner.course.model.updater.history.events == events
+                assert learner.replay.model.updater.history.events == events
                 assert not learner.book.quarantined()
                 replica.load()
                 replica.follow()
                 copy, digest = clean_replay(folder)
                 assert digest == learner.position.digest == replica.position.digest
-                assert state_digest(copy) == state_digest(learner.course.model)
+                assert state_digest(copy) == state_digest(learner.replay.model)
 
     def test_a_batch_that_moves_rows_too_far_is_undone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
@@ -272,7 +272,7 @@ class TestGuard:
                 assert "20 times the usual" in str(quarantined.reason)
                 copy, digest = clean_replay(folder)
                 assert digest == learner.position.digest
-                assert state_digest(copy) == state_digest(learner.course.model)
+                assert state_digest(copy) == state_digest(learner.replay.model)
 
     def test_head_and_meta_parameters_are_measured_like_rows(self) -> None:
         past = [{"moved": 1.0, "head": 2.0, "memory": None}] * ENOUGH
@@ -285,7 +285,7 @@ class TestGuard:
         assert Guard(20.0, past).judge({"moved": 19.0, "head": 39.0, "memory": 1e9}) is None
         assert Guard(0.0, past).judge({"moved": 1e9}) is None
 
-    def test_a_rival_that_is_better_for_an_hour_and_a_loss_that_rises_are_alarms(self, tmp_path: Path) -> None:
+    def test_a_baseline_that_is_better_for_an_hour_and_a_loss_that_rises_are_alarms(self, tmp_path: Path) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
             texts: list[list[str]] = []
@@ -346,12 +346,12 @@ def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
             learn_all(learner)
             learner.save(wait=True)
             wait_until(lambda: person.encode() not in content(folder))
-            assert learner.course.model.users.rows([person])[0] == -1
+            assert learner.replay.model.users.rows([person])[0] == -1
             log.append([Event(person, "i2", event_id="new life")])
             learn_all(learner)
             copy, digest = clean_replay(folder)
             assert digest == learner.position.digest
-            assert state_digest(copy) == state_digest(learner.course.model)
+            assert state_digest(copy) == state_digest(learner.replay.model)
         with LogReader(folder) as reader:
             assert [one.offset for one in reader.of_user(person, 99)] == [log.offset]
             assert {item: body for item, _, body in reader.facts()}["i1"] == {"owner": None, "price": 3}
@@ -388,7 +388,7 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
         assert replica.position == learner.position
         copy, digest = clean_replay(folder)
         assert digest == learner.position.digest
-        without = learner.course.model
+        without = learner.replay.model
         assert state_digest(copy) == state_digest(without)
         assert Checkpoints(folder).numbers() == [learner.position.batch]
         batches = [
@@ -397,7 +397,7 @@ def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
             if step.kind == "events"
         ]
     with EventLog(other, LOG) as log, Learner(settings(other, model)) as learner:
-        twin = learner.course.model
+        twin = learner.replay.model
         if start == "deployed":
             assert forget(twin, person, "nobody") is not None
         for count in batches:
@@ -436,14 +436,14 @@ def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             log.control("retry", {"batch": quarantined.number}).result()
             learn_all(learner)
             names = [str(control.body["pseudonym"]) for control in learner.log.to_unlearn()]
-            assert learner.course.model.users.rows(names).tolist() == [-1, -1]
+            assert learner.replay.model.users.rows(names).tolist() == [-1, -1]
             before = learner.position
         with Learner(settings(folder, None)) as learner:
             assert learner.position == before
             assert not learner.book.alarms()
             copy, digest = clean_replay(folder)
             assert digest == before.digest
-            assert state_digest(copy) == state_digest(learner.course.model)
+            assert state_digest(copy) == state_digest(learner.replay.model)
 
 
 class TestRefusals:
@@ -514,26 +514,26 @@ def test_a_write_that_fails_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_written_is_the_model_when_saving_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learning goes on while a thread writes; no process is forked."""
-    going_on, write = threading.Event(), Checkpoints.write
+    online_continuation, write = threading.Event(), Checkpoints.write
 
     def late(*given: Any) -> None:
-        assert going_on.wait(60)
+        assert online_continuation.wait(60)
         write(*given)
 
     monkeypatch.setattr(Checkpoints, "write", late)
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process with threads was forked"))
     with EventLog(tmp_path / "live", LOG) as log:
-        going_on.set()
+        online_continuation.set()
         log.append(stream(60))
         with Learner(settings(tmp_path / "live", saved_model(tmp_path / "model"))) as learner:
             learn_all(learner)
-            position, digest = learner.position, state_digest(learner.course.model)
-            going_on.clear()
+            position, digest = learner.position, state_digest(learner.replay.model)
+            online_continuation.clear()
             learner.save()
             log.append(stream(60, seed=4))
             learn_all(learner)
             assert learner.position.batch > position.batch
-            going_on.set()
+            online_continuation.set()
             learner._saved(wait=True)
             saved = learner.checkpoints.load(position.batch)
             assert (saved.position, state_digest(saved.model)) == (position, digest)
@@ -547,13 +547,13 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
             with Learner(settings(folder, model)) as learner:
                 learn_all(learner)
                 learner.save(wait=True)
-                position, digest = learner.position, state_digest(learner.course.model)
+                position, digest = learner.position, state_digest(learner.replay.model)
         checkpoints = Checkpoints(folder)
         assert checkpoints.numbers() == [0, 3, 4, 5]  # the newest three, and the one where replays begin
         next(checkpoints.path(5).glob("*.safetensors")).write_bytes(b"damaged")
         with Learner(settings(folder, model)) as learner:
             assert learner.position == position
-            assert state_digest(learner.course.model) == digest
+            assert state_digest(learner.replay.model) == digest
 
 
 def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp_path: Path) -> None:
@@ -596,7 +596,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
 
             wait_until(switched, 600)
             assert learner.position.version == "fit-300"
-            assert learner.course.model.updater.history.events == 350
+            assert learner.replay.model.updater.history.events == 350
             log.append(stream(30, seed=9))
             learn_all(learner)
             replica.follow()
@@ -606,7 +606,7 @@ def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
             assert learner.position == replica.position
             copy, digest = clean_replay(folder)
             assert digest == learner.position.digest
-            assert state_digest(copy) == state_digest(learner.course.model)
+            assert state_digest(copy) == state_digest(learner.replay.model)
 
 
 def test_a_cold_start_and_the_process(tmp_path: Path) -> None:
@@ -627,4 +627,4 @@ def test_a_cold_start_and_the_process(tmp_path: Path) -> None:
     assert Checkpoints(folder).position(Checkpoints(folder).numbers()[-1])[0].offset == 100
     with EventLog(folder, LOG), Learner(settings(folder, None)) as learner:
         assert learner.position.offset == 100
-        assert np.isfinite(learner.course.model.score(["u1"], ["i1"])[0])
+        assert np.isfinite(learner.replay.model.score(["u1"], ["i1"])[0])

@@ -102,7 +102,7 @@ def test_forget_waits_for_the_learner(live: Path, run: Run) -> None:
     assert "will be forgotten at offset 131" in run("log", "forget", live, "u1").out
     with EventLog(live, LOG), Learner(settings(live, None)) as learner:
         learn_all(learner)
-        assert learner.course.model.users.rows(["u1"])[0] == -1
+        assert learner.replay.model.users.rows(["u1"])[0] == -1
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class Walk(RuleBasedStateMachine):
             self.replica.follow()
             copy, digest = clean_replay(self.folder)
             assert digest == self.learner.position.digest == self.replica.position.digest
-            assert state_digest(copy) == state_digest(self.learner.course.model)
+            assert state_digest(copy) == state_digest(self.learner.replay.model)
             with self.replica.reading() as (held, _):
                 assert state_digest(held, answering=True) == state_digest(copy, answering=True)
             self.replica.stop()

@@ -10,8 +10,8 @@ from learned_scenes import look_ahead_of
 
 from kernel_choice import choose_kernel
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History

@@ -28,8 +28,6 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairing import state_of
-from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, LearningError
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
@@ -37,6 +35,8 @@ from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.strategy import NetworkMeLONI
+from melon.testing.pairing import state_of
+from melon.testing.toys import toy_batch, toy_batches
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -98,13 +98,15 @@ class OddInput(Battery):
 
     def test_rows_fade(self, kind: str) -> None:
         """Half-lives are learned with the rest, and everything stays finite."""
-        updater = self.ready(kind, fading=40.0, fading_speed=1.0)
+        updater = self.ready(kind, half_life=40.0, half_life_speed=1.0)
         for batch in toy_batches()[6:12]:
             updater.learn(batch)
         assert finite(updater)
         strategy = updater.strategy
         assert isinstance(strategy, LearnedStrategy)
-        moved = [float(value.detach()) for name, value in strategy.parameters().items() if name.startswith("fading.")]
+        moved = [
+            float(value.detach()) for name, value in strategy.parameters().items() if name.startswith("half_life.")
+        ]
         assert moved
         assert all(moved)
         assert all(half_life != 40.0 for half_life in strategy.half_lives(updater._specs).values())
@@ -144,19 +146,19 @@ class State(Battery):
     #: What a memory may lack.
     optional: ClassVar[tuple[str, ...]] = ()
 
-    @pytest.mark.parametrize("fading", [slow(None), 60.0])
+    @pytest.mark.parametrize("half_life", [slow(None), 60.0])
     @EVERY_KIND
-    def test_a_checkpoint_goes_on_bit_for_bit(self, kind: str, fading: float | None, tmp_path: Path) -> None:
+    def test_a_checkpoint_goes_on_bit_for_bit(self, kind: str, half_life: float | None, tmp_path: Path) -> None:
         batches = toy_batches()
-        strategy = self.made(keep_prelim=True, fading=fading)
+        strategy = self.made(keep_prelim=True, half_life=half_life)
         original = updater_of(kind, strategy, batches[:8], dtype=torch.float32)
         require_saved_goes_on(original, tmp_path, *batches[8:12])
 
     @EVERY_KIND
     def test_what_is_remembered_is_recalled_exactly(self, kind: str) -> None:
         past, batch = past_and_batch()
-        original = updater_of(kind, self.made(fading=60.0), past)
-        copy = Updater(recommender_of(kind, torch.float64), self.made(fading=60.0), original.history, seed=7)
+        original = updater_of(kind, self.made(half_life=60.0), past)
+        copy = Updater(recommender_of(kind, torch.float64), self.made(half_life=60.0), original.history, seed=7)
         for (_, source), (_, target) in zip(_all_tables(original), _all_tables(copy), strict=True):
             target.restore(source.state())
         copy.strategy.recall(original.strategy.memory())
@@ -177,13 +179,13 @@ class State(Battery):
             other.recall(strategy.memory())
 
     def test_half_a_memory_is_refused(self) -> None:
-        strategy = self.made(fading=60.0)
+        strategy = self.made(half_life=60.0)
         updater_of("bpr", strategy, toy_batches()[:2])
         memory = strategy.memory()
         for missing in memory:
             if not missing.startswith(("adam/1", "adam/2", *self.optional)):
                 self.refused(strategy, {name: tensor for name, tensor in memory.items() if name != missing})
-        self.refused(strategy, {**memory, "adam/1/fading.item_bias": torch.zeros(3)})
+        self.refused(strategy, {**memory, "adam/1/time decay.item_bias": torch.zeros(3)})
 
     @staticmethod
     def refused(strategy: LearnedStrategy, memory: Mapping[str, Tensor]) -> str:
@@ -196,10 +198,10 @@ class State(Battery):
         assert all(torch.equal(before[key], after[key]) for key in before)
         return str(refusal.value)
 
-    def test_the_practice_of_others_is_refused(self) -> None:
+    def test_the_meta_training_of_others_is_refused(self) -> None:
         other = updater_of("bpr", NetworkMeLONI({}, seed=5), toy_batches()[:2])
         with pytest.raises(CheckpointError, match="strategy"):
-            updater_of("bpr", self.made()).take_over(other.practice())
+            updater_of("bpr", self.made()).take_over(other.meta_training())
 
     @EVERY_KIND
     def test_a_broken_look_ahead_is_told_and_leaves_everything(self, kind: str) -> None:
@@ -215,7 +217,7 @@ class State(Battery):
     @EVERY_KIND
     def test_a_broken_proposal_takes_the_meta_step_back(self, kind: str) -> None:
         past, batch = past_and_batch()
-        updater = updater_of(kind, self.made(fading=60.0), past)
+        updater = updater_of(kind, self.made(half_life=60.0), past)
         updater.learning_rates(batch)
         before, plain = state_of(updater), updater.strategy.propose
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.checks.pairing import situation_of, state_of
-from melon.checks.toys import toy_batches
 from melon.learning import checkpoint
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender, RecommenderSettings
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Values
-from melon.recommenders.ncf import NCF
+from melon.models.base import Recommender, RecommenderSettings
+from melon.models.bpr import BPR
+from melon.models.evidence import Values
+from melon.models.ncf import NCF
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.stream.batch import Batch
 from melon.tables import TableSpec
+from melon.testing.pairing import situation_of, state_of
+from melon.testing.toys import toy_batches
 
 KINDS = ("bpr", "ncf")
 #: Central differences are exact up to h², unless a ReLU flips within h; then a smaller h goes round it.
@@ -179,19 +179,19 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
     read_at = strategy.half_lives(situation.specs)
 
     def loss_at(moved: float) -> float:
-        phi = strategy.parameters()[f"fading.{table}"].detach()
+        phi = strategy.parameters()[f"time decay.{table}"].detach()
         phi += moved
         half_lives = strategy.half_lives(situation.specs)
         phi -= moved
 
-        def faded(_: Situation, which: str, values: Tensor) -> Tensor:
+        def decayed(_: Situation, which: str, values: Tensor) -> Tensor:
             if which not in read_at:
                 return values
             halvings = around.idle[which][: len(values), None].double() * (1 / half_lives[which] - 1 / read_at[which])
             return values * 0.5**halvings
 
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(strategy, "aged", faded)
+            patch.setattr(strategy, "aged", decayed)
             return float(meta_loss(strategy.look_ahead(situation)))
 
     return (loss_at(h) - loss_at(-h)) / (2 * h)
@@ -209,12 +209,12 @@ def require_exact_half_lives(
     assert situation.around is not None
     lively = 0
     for table in situation.around.idle:
-        exact = float(gradients[f"fading.{table}"])
+        exact = float(gradients[f"time decay.{table}"])
         found = half_life_difference(strategy, situation, meta_loss, table)
         assert found == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE), table
         lively += abs(exact) > 1e-6
     assert lively
-    rest = worst_error(strategy, situation, meta_loss, leave_out="fading.", tensors=tensors)
+    rest = worst_error(strategy, situation, meta_loss, leave_out="half_life.", tensors=tensors)
     assert max(rest.values()) < RELATIVE, rest
 
 

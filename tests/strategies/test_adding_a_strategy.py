@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 from commands import Run
-from melon.checks import SMALL_RECOMMENDERS, check_strategy
 from melon.registry import Entry
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, space_of
+from melon.testing import SMALL_RECOMMENDERS, check_strategy
 from test_docs import undocumented
 
 FILE = '''

@@ -3,11 +3,11 @@
 import pytest
 from learned_scenes import recommender_of
 
-from melon.checks.toys import toy_batches
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.strategies.melon.lines import LineBook
 from melon.strategies.registry import STRATEGIES
+from melon.testing.toys import toy_batches
 
 
 @pytest.mark.parametrize(("name", "form"), [("melon", None), ("melon", "network"), ("metasgd", None), ("sml", None)])

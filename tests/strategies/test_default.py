@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.checks.pairing import situation_of
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Examples
-from melon.recommenders.ncf import NCF
+from melon.models.base import Recommender
+from melon.models.bpr import BPR
+from melon.models.evidence import Examples
+from melon.models.ncf import NCF
 from melon.strategies.base import Situation
 from melon.strategies.default import Default
 from melon.stream.batch import Batch
+from melon.testing.pairing import situation_of
 
 KINDS = pytest.mark.parametrize("kind", ["bpr", "ncf"])
 USERS, ITEMS = 6, 8

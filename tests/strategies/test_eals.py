@@ -9,10 +9,10 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import Examples
-from melon.recommenders.ncf import NCF
+from melon.models.base import Recommender
+from melon.models.bpr import BPR
+from melon.models.evidence import Examples
+from melon.models.ncf import NCF
 from melon.strategies.base import Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS

@@ -9,8 +9,8 @@ import torch
 
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.melon import reference
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.registry import MELON_PRESETS

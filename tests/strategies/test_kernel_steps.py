@@ -1,4 +1,4 @@
-"""Whole steps of MeLON: compiled loops and PyTorch agree, and the loops get the threads."""
+"""Whole steps of MeLON: compiled kernels and PyTorch agree, and the loops get the threads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from kernel_scenes import require_whole_steps_agree
 
 from kernel_choice import choose_kernel
-from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
-from melon.recommenders.ncf import NCF
+from melon.models.ncf import NCF
 from melon.strategies.melon.strategy import NetworkMeLON
+from melon.testing.toys import toy_batches
 
 MELON: dict[str, dict[str, Any]] = {
     "default": {},
@@ -19,7 +19,7 @@ MELON: dict[str, dict[str, Any]] = {
     "pairwise": {"pairwise": True},
     "without theta": {"theta_feature": False, "inputs": ["touches"]},
     "every input": {"inputs": ["touches", "idle", "item_rate", "role"]},
-    "fading": {"fading": 50.0},
+    "half_life": {"half_life": 50.0},
 }
 
 

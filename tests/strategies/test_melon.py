@@ -21,12 +21,10 @@ from melon_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairing import situation_of, state_of
-from melon.checks.toys import toy_batch, toy_batches, toy_log
 from melon.data.synthetic import synthetic_stream
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
+from melon.models.base import Recommender
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
 from melon.strategies.melon import reference
@@ -34,6 +32,8 @@ from melon.strategies.melon.strategy import RateStrategy
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
+from melon.testing.pairing import situation_of, state_of
+from melon.testing.toys import toy_batch, toy_batches, toy_log
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 EVERY_NAME = pytest.mark.parametrize("name", FAMILY)
@@ -338,7 +338,7 @@ class TestOwnRecommender(Family, OwnRecommender):
 
 
 class TestState(Family, State):
-    optional = ("practised",)  # unknown to models that were saved before it was counted
+    optional = ("stream",)  # unknown to models that were saved before it was counted
 
 
 class TestRefusals:

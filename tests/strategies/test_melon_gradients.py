@@ -94,8 +94,8 @@ def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> No
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_lives_are_learned_by_the_same_gradient(kind: str, name: str) -> None:
-    """docs/methods.md 8.3: idle rows fade by 0.5^(idle / half-life); losses, gradients and features are constants."""
-    strategy, situation, meta_loss = scene(kind, name, {"fading": 30.0, "fading_speed": 5.0, "norm": "none"})
+    """docs/methods.md 8.3: idle rows decay by 0.5^(idle / half-life); losses, gradients and features are constants."""
+    strategy, situation, meta_loss = scene(kind, name, {"half_life": 30.0, "half_life_speed": 5.0, "norm": "none"})
     require_exact_half_lives(strategy, situation, meta_loss)
 
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from learned_scenes import require_saved_goes_on, slow
 from melon_scenes import FAMILY, KINDS, SMALL, look_ahead_of, past_and_batch, strategy_of, tables_of, updater_of
 
-from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.checks.pairing import situation_of, state_of
-from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.melon.strategy import NetworkMeLON
+from melon.testing import SMALL_RECOMMENDERS, check_pairing
+from melon.testing.pairing import situation_of, state_of
+from melon.testing.toys import toy_batch, toy_batches
 
 EACH = ("touches", "idle", "item_rate", "role")
 CHOICES = [*([each] for each in EACH), list(EACH)]
@@ -192,16 +192,16 @@ def test_a_model_that_was_saved_goes_on_bit_for_bit(kind: str, tmp_path: Path) -
     assert any("recent" in name for name in require_saved_goes_on(updater, tmp_path, last))
 
 
-def test_practice_takes_the_weights_along_but_not_the_counts() -> None:
+def test_meta_training_takes_the_weights_along_but_not_the_counts() -> None:
     strategy = NetworkMeLON({"inputs": list(EACH)})
-    practised = Updater(BPR({"dim": 4}), strategy)
+    stream_trained = Updater(BPR({"dim": 4}), strategy)
     for batch in toy_batches()[:5]:
-        practised.learn(batch)
-    practice = practised.practice()
+        stream_trained.learn(batch)
+    meta_training = stream_trained.meta_training()
     fresh = Updater(BPR({"dim": 4}), NetworkMeLON({"inputs": list(EACH)}))
-    fresh.take_over(practice)
+    fresh.take_over(meta_training)
     assert torch.equal(fresh.strategy.parameters()["role.inputs"], strategy.parameters()["role.inputs"])  # type: ignore[attr-defined]
-    assert not any("recent" in name for name in practice)
+    assert not any("recent" in name for name in meta_training)
 
 
 @pytest.mark.parametrize("recommender", [slow("bpr"), slow("ncf"), slow("blend")])
@@ -230,7 +230,7 @@ class TestSettings:
 
     def test_a_meta_model_without_them_is_not_taken_for_one_with(self) -> None:
         past, _ = past_and_batch()
-        plain = updater_of("bpr", strategy_of(), past).practice()
+        plain = updater_of("bpr", strategy_of(), past).meta_training()
         with pytest.raises(CheckpointError, match=r"has no role\.inputs"):
             updater_of("bpr", strategy_of(inputs=["idle"])).take_over(plain)
 

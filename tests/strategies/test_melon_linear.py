@@ -1,4 +1,4 @@
-"""MeLON's default form: the plain step before practice, rates by what is known of rows, and two forms of one name."""
+"""MeLON's default form: the plain step before meta-training, rates by what is known of rows."""
 
 from typing import Any
 
@@ -8,20 +8,20 @@ import torch
 from learned_scenes import recommender_of
 
 from kernel_choice import choose_kernel
-from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
-from melon.kernels.practice.forms import MOST_LOG_RATE
+from melon.kernels.meta_training.forms import MOST_LOG_RATE
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.evidence import RowGradient
+from melon.models.bpr import BPR
+from melon.models.evidence import RowGradient
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
 from melon.strategies.melon.linear import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.rates import KNOTS, LinearRates, Roles
-from melon.strategies.practised import LinearStrategy
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
+from melon.strategies.stream_trained import LinearStrategy
 from melon.tables import TableSpec
+from melon.testing.toys import toy_batches
 
 SPECS = {
     "rows": TableSpec("rows", "user", "embedding", 3),
@@ -40,17 +40,17 @@ def learned(strategy: Strategy, kind: str = "bpr", batches: int = 6, **settings:
 def shaken(strategy: LinearStrategy) -> LinearStrategy:
     """Rates away from the plain step."""
     generator = torch.Generator().manual_seed(1)
-    for name in ("rates", "hats"):
+    for name in ("rates", "splines"):
         phi = strategy.rates.phi[name]
         phi += 0.2 * strategy.trainable()[name] * torch.randn(phi.shape, generator=generator, dtype=torch.float64)
     strategy.rates.phi["decay"] += 0.4
     return strategy
 
 
-class TestBeforePractice:
+class TestBeforeMetaTraining:
     @pytest.mark.parametrize("kind", ["bpr", "ncf"])
     @pytest.mark.parametrize("make", [MeLON, MeLONI, MeLONP])
-    @pytest.mark.parametrize("settings", [{}, {"fading": 30.0, "most_step": 0.2}])
+    @pytest.mark.parametrize("settings", [{}, {"half_life": 30.0, "most_step": 0.2}])
     def test_it_is_the_plain_step(self, kind: str, make: type[LinearStrategy], settings: dict[str, Any]) -> None:
         ours = learned(make({"lr": 0.2, **settings}), kind, negatives=2)
         plain = learned(Default({"lr": 0.2, **settings}), kind, negatives=2)
@@ -76,7 +76,7 @@ class TestRates:
 
     def test_hats_bend_at_knots_and_are_flat_outside(self) -> None:
         rates = self.rates()
-        rates.phi["hats"][0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 2.0])
+        rates.phi["splines"][0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 2.0])
         losses = np.exp([KNOTS[0] - 3, KNOTS[0], (KNOTS[0] + KNOTS[1]) / 2, KNOTS[1], KNOTS[-1], KNOTS[-1] + 2])
         found = rates.rates(np.zeros((6, 1, 7)), torch.from_numpy(losses), [0])[:, 0]
         np.testing.assert_allclose(np.log(found.numpy() / 0.5), [1, 1, 0.5, 0, 2, 2], atol=1e-5)
@@ -88,10 +88,12 @@ class TestRates:
         np.testing.assert_allclose(found, [0.5 * np.e, np.exp(3)])
 
     @pytest.mark.parametrize(("name", "bad"), [("decay", 6.0), ("decay", -0.1), ("rates", float("nan"))])
-    def test_numbers_that_practice_cannot_give_are_refused(self, name: str, bad: float) -> None:
+    def test_numbers_that_meta_training_cannot_give_are_refused(self, name: str, bad: float) -> None:
         rates = self.rates()
         phi = {**rates.phi, name: torch.full_like(rates.phi[name], bad)}
-        with pytest.raises(CheckpointError, match=f"{name} of strategy 'melon' has numbers that practice cannot give"):
+        with pytest.raises(
+            CheckpointError, match=f"{name} of strategy 'melon' has numbers that meta-training cannot give"
+        ):
             rates.take(phi, "melon")
         assert torch.isfinite(rates.phi[name]).all()
 
@@ -113,7 +115,7 @@ class TestForms:
             assert isinstance(made, network.RateStrategy)
             assert (made.name, made.seed) == (name, 3)
             assert "most_rate" in space_of(name, entry.preset(preset)).axes
-        assert space_of(name).axes.keys() == {"lr", "fading"}
+        assert space_of(name).axes.keys() == {"lr", "half_life"}
         assert space_of(entry.load()) is space_of(name)
 
     def test_a_setting_of_the_other_form_says_how_to_get_there(self) -> None:
@@ -128,7 +130,7 @@ class TestForms:
 
 
 @pytest.mark.parametrize("make", [MeLON, MeLONI, MeLONP])
-@pytest.mark.parametrize("settings", [{}, {"fading": 30.0}])
+@pytest.mark.parametrize("settings", [{}, {"half_life": 30.0}])
 def test_compiled_steps_are_those_that_are_proposed(
     make: type[LinearStrategy], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,25 +148,25 @@ def test_compiled_steps_are_those_that_are_proposed(
         torch.testing.assert_close(rows["numba"][1][name], values, rtol=1e-4, atol=1e-5)
 
 
-class TestOthersThatPractise:
-    """Their rates are special cases of MeLON's, and practice moves nothing else."""
+class TestOthersThatMetaTrain:
+    """Their rates are special cases of MeLON's, and meta-training moves nothing else."""
 
     @pytest.mark.parametrize(("name", "by"), [("mwnet", "interaction"), ("metasgd", "table")])
     def test_a_preset_makes_them_special_cases(self, name: str, by: str) -> None:
         entry = STRATEGIES[name]
-        strategy = entry.load()({**entry.preset("practised"), "lr": 0.1}, seed=3)
+        strategy = entry.load()({**entry.preset("stream"), "lr": 0.1}, seed=3)
         assert isinstance(strategy, LinearStrategy)
         assert (strategy.name, strategy.seed) == (name, 3)
         assert not isinstance(entry.load()({}), LinearStrategy)
-        assert space_of(name, entry.preset("practised")).axes.keys() == {"lr", "fading"}
+        assert space_of(name, entry.preset("stream")).axes.keys() == {"lr", "half_life"}
         updater, plain = learned(strategy), learned(Default({"lr": 0.1, "optimizer": "sgd", "reduction": "sum"}))
         for key, table in updater.recommender.tables.items():
             torch.testing.assert_close(table.everything(), plain.recommender.tables[key].everything())
         free = strategy.trainable()
         assert not free["decay"].any()
         assert not free["rates"][:, 1:].any()
-        assert bool(free["hats"].any()) == (by == "interaction")
-        for phi in ("rates", "hats"):
+        assert bool(free["splines"].any()) == (by == "interaction")
+        for phi in ("rates", "splines"):
             strategy.rates.phi[phi] += free[phi] * torch.rand(free[phi].shape, dtype=torch.float64)
         rates = updater.learning_rates(toy_batches()[6]).rows
         constant, varied = (rates.T, rates) if by == "interaction" else (rates, rates.T)
@@ -173,7 +175,7 @@ class TestOthersThatPractise:
 
 
 class TestMatrix:
-    def test_it_is_two_dimensional_after_practice(self) -> None:
+    def test_it_is_two_dimensional_after_meta_training(self) -> None:
         updater = learned(shaken(learned(MeLON({"lr": 0.1})).strategy))  # type: ignore[arg-type]
         rates = updater.learning_rates(toy_batches()[6])
         assert np.linalg.matrix_rank(rates.rows.numpy(), tol=1e-6) > 1
@@ -202,13 +204,13 @@ class TestMatrix:
             torch.testing.assert_close(new[gradient.table], old * kept.to(old) - move, rtol=1e-4, atol=1e-6)
 
     def test_the_clock_of_idle_rows_may_be_seconds(self) -> None:
-        strategy = MeLON({"fading": 1e5, "fading_clock": "seconds"})
+        strategy = MeLON({"half_life": 1e5, "decay_clock": "seconds"})
         updater = learned(strategy)
         assert updater.moment(10**9).now == 10**9
         assert strategy.half_lives({}) == pytest.approx({"item_factors": 1e5, "item_bias": 1e5})
 
     def test_learned_half_lives_reach_the_tables(self) -> None:
-        strategy = MeLON({"fading": 100.0})
+        strategy = MeLON({"half_life": 100.0})
         updater = Updater(BPR({"dim": 3}), strategy)
         strategy.rates.phi["half_lives"][1] += 1
         found = updater.moment(0).half_lives

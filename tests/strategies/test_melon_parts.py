@@ -8,10 +8,9 @@ import pytest
 import torch
 from melon_scenes import FAMILY, KINDS, recommender_of, strategy_of, updater_of
 
-from melon.checks.toys import toy_batches
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.base import Surroundings
 from melon.strategies.melon.interaction_model import InteractionModel, Side
 from melon.strategies.melon.pair_model import PairModel
@@ -19,6 +18,7 @@ from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters, preprocess
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History
+from melon.testing.toys import toy_batches
 
 DTYPE, CPU = torch.float64, torch.device("cpu")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from kernel_choice import choose_kernel
 from melon.learning.examples import Gatherer
 from melon.learning.updater import Updater
-from melon.recommenders.bpr import BPR
-from melon.recommenders.ncf import NCF
+from melon.models.bpr import BPR
+from melon.models.ncf import NCF
 from melon.strategies.melon.interaction_model import Side, TargetCache
 from melon.strategies.melon.strategy import NetworkMeLON, NetworkMeLONI
 from melon.stream.batch import Batch

@@ -23,18 +23,18 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairing import situation_of
-from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
-from melon.recommenders.evidence import Evidence, Examples, RowGradient
+from melon.models.evidence import Evidence, Examples, RowGradient
 from melon.strategies.base import Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.registry import STRATEGIES
 from melon.tables import TableSpec
+from melon.testing.pairing import situation_of
+from melon.testing.toys import toy_batch, toy_batches
 
 SHARES = ("scalar", "row", "dim", "table")
 BY_ROW = ("scalar", "row")
@@ -169,7 +169,7 @@ class TestMetaGradient:
 
     @EVERY_SHARE
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, share: str) -> None:
-        strategy, situation, meta_loss, _ = scene(kind, {"share": share, "fading": 30.0, "fading_speed": 5.0})
+        strategy, situation, meta_loss, _ = scene(kind, {"share": share, "half_life": 30.0, "half_life_speed": 5.0})
         require_exact_half_lives(strategy, situation, meta_loss, rates_in(strategy, situation))
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
@@ -278,23 +278,23 @@ class TestLazyRates:
             assert torch.isfinite(stored(updater)[table]).all()
 
     def test_what_was_learned_row_by_row_goes_along(self, kind: str, share: str) -> None:
-        practised = updater_of(kind, made(share=share), toy_batches()[:8])
+        stream_trained = updater_of(kind, made(share=share), toy_batches()[:8])
         updater = updater_of(kind, made(share=share))
-        updater.take_over(practised.practice())
+        updater.take_over(stream_trained.meta_training())
         for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"):
-            for table, values in stored(practised, key).items():
+            for table, values in stored(stream_trained, key).items():
                 assert torch.equal(stored(updater, key)[table], values)
         for batch in toy_batches()[:4]:
             updater.learn(batch)
 
-    def test_practice_with_another_share_is_refused(self, kind: str, share: str) -> None:
+    def test_meta_training_with_another_share_is_refused(self, kind: str, share: str) -> None:
         other = {"scalar": "row", "row": "scalar"}[share]
-        practised = updater_of(kind, made(share=share), toy_batches()[:3])
+        stream_trained = updater_of(kind, made(share=share), toy_batches()[:3])
         updater = updater_of(kind, made(share=other))
-        with pytest.raises(CheckpointError, match="no practice of strategy 'metasgd' with these settings"):
-            updater.take_over(practised.practice())
-        with pytest.raises(CheckpointError, match=r"no practice|not the meta-model"):
-            updater.take_over(updater_of(kind, made(share="table"), toy_batches()[:3]).practice())
+        with pytest.raises(CheckpointError, match="no meta-training of strategy 'metasgd' with these settings"):
+            updater.take_over(stream_trained.meta_training())
+        with pytest.raises(CheckpointError, match=r"no meta-training|not the meta-model"):
+            updater.take_over(updater_of(kind, made(share="table"), toy_batches()[:3]).meta_training())
 
 
 @EVERY_KIND

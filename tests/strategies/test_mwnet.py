@@ -20,8 +20,6 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairing import situation_of
-from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
@@ -30,6 +28,8 @@ from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
+from melon.testing.pairing import situation_of
+from melon.testing.toys import toy_batch, toy_batches
 
 SMALL = {"hidden": 7, "init": "drawn", "lr": 0.1}
 PAPER = STRATEGIES["mwnet"].preset("paper")
@@ -148,7 +148,7 @@ class TestMetaGradient:
             torch.testing.assert_close(gradient, slow, rtol=1e-8, atol=1e-14, msg=name)
 
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str) -> None:
-        strategy, situation, meta_loss, _ = scene(kind, {"fading": 30.0, "fading_speed": 5.0})
+        strategy, situation, meta_loss, _ = scene(kind, {"half_life": 30.0, "half_life_speed": 5.0})
         require_exact_half_lives(strategy, situation, meta_loss)
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
@@ -286,12 +286,12 @@ class TestOptimizers:
         assert int(other.memory()["steps"]) == 4
 
     def test_on_a_new_stream_moments_and_their_count_begin_anew(self) -> None:
-        """φ goes along from practice, the state of Adam on the rows does not, so neither does its step count."""
-        practised = updater_of("bpr", made(optimizer="adam_lazy", lr=0.01), toy_batches()[:4])
+        """φ goes along from meta-training, the state of Adam on the rows does not, so neither does its step count."""
+        stream_trained = updater_of("bpr", made(optimizer="adam_lazy", lr=0.01), toy_batches()[:4])
         strategy = made(optimizer="adam_lazy", lr=0.01)
         updater = updater_of("bpr", strategy)
-        updater.take_over(practised.practice())
-        memory, before = strategy.memory(), practised.strategy.memory()
+        updater.take_over(stream_trained.meta_training())
+        memory, before = strategy.memory(), stream_trained.strategy.memory()
         assert int(memory["steps"]) == 0
         assert int(memory["adam/steps"]) == 3  # nobody had a past in the first batch
         assert all(torch.equal(memory[name], before[name]) for name in memory if name.startswith("phi/"))

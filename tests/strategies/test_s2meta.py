@@ -24,8 +24,6 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks.pairing import situation_of
-from melon.checks.toys import toy_batch, toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
 from melon.strategies.base import LearningRates, Situation
@@ -35,6 +33,8 @@ from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import S2META_PRESETS
 from melon.strategies.s2meta import S2Meta, lstm_step
+from melon.testing.pairing import situation_of
+from melon.testing.toys import toy_batch, toy_batches
 
 #: Few units, so that a test sees every entry.
 SMALL = {"width": 5}
@@ -152,7 +152,7 @@ class TestMetaGradient:
     @EVERY_KIND
     @EVERY_CELL
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, cell: str) -> None:
-        strategy, situation, meta_loss = scene(kind, {**CELLS[cell], "fading": 30.0, "fading_speed": 5.0})
+        strategy, situation, meta_loss = scene(kind, {**CELLS[cell], "half_life": 30.0, "half_life_speed": 5.0})
         require_exact_half_lives(strategy, situation, meta_loss)
 
     @EVERY_KIND

@@ -23,10 +23,6 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.checks import SMALL_RECOMMENDERS, check_pairing
-from melon.checks.pairing import situation_of
-from melon.checks.pairings import finite_after_many_batches
-from melon.checks.toys import toy_batches
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.updater import Updater
 from melon.strategies.base import LearningRates, Situation
@@ -36,6 +32,10 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
+from melon.testing import SMALL_RECOMMENDERS, check_pairing
+from melon.testing.pairing import situation_of
+from melon.testing.pairings import finite_after_many_batches
+from melon.testing.toys import toy_batches
 
 #: A narrow network, so that a test is quick.
 SMALL = {"width": 12}
@@ -189,7 +189,7 @@ class TestMetaGradient:
 
     @pytest.mark.parametrize("option", ["bounded", "plain", slow("added"), slow("adam")])
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, option: str) -> None:
-        require_exact_half_lives(*scene(kind, {**OPTIONS[option], "fading": 30.0, "fading_speed": 5.0}))
+        require_exact_half_lives(*scene(kind, {**OPTIONS[option], "half_life": 30.0, "half_life_speed": 5.0}))
 
     @pytest.mark.parametrize("option", ["bounded", "plain", "adam"])
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, option: str) -> None:
@@ -396,15 +396,15 @@ class TestSettings:
         with pytest.raises(CheckpointError, match=r"has user_factors.3.weight as \(12, 20\) instead of \(13, 20\)"):
             other.recall(one.memory())
 
-    def test_steps_of_the_optimiser_start_afresh_after_practice(self) -> None:
+    def test_steps_of_the_optimiser_start_afresh_after_meta_training(self) -> None:
         """Its moments do, so what counts with them does too."""
         updater = updater_of("bpr", made(optimizer="adam_lazy", lr=0.01), past_and_batch()[0])
-        practice = updater.practice()
-        assert int(practice["steps"]) == 6
+        meta_training = updater.meta_training()
+        assert int(meta_training["steps"]) == 6
         fresh = updater_of("bpr", made(optimizer="adam_lazy", lr=0.01))
-        fresh.take_over(practice)
+        fresh.take_over(meta_training)
         assert int(fresh.strategy.memory()["steps"]) == 0
-        assert torch.equal(fresh.strategy.memory()["phi/item_factors.4.bias"], practice["phi/item_factors.4.bias"])
+        assert torch.equal(fresh.strategy.memory()["phi/item_factors.4.bias"], meta_training["phi/item_factors.4.bias"])
 
 
 class Battery:

@@ -24,7 +24,7 @@ def allowed(log: Interactions, event: int, batch_start: int, mode: str) -> set[i
     user, own = int(log.users[event]), int(log.items[event])
     known = range(event) if mode != "full-log" else range(len(log))
     taken = {int(log.items[other]) for other in known if log.users[other] == user}
-    pool = {int(item) for item in (log.items[:batch_start] if mode == "born" else log.items)}
+    pool = {int(item) for item in (log.items[:batch_start] if mode == "known" else log.items)}
     return pool - taken - {own}
 
 
@@ -44,7 +44,7 @@ def test_every_line_is_what_the_definition_allows(mode: str, pairs: list, count:
         born = set(log.items[:start].tolist())
         for event, line, usable in zip(range(start, stop), drawn.items[:, 1:].tolist(), drawn.usable, strict=True):
             may = allowed(log, event, start, mode)
-            was_there = mode != "born" or (int(log.items[event]) in born and len(born) > count)
+            was_there = mode != "known" or (int(log.items[event]) in born and len(born) > count)
             assert usable == (was_there and len(may) >= count)
             if usable:
                 assert len(set(line)) == count
@@ -111,7 +111,7 @@ def test_born_candidates_do_not_know_the_future(pairs: list, future: list, size:
     logs = [log_of(pairs), log_of([*pairs, *future])]
     if logs[0].n_items <= count:
         return
-    ours, theirs = (Candidates(log, mode="born", count=count) for log in logs)
+    ours, theirs = (Candidates(log, mode="known", count=count) for log in logs)
     for start in range(0, len(pairs), size):
         stop = min(start + size, len(pairs))
         one, other = ours.draw(start, stop), theirs.draw(start, stop)
@@ -161,15 +161,15 @@ def test_unknown_candidate_sets_are_named_with_the_choices() -> None:
         Candidates(log_of([(0, 0), (0, 1)]), mode="future")
 
 
-def test_events_on_items_born_in_the_batch_are_set_aside() -> None:
+def test_events_on_known_items_in_the_batch_are_left_out() -> None:
     pairs = [(1, item) for item in range(6)] + [(0, 6), (0, 3), (2, 6), (2, 2)]
-    drawn = Candidates(log_of(pairs), mode="born", count=3).draw(6, 10)
+    drawn = Candidates(log_of(pairs), mode="known", count=3).draw(6, 10)
     assert drawn.usable.tolist() == [False, True, False, True]
-    early = Candidates(log_of(pairs), mode="born", count=3).draw(0, 4)
+    early = Candidates(log_of(pairs), mode="known", count=3).draw(0, 4)
     assert not early.usable.any()
 
 
-def test_a_user_who_had_nearly_everything_is_set_aside() -> None:
+def test_a_user_who_had_nearly_everything_is_left_out() -> None:
     pairs = [(0, item) for item in range(10)] + [(0, 3), (1, 3)]
     assert Candidates(log_of(pairs), count=4).draw(10, 12).usable.tolist() == [False, True]
 

@@ -140,7 +140,7 @@ def test_bulk_append_equals_batch_by_batch_and_the_state_comes_back(batches: lis
     assert same_bytes(slow.state(), again.state())
     pairs = [pair for pairs in batches for pair in pairs]
     assert slow.events == again.events == len(pairs)
-    assert slow.items_born == again.items_born == max((item for _, item in pairs), default=-1) + 1
+    assert slow.known_items == again.known_items == max((item for _, item in pairs), default=-1) + 1
     assert len(again.seen) == len(set(pairs))
     more = np.array([0, 6, 6]), np.array([3, 2000, 3])
     slow.append(*more)
@@ -159,7 +159,7 @@ def test_a_log_that_is_expected_makes_the_same_history(batches: list[list[tuple[
         for start in range(0, len(log), 7):
             history.append(log.users[start : start + 7], log.items[start : start + 7])
     assert same_bytes(plain.state(), expecting.state())
-    assert plain.items_born == expecting.items_born
+    assert plain.known_items == expecting.known_items
 
 
 def test_state_is_a_copy() -> None:

@@ -191,11 +191,11 @@ def test_a_batch_knows_its_events_and_the_keys_of_its_ids() -> None:
 
 def test_batches_of_a_read_only_log_can_be_learned() -> None:
     """A log in the shared memory of a cluster is read-only."""
-    from melon.checks.toys import toy_log
     from melon.learning.updater import Updater
-    from melon.recommenders.bpr import BPR
+    from melon.models.bpr import BPR
     from melon.strategies.default import Default
     from melon.stream.batch import batch_of
+    from melon.testing.toys import toy_log
 
     log = toy_log(48)
     for part in (log.users, log.items, log.times):

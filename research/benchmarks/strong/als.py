@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from melon.recommenders.streaming.ials import ImplicitALS
+from melon.models.streaming.ials import ImplicitALS
 from melon.stream.history import History
 from melon.types import Floats, Ints
 from strong.ease import Sets

@@ -14,7 +14,7 @@ import numpy as np
 from melon.data.interactions import Interactions
 from melon.evaluation.predictors import HALF_LIVES, WEIGHTS
 from melon.evaluation.ranking import rank_first, selection_score
-from melon.recommenders.streaming.counts import ItemCounts
+from melon.models.streaming.counts import ItemCounts
 from melon.stream.candidates import Candidates
 from melon.stream.split import Parts, batches
 from melon.types import Floats, Ints

@@ -1,1 +1,1 @@
-"""Parts of trials with practice and rates that go on learning."""
+"""Parts of trials with meta-training and rates that go on learning."""

@@ -1,4 +1,4 @@
-"""Compiles loops of a trial together with those of practice; kept in the temporary folder of this machine."""
+"""Compiles loops of a trial together with those of meta-training; kept in the temporary folder of this machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Loops of `online.py`: how touched rows depend on φ is carried forward through every step.
 
 A trace is ∂row/∂φ: numbers of φ × dim for each touched row of a user or an item, numbers of φ for a bias. φ is one
-line: rates by role, hats by role, decay by table (users, items, biases), logarithms of half-lives (items, biases).
-Functions of `melon.kernels.practice` do the rest.
+line: rates by role, splines by role, decay by table (users, items, biases), logarithms of half-lives (items, biases).
+Functions of `melon.kernels.meta_training` do the rest.
 """
 
 from __future__ import annotations
@@ -11,20 +11,31 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-
-from melon.kernels.practice.forms import (
+from melon.kernels.meta_training.forms import (
     ABSENT,
     LEAST_LOSS,
     LN2,
     MOST_LOG_RATE,
     UNPREDICTED,
+    MetaTrainingRates,
+    MetaTrainingRows,
+    MetaTrainingStream,
     Numbers,
-    PracticeRates,
-    PracticeRows,
-    PracticeStream,
     Tape,
 )
-from melon.kernels.practice.forward import _meet, _overwrite, _see, _step, dot, faded_to, knot, move, score, softmax
+from melon.kernels.meta_training.forward import (
+    _meet,
+    _overwrite,
+    _see,
+    _step,
+    decayed_to,
+    dot,
+    knot,
+    move,
+    score,
+    softmax,
+)
+
 from melon.types import Floats, Ints
 
 #: What decay moves by a unit of φ.
@@ -47,13 +58,19 @@ def _project(row: Numbers, trace: Numbers, scale: float, out: Numbers) -> None:
 
 
 def _log_rates_by_phi(
-    course: PracticeStream, rates: PracticeRates, tape: Tape, inputs: Numbers, n: int, by_loss: Numbers, out: Numbers
+    replay: MetaTrainingStream,
+    rates: MetaTrainingRates,
+    tape: Tape,
+    inputs: Numbers,
+    n: int,
+    by_loss: Numbers,
+    out: Numbers,
 ) -> None:
     """∂ log w of an interaction's columns by φ; `by_loss` is that of its loss. `inputs` are columns × inputs."""
-    at, roles, knots = math.log(tape.loss[n] + LEAST_LOSS), rates.hats.shape[0], rates.knots.size
+    at, roles, knots = math.log(tape.loss[n] + LEAST_LOSS), rates.splines.shape[0], rates.knots.size
     width, place = 1 + inputs.shape[1], knot(rates.knots, at)
-    for s in range(course.roles.size):
-        role = course.roles[s]
+    for s in range(replay.roles.size):
+        role = replay.roles[s]
         out[s, :] = 0.0
         if tape.logs[n, s] >= MOST_LOG_RATE:
             continue
@@ -75,17 +92,17 @@ def _log_rates_by_phi(
 
 
 def _line(
-    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, traces: Traces, inputs: Numbers,
+    replay: MetaTrainingStream, rows: MetaTrainingRows, rates: MetaTrainingRates, tape: Tape, traces: Traces, inputs: Numbers,
     n: int, weight: Numbers, to_user: Numbers, to_items: Numbers, to_bias: Numbers,
     by_margin: Numbers, by_loss: Numbers, by_logs: Numbers,
 ) -> None:  # fmt: skip
     """Add how an interaction's steps depend on φ to those of the batch's rows."""
-    own, trace = rows.users[course.users[n]], traces.users[course.users[n]]
-    negatives, at, taken = tape.pull.shape[1], course.items_at[n], course.items[n, 0]
+    own, trace = rows.users[replay.users[n]], traces.users[replay.users[n]]
+    negatives, at, taken = tape.pull.shape[1], replay.items_at[n], replay.items[n, 0]
     vector, of_taken, bias = rows.items[taken], traces.items[traces.held[taken]], 2 + negatives
     by_loss[:], by_margin[:, :] = 0.0, 0.0
     for k in range(negatives):
-        item = course.items[n, 1 + k]
+        item = replay.items[n, 1 + k]
         of_other = traces.items[traces.held[item]]
         _project(vector, trace, 1.0, by_margin[k])
         _project(rows.items[item], trace, -1.0, by_margin[k])
@@ -94,9 +111,9 @@ def _line(
         for p in range(by_loss.size):
             by_margin[k, p] += traces.bias[traces.held[taken], p] - traces.bias[traces.held[item], p]
             by_loss[p] -= tape.pull[n, k] * by_margin[k, p]
-    _log_rates_by_phi(course, rates, tape, inputs, n, by_loss, by_logs)
+    _log_rates_by_phi(replay, rates, tape, inputs, n, by_loss, by_logs)
     for k in range(negatives):
-        item, pull = course.items[n, 1 + k], tape.pull[n, k]
+        item, pull = replay.items[n, 1 + k], tape.pull[n, k]
         other, of_other, slope = rows.items[item], traces.items[traces.held[item]], 1 - negatives * pull
         user_step, taken_step, other_step = weight[0] * pull, weight[1] * pull, weight[2 + k] * pull
         taken_bias, other_bias = weight[bias] * pull, weight[bias + 1 + k] * pull
@@ -113,21 +130,21 @@ def _line(
 
 
 def learn(
-    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, traces: Traces, inputs: Numbers,
+    replay: MetaTrainingStream, rows: MetaTrainingRows, rates: MetaTrainingRates, tape: Tape, traces: Traces, inputs: Numbers,
     t: int,
 ) -> None:  # fmt: skip
     """Learn batch t: rows and their traces become those after it. `inputs` are n × columns × inputs."""
     first, user_0, item_0 = 0, 0, 0
     if t > 0:
-        first, user_0, item_0 = course.ends[t - 1], course.user_ends[t - 1], course.item_ends[t - 1]
-    last, user_1, item_1 = course.ends[t], course.user_ends[t], course.item_ends[t]
+        first, user_0, item_0 = replay.ends[t - 1], replay.user_ends[t - 1], replay.item_ends[t - 1]
+    last, user_1, item_1 = replay.ends[t], replay.user_ends[t], replay.item_ends[t]
     numbers, dim, keep, left = traces.bias.shape[1], rows.users.shape[1], 1 - rates.decay, rates.decay.copy()
     by_decay, by_half_lives, like = numbers - 5, numbers - 2, rows.users.dtype
-    _overwrite(course, rows, rates, tape, t, left)
+    _overwrite(replay, rows, rates, tape, t, left)
     for r in range(item_0, item_1):
-        row, idle = course.item_rows[r], tape.idle[r]
-        place, vector_left, bias_left = traces.held[row], faded_to(idle, rates.halvings[0]), 0.0
-        bias_left = faded_to(idle, rates.halvings[1])
+        row, idle = replay.item_rows[r], tape.idle[r]
+        place, vector_left, bias_left = traces.held[row], decayed_to(idle, rates.halvings[0]), 0.0
+        bias_left = decayed_to(idle, rates.halvings[1])
         traces.items[place] *= vector_left
         traces.bias[place] *= bias_left
         traces.items[place, by_half_lives] += LN2 * idle * rates.halvings[0] * rows.items[row]
@@ -140,22 +157,22 @@ def learn(
     by_margin, by_loss = np.zeros((tape.pull.shape[1], numbers), like), np.zeros(numbers, like)
     by_logs = np.zeros((weight.size, numbers), like)
     for n in range(first, last):
-        _see(course, rows, rates, tape, n)
+        _see(replay, rows, rates, tape, n)
         for s in range(weight.size):
             weight[s] = math.exp(tape.logs[n, s])
-        _step(course, rows, tape, n, weight, to_users[course.user_at[n]], to_items, to_bias)
+        _step(replay, rows, tape, n, weight, to_users[replay.user_at[n]], to_items, to_bias)
         _line(
-            course, rows, rates, tape, traces, inputs[n], n, weight, traced_users[course.user_at[n]], traced_items,
+            replay, rows, rates, tape, traces, inputs[n], n, weight, traced_users[replay.user_at[n]], traced_items,
             traced_bias, by_margin, by_loss, by_logs,
         )  # fmt: skip
     for r in range(user_0, user_1):
-        row = course.user_rows[r]
+        row = replay.user_rows[r]
         traces.users[row] *= keep[0]
         traces.users[row] += traced_users[r - user_0]
         traces.users[row, by_decay] -= DECAY_UNIT * rows.users[row]
         move(keep[0], rows.users[row], to_users[r - user_0])
     for r in range(item_0, item_1):
-        row, at = course.item_rows[r], r - item_0
+        row, at = replay.item_rows[r], r - item_0
         place = traces.held[row]
         traces.items[place] *= keep[1]
         traces.items[place] += traced_items[at]
@@ -168,39 +185,39 @@ def learn(
 
 
 def judge(
-    course: PracticeStream, rows: PracticeRows, rates: PracticeRates, tape: Tape, traces: Traces, t: int,
-    temperature: float, later: PracticeRows, by_phi: Floats,
+    replay: MetaTrainingStream, rows: MetaTrainingRows, rates: MetaTrainingRates, tape: Tape, traces: Traces, t: int,
+    temperature: float, later: MetaTrainingRows, by_phi: Floats,
 ) -> float:  # fmt: skip
     """The summed loss of batch t's predictions as rows stand before it; `by_phi` becomes its gradient, τ's last."""
-    first, now, total = course.ends[t - 1] if t > 0 else 0, course.now[t], 0.0
-    scores, chances = np.empty(course.candidates.shape[1]), np.empty(course.candidates.shape[1])
+    first, now, total = replay.ends[t - 1] if t > 0 else 0, replay.now[t], 0.0
+    scores, chances = np.empty(replay.candidates.shape[1]), np.empty(replay.candidates.shape[1])
     numbers = traces.bias.shape[1]
     by_half_lives = numbers - 2
     later.users[:, :], later.items[:, :], later.bias[:] = 0.0, 0.0, 0.0
     by_phi[:] = 0.0
-    for n in range(first, course.ends[t]):
-        if course.candidates[n, 0] == UNPREDICTED:
+    for n in range(first, replay.ends[t]):
+        if replay.candidates[n, 0] == UNPREDICTED:
             continue
-        _meet(course, rows, tape, n)
-        score(course, rows, rates, tape, n, now, scores)
+        _meet(replay, rows, tape, n)
+        score(replay, rows, rates, tape, n, now, scores)
         total += softmax(scores, temperature, chances)
-        user = course.users[n]
+        user = replay.users[n]
         for c in range(scores.size):
-            item = course.candidates[n, c]
+            item = replay.candidates[n, c]
             by_phi[numbers] += temperature * chances[c] * (scores[c] - scores[0])
             if item <= ABSENT:
                 continue
             slope, idle = temperature * (chances[c] - (1.0 if c == 0 else 0.0)), now - rows.touched[item]
-            by_dot, by_bias = slope * faded_to(idle, rates.halvings[0]), slope * faded_to(idle, rates.halvings[1])
+            by_dot, by_bias = slope * decayed_to(idle, rates.halvings[0]), slope * decayed_to(idle, rates.halvings[1])
             by_phi[by_half_lives] += LN2 * idle * rates.halvings[0] * by_dot * tape.dots[n, c]
             by_phi[by_half_lives + 1] += LN2 * idle * rates.halvings[1] * by_bias * rows.bias[item]
             later.bias[item] += by_bias
-            if course.known[n]:
+            if replay.known[n]:
                 for d in range(rows.users.shape[1]):
                     later.users[user, d] += by_dot * rows.items[item, d]
                     later.items[item, d] += by_dot * rows.users[user, d]
-    for r in range(course.user_ends[t - 1] if t > 0 else 0, course.user_ends[t]):
-        row = course.user_rows[r]
+    for r in range(replay.user_ends[t - 1] if t > 0 else 0, replay.user_ends[t]):
+        row = replay.user_rows[r]
         for p in range(numbers):
             by_phi[p] += dot(later.users[row], traces.users[row, p])
     for item in range(traces.held.size):

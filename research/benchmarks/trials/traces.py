@@ -8,22 +8,22 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from melon.kernels.meta_training.forms import MetaTrainingRows
 
 from melon.adam import Adam, Moments
 from melon.data.interactions import Interactions
-from melon.kernels.practice import forms, forward
-from melon.kernels.practice.forms import PracticeRows
-from melon.learning.practice.factor import FactorPractice
-from melon.learning.practice.record import RecordedStream, record
+from melon.kernels.meta_training import forms, forward
+from melon.learning.meta_training.factor import FactorMetaTraining
+from melon.learning.meta_training.record import RecordedStream, record
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
+from melon.models.base import Recommender
 from melon.strategies.melon.rates import KNOTS, Phi
-from melon.strategies.practised import LinearStrategy
+from melon.strategies.stream_trained import LinearStrategy
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates, CandidateSet
 from melon.types import Floats, Ints, Scores
 from trials import trace_loops
-from trials.loops import compiled
+from trials.kernels import compiled
 from trials.trace_loops import Traces
 
 _ADAM = Adam(0.9, 0.98, 1e-9)
@@ -40,27 +40,27 @@ def trace_loops_compiled() -> ModuleType:
 
 
 class LiveDraws(Candidates):
-    """Candidates of batches whose training negatives are drawn as they are online: as in no epoch of practice."""
+    """Candidates of batches whose training negatives are drawn as they are online: as in no epoch of meta-training."""
 
     def draw(self, start: int, stop: int) -> CandidateSet:
         return super().draw(start % _EPOCH, start % _EPOCH + stop - start)
 
 
-class TracePractice(FactorPractice):
+class TraceMetaTraining(FactorMetaTraining):
     """One way through a recorded stream, batch by batch: φ may change on the way."""
 
     def __init__(
-        self, recommender: Recommender, strategy: LinearStrategy, recorded: RecordedStream, loops: ModuleType
+        self, recommender: Recommender, strategy: LinearStrategy, recorded: RecordedStream, kernels: ModuleType
     ) -> None:
-        super().__init__(recommender, strategy, recorded, loops)
+        super().__init__(recommender, strategy, recorded, kernels)
         rows, dim, dtype = self._start, self._start.users.shape[1], self._start.users.dtype
         roles, width = strategy.rates.phi["rates"].shape
         self._numbers = roles * (width + len(KNOTS)) + 5
         held: Ints = np.full(len(rows.items), -1)
         touched = np.unique(recorded.draws[0].items)
         held[touched] = np.arange(len(touched))
-        self._rows = PracticeRows(rows.users.copy(), rows.items.copy(), rows.bias.copy(), rows.touched.copy())
-        self._later = PracticeRows(*(np.zeros_like(part) for part in rows))
+        self._rows = MetaTrainingRows(rows.users.copy(), rows.items.copy(), rows.bias.copy(), rows.touched.copy())
+        self._later = MetaTrainingRows(*(np.zeros_like(part) for part in rows))
         self._traces = Traces(
             np.zeros((len(rows.users), self._numbers, dim), dtype),
             np.zeros((len(touched), self._numbers, dim), dtype),
@@ -70,7 +70,7 @@ class TracePractice(FactorPractice):
         self._seen = np.ascontiguousarray(self._inputs[0], dtype)
 
     @property
-    def rows(self) -> PracticeRows:
+    def rows(self) -> MetaTrainingRows:
         """Rows as they are after what was learned."""
         return self._rows
 
@@ -78,13 +78,13 @@ class TracePractice(FactorPractice):
         """The summed loss of batch t's predictions, and its gradient by φ through all steps before it."""
         by_phi, temperature = np.zeros(self._numbers + 1), float(torch.exp(self._strategy.rates.phi["temperature"]))
         held = self._rows, self._rates(self._inputs[0]), self._tape, self._traces
-        loss = self._loops.judge(self._courses[0], *held, t, temperature, self._later, by_phi)
+        loss = self._kernels.judge(self._replays[0], *held, t, temperature, self._later, by_phi)
         return loss, self._as_phi(by_phi)
 
     def learn(self, t: int) -> None:
         """The step of batch t at the present φ."""
         rates = self._rates(self._inputs[0])
-        self._loops.learn(self._courses[0], self._rows, rates, self._tape, self._traces, self._seen, t)
+        self._kernels.learn(self._replays[0], self._rows, rates, self._tape, self._traces, self._seen, t)
 
     def _as_phi(self, numbers: Floats) -> Phi:
         rates = self._strategy.rates
@@ -92,7 +92,7 @@ class TracePractice(FactorPractice):
         roles, width = rates.phi["rates"].shape
         in_rates, in_hats = roles * width, roles * len(KNOTS)
         slopes["rates"] += torch.from_numpy(numbers[:in_rates].reshape(roles, width))
-        slopes["hats"] += torch.from_numpy(numbers[in_rates : in_rates + in_hats].reshape(roles, -1))
+        slopes["splines"] += torch.from_numpy(numbers[in_rates : in_rates + in_hats].reshape(roles, -1))
         rest = numbers[in_rates + in_hats :]
         for place, name in enumerate(_TABLES):
             slopes["decay"][rates.row_tables.index(name)] = rest[place]
@@ -102,7 +102,7 @@ class TracePractice(FactorPractice):
         return slopes
 
 
-class GoingOnByTraces:
+class OnlineContinuationByTraces:
     """An updater whose rates learn from each batch of the judged part by what all steps before it were worth.
 
     `coming` are all batches that will be learned; rows and traces are carried along beside the updater's own.
@@ -114,10 +114,10 @@ class GoingOnByTraces:
         self._live, self._from, self._rate = updater, judged_from, rate
         strategy = updater.strategy
         assert isinstance(strategy, LinearStrategy)
-        candidates = LiveDraws(log, mode="born", seed=updater.seed + _APART, count=99)
+        candidates = LiveDraws(log, mode="known", seed=updater.seed + _APART, count=99)
         aside = deepcopy(updater)  # which recording uses up
         recorded = record(aside, [batch.in_epoch(_LIVE) for batch in coming], candidates, 1)
-        self._practice = TracePractice(aside.recommender, strategy, recorded, trace_loops_compiled())
+        self._meta_training = TraceMetaTraining(aside.recommender, strategy, recorded, trace_loops_compiled())
         self._coming, self._t = coming, 0
         self._moments = {name: Moments.zeros_like(value) for name, value in strategy.phi.items()}
         self._steps = 0
@@ -136,14 +136,14 @@ class GoingOnByTraces:
         assert batch.first_event == self._coming[self._t].first_event
         if batch.first_event >= self._from:
             self._improve()
-        self._practice.learn(self._t)
+        self._meta_training.learn(self._t)
         self._t += 1
         return self._live.learn(batch)
 
     def _improve(self) -> None:
         strategy = self._live.strategy
         assert isinstance(strategy, LinearStrategy)
-        loss, gradient = self._practice.judge(self._t)
+        loss, gradient = self._meta_training.judge(self._t)
         if not np.isfinite(loss) or not all(torch.isfinite(part).all() for part in gradient.values()):
             return
         phi, masks = strategy.phi, strategy.trainable()
@@ -153,9 +153,9 @@ class GoingOnByTraces:
 
     def apart(self) -> float:
         """The largest difference between the updater's rows and those carried along, relative to the largest row."""
-        recorded, tables, worst = self._practice._recorded, self._live.recommender.tables, 0.0
+        recorded, tables, worst = self._meta_training._recorded, self._live.recommender.tables, 0.0
         pairs = (("user_factors", recorded.user_rows), ("item_factors", recorded.item_rows))
-        for (name, places), own in zip(pairs, self._practice.rows[:2], strict=True):
+        for (name, places), own in zip(pairs, self._meta_training.rows[:2], strict=True):
             there = places < tables[name].rows
             stored = tables[name].view().storage[torch.from_numpy(places[there])].numpy()
             worst = max(worst, float(np.abs(stored - own[there]).max() / np.abs(own).max()))

@@ -157,7 +157,7 @@ def _filled(text: str | None) -> str | None:
     from dataclasses import fields
 
     from melon.fitting.config import CellConfig
-    from melon.recommenders.registry import RECOMMENDERS
+    from melon.models.registry import RECOMMENDERS
     from melon.strategies.registry import STRATEGIES
     from melon.stream.candidates import MODES
 

@@ -121,7 +121,16 @@ def pretrain(
 
 #: Arguments that `Melon` has under the same name.
 _ARGUMENTS = frozenset(
-    ("recommender", "strategy", "seed", "epochs", "batch_size", "fading", "recommender_settings", "pretrain_settings")
+    (
+        "recommender",
+        "strategy",
+        "seed",
+        "epochs",
+        "batch_size",
+        "half_life",
+        "recommender_settings",
+        "pretrain_settings",
+    )
 ) | {"budget", "minutes", "threads", "device"}
 
 

@@ -39,11 +39,11 @@ EVALUATION: Mapping[str, Any] = {
         MODEL,
         "shared: one pre-trained recommender for all strategies; own: each trains its own. (default: {pretrain})",
     ),
-    "fading": _option(
+    "half_life": _option(
         str,
         MODEL,
-        "Let idle items fade: off, auto (the half-life is searched or learned), or a half-life in interactions. "
-        "(default: auto with --strategy auto, else {fading})",
+        "Let idle items decay: off, auto (the half-life is searched or learned), or a half-life in interactions. "
+        "(default: auto with --strategy auto, else {time decay})",
     ),
     "assignments": _option(
         list[str],
@@ -85,7 +85,7 @@ AUTO_EVALUATION: Mapping[str, Any] = {
     **EVALUATION,
     "recommender": _option(str, MODEL, "What scores: auto, {recommenders}. (default: auto, which is blend)"),
     "strategy": _option(
-        str, MODEL, "What updates it: auto, {strategies}. (default: auto, which is default with --fading auto)"
+        str, MODEL, "What updates it: auto, {strategies}. (default: auto, which is default with --half-life auto)"
     ),
 }
 #: What a raw file is like.
@@ -144,7 +144,7 @@ def takes(
 def requested(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a command as fields of an evaluation: the config file first, then the command line."""
     from melon.fitting.auto import AUTO, SETTINGS
-    from melon.fitting.config import parse_assignments, parse_fading, read_config
+    from melon.fitting.config import parse_assignments, parse_half_life, read_config
     from melon.stream.split import parse_split
 
     sections = parse_assignments(given.pop("assignments", []))
@@ -152,7 +152,7 @@ def requested(given: dict[str, Any]) -> dict[str, Any]:
     names = {"recommender", "strategy"}
     if request.pop("auto", False) and not names & given.keys():
         request |= dict.fromkeys(names, AUTO)
-    for name, parse in (("fading", parse_fading), ("split", parse_split)):
+    for name, parse in (("half_life", parse_half_life), ("split", parse_split)):
         if name in given:
             given[name] = parse(given[name])
     if given.get("recommender", AUTO) not in (AUTO, request.get("recommender")):  # settings of auto's blend are not its

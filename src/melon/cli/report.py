@@ -16,7 +16,7 @@ def report(
         Path | None, typer.Option(help="The folder to write the report to. (default: report in the first folder)")
     ] = None,
 ) -> None:
-    """Report what a bench showed: tables, comparisons, figures and verdicts, as one page, CSV and LaTeX.
+    """Report what a bench showed: tables, comparisons, figures and conclusions, as one page, CSV and LaTeX.
 
     Every number comes from the records and the ranks beside them; nothing is run again.
     """

@@ -56,7 +56,7 @@ def describe(log: Interactions) -> StreamInfo:
         raise DataError("there is no interaction to describe.")
     events = len(log)
     start = min(int(events * (1 - TAIL)), events - 1)
-    born, seen_users = int(log.items_born[start]), int(log.users[:start].max()) + 1 if start else 0
+    born, seen_users = int(log.known_items[start]), int(log.users[:start].max()) + 1 if start else 0
     first, last = first_positions(log.items, log.n_items), _last_positions(log.items, log.n_items)
     tail_users, tail_items = log.users[start:], log.items[start:]
     tail_people = np.unique(tail_users)

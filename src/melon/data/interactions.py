@@ -98,7 +98,7 @@ class Interactions:
         return int(self.items.max()) + 1 if len(self) else 0
 
     @cached_property
-    def items_born(self) -> Ints:
+    def known_items(self) -> Ints:
         """How many items had appeared strictly before each event, and one entry more for the end of the log."""
         seen = np.maximum.accumulate(self.items) + 1 if len(self) else self.items
         return np.concatenate([np.zeros(1, dtype=np.int64), seen])

@@ -1,7 +1,7 @@
-"""Measuring: ranks, metrics, the prequential loop, comparisons, simple rivals."""
+"""Measuring: ranks, metrics, the prequential loop, comparisons, simple baselines."""
 
 from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, holm
-from melon.evaluation.predictors import RIVALS, Frozen, Popularity, Predictor, make_rival
+from melon.evaluation.predictors import RIVALS, Frozen, Popularity, Predictor, make_baseline
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import METRICS, Ranks, gains, hits, metrics, rank_among_all, rank_first, selection_score
 
@@ -21,7 +21,7 @@ __all__ = [
     "gains",
     "hits",
     "holm",
-    "make_rival",
+    "make_baseline",
     "metrics",
     "prequential",
     "rank_among_all",

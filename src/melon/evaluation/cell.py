@@ -12,15 +12,15 @@ import numpy as np
 
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
-from melon.evaluation.predictors import RIVALS, UNCHOSEN, Frozen, Popularity, Predictor, Retrained, make_rival
+from melon.evaluation.predictors import RIVALS, UNCHOSEN, Frozen, Popularity, Predictor, Retrained, make_baseline
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.record import CellRecord
 from melon.evaluation.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
-from melon.fitting.baselines import choose_popularity, choose_rivals
+from melon.fitting.baselines import choose_baselines, choose_popularity
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.live_batches import measure_live_batches
-from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit, untrained
+from melon.fitting.pretrained import MetaTraining, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.pretrain import stamp_last_touches
@@ -92,8 +92,8 @@ class Cell:
         began = time.perf_counter()
         state = self.fitting.pretrained(choices)
         pretrain_s = time.perf_counter() - began
-        practice = {
-            name: self.fitting.practise(name, choices) for name in dict.fromkeys(("default", self.config.strategy))
+        meta_training = {
+            name: self.fitting.meta_train(name, choices) for name in dict.fromkeys(("default", self.config.strategy))
         }
         log = self._sealed.open(choices)
         candidates = Candidates(log, mode=self.config.candidates, seed=self.config.seed, count=self.config.negatives)
@@ -103,7 +103,7 @@ class Cell:
                 TallyKeeper(),
                 lambda name=name, make=make: self._stream(name, make(), log, candidates),  # type: ignore[misc]
             )
-            for name, make in self._predictors(choices, state, practice, log).items()
+            for name, make in self._predictors(choices, state, meta_training, log).items()
         }
         notes, live = self.fitting.notes, self._live_batches(choices)
         recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, notes, live)
@@ -123,12 +123,12 @@ class Cell:
             return choose_popularity(selection).plain()
 
         def mixtures() -> Plain:
-            self.progress.stage("choosing half-lives and weights of simple rivals")
-            rivals = choose_rivals(selection, self.fitting.window()[1])
-            return {name: choice.plain() for name, choice in rivals.items()}
+            self.progress.stage("choosing half-lives and weights of simple baselines")
+            baselines = choose_baselines(selection, self.fitting.window()[1])
+            return {name: choice.plain() for name, choice in baselines.items()}
 
         choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
-        return choices | self._work.once("choice/rivals", plain, mixtures)
+        return choices | self._work.once("choice/baselines", plain, mixtures)
 
     def _note_a_small_catalogue(self) -> None:
         """Say early that nothing can be ranked, where users have taken almost everything."""
@@ -160,7 +160,7 @@ class Cell:
         return f"{self.config.strategy}{own}" if name == "strategy" else name
 
     def _predictors(
-        self, choices: Plain, state: PretrainedState, practice: dict[str, Practice], log: Interactions
+        self, choices: Plain, state: PretrainedState, meta_training: dict[str, MetaTraining], log: Interactions
     ) -> dict[str, Callable[[], Predictor]]:
         """The baselines and the strategy, each made when its turn comes."""
         config, training, past_items = self.config, self._sealed.training, self._sealed.training.items
@@ -171,30 +171,34 @@ class Cell:
             "popularity": lambda: Popularity(float("inf"), past_items),
             "recent_popularity": lambda: Popularity(half_life, past_items),
             **{
-                name: lambda name=name: make_rival(  # type: ignore[misc]
+                name: lambda name=name: make_baseline(  # type: ignore[misc]
                     name, choices[name]["settings"], training, Frozen(self._updater("default", {}, state))
                 )
                 for name in RIVALS
             },
-            "default": lambda: self._updater("default", choices["default"]["settings"], state, practice["default"]),
-            "strategy": lambda: self._updater(config.strategy, settings, state, practice[config.strategy]),
+            "default": lambda: self._updater(
+                "default", choices["default"]["settings"], state, meta_training["default"]
+            ),
+            "strategy": lambda: self._updater(config.strategy, settings, state, meta_training[config.strategy]),
         }
         every = config.retrain_every
         if every is not None:
-            retrained = partial(self._from_scratch, choices, practice["default"], log)
+            retrained = partial(self._from_scratch, choices, meta_training["default"], log)
             predictors["retrained"] = lambda: Retrained(retrained, self.parts.train_stop, every)
         if config.pretrain == "own":
             predictors["strategy"] = lambda: self._trained_by_itself(settings, log)
         return predictors
 
-    def _from_scratch(self, choices: Plain, practice: Practice, log: Interactions, stop: int) -> Updater:
+    def _from_scratch(self, choices: Plain, meta_training: MetaTraining, log: Interactions, stop: int) -> Updater:
         """A model trained on the first events of the log as the deployed one was on the training part."""
         past = log.head(stop)
         state = refit(self._plan, past, choices["pretrain"]["settings"], self.progress.tick)
-        return deploy(self._plan.make_strategy({}, "default"), state, past, practice)
+        return deploy(self._plan.make_strategy({}, "default"), state, past, meta_training)
 
-    def _updater(self, name: str, settings: Plain, state: PretrainedState, practice: Practice | None = None) -> Updater:
-        return self.fitting.deployed(self._plan.make_strategy(settings, name), state, practice)
+    def _updater(
+        self, name: str, settings: Plain, state: PretrainedState, meta_training: MetaTraining | None = None
+    ) -> Updater:
+        return self.fitting.deployed(self._plan.make_strategy(settings, name), state, meta_training)
 
     def _trained_by_itself(self, settings: Plain, log: Interactions) -> Updater:
         """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (docs/methods.md 3.0.6)."""
@@ -208,7 +212,7 @@ class Cell:
             for chunk in Draws(config.seed, "chunks").generator(epoch).permutation(len(chunks)):
                 losses.append(updater.rehearse(batch_of(log, *chunks[chunk]).in_epoch(epoch)))
             self.progress.tick(f"epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}")
-        stamp_last_touches(updater.recommender, self._sealed.training, updater.fading_clock)
+        stamp_last_touches(updater.recommender, self._sealed.training, updater.decay_clock)
         return updater
 
     def _stream(self, name: str, predictor: Predictor, log: Interactions, candidates: Candidates) -> Tally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from melon.errors import SettingsError
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.registry import Entry, Registry
 from melon.strategies.registry import STRATEGIES
 

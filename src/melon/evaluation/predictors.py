@@ -9,8 +9,8 @@ import numpy as np
 
 from melon.data.interactions import Interactions
 from melon.learning.updater import Updater
-from melon.recommenders.streaming.counts import ItemCounts
-from melon.recommenders.streaming.neighbours import ItemNeighbours
+from melon.models.streaming.counts import ItemCounts
+from melon.models.streaming.neighbours import ItemNeighbours
 from melon.stream.batch import Batch
 from melon.stream.history import PartnerRings
 from melon.stream.split import batches
@@ -103,14 +103,14 @@ class Popularity:
         self._counts.observe(batch.items)
 
 
-# Strong simple rivals: what anyone would try first, each mixed with recent popularity as well as it can be. They
+# Strong simple baselines: what anyone would try first, each mixed with recent popularity as well as it can be. They
 # are made of columns that stream along: counts of items, item neighbours, last-item transitions,
-# and the frozen recommender. A rival is one column plus a weight times log popularity; kind, half-life and weight are
+# and the frozen recommender. A baseline is a column plus a weight × log popularity; kind, half-life and weight are
 # chosen on the selection window from a grid that is searched as a whole.
 
 HALF_LIVES = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
 WEIGHTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-#: Each rival by its columns, the one to be preferred first.
+#: Each baseline by its columns, the one to be preferred first.
 RIVALS: Mapping[str, tuple[str, ...]] = {
     "transitions_popularity": ("transitions_recent", "transitions"),
     "knn_popularity": ("neighbours", "neighbours_by_lag", "neighbours_recent"),
@@ -121,11 +121,11 @@ UNCHOSEN = {"half_life": 3_000, "weight": 1.0}
 _AT_ONCE = 4_096
 _LAST, _SHRINK, _GAIN = 20, 5.0, 20.0
 
-RivalScores = dict[str, Floats]
+BaselineScores = dict[str, Floats]
 
 
-class RivalColumns:
-    """The columns of some rivals, gathered along one stream."""
+class BaselineColumns:
+    """The columns of some baselines, gathered along one stream."""
 
     def __init__(self, past: Interactions, kinds: Sequence[str], frozen: Frozen | None = None) -> None:
         self.kinds, self._frozen = tuple(kinds), frozen
@@ -145,10 +145,10 @@ class RivalColumns:
         self._rings.append(users, items)
         self._counts.observe(items)
 
-    def read(self, users: Ints, items: Ints, time: int) -> tuple[RivalScores, Floats]:
+    def read(self, users: Ints, items: Ints, time: int) -> tuple[BaselineScores, Floats]:
         """The columns of candidates n × c, and log popularity at each half-life (n × c × half-lives)."""
         counts = self._counts.read(items)
-        columns: RivalScores = {}
+        columns: BaselineScores = {}
         if self._frozen is not None:
             columns["frozen"] = self._frozen.score(users, items, time).astype(np.float64)
         lasts = self._rings.recent(users, _LAST).partners
@@ -163,12 +163,12 @@ class RivalColumns:
         return {kind: columns[kind] for kind in self.kinds}, np.log1p(counts[..., :-1])
 
 
-class Rival:
+class Baseline:
     """One column plus a weight times log popularity at one half-life."""
 
     moved = 0.0
 
-    def __init__(self, columns: RivalColumns, kind: str, half_life: int, weight: float) -> None:
+    def __init__(self, columns: BaselineColumns, kind: str, half_life: int, weight: float) -> None:
         self._columns, self._kind = columns, kind
         self._half_life, self._weight = HALF_LIVES.index(half_life), weight
 
@@ -184,8 +184,8 @@ class Rival:
         self._columns.observe(batch.users, batch.items)
 
 
-def make_rival(name: str, settings: Mapping[str, Any], past: Interactions, frozen: Frozen | None) -> Predictor:
-    """A rival with the settings that were chosen for it, behind a log."""
+def make_baseline(name: str, settings: Mapping[str, Any], past: Interactions, frozen: Frozen | None) -> Predictor:
+    """A baseline with the settings that were chosen for it, behind a log."""
     settings = {"kind": RIVALS[name][0], **UNCHOSEN, **settings}
-    columns = RivalColumns(past, (settings["kind"],), frozen if settings["kind"] == "frozen" else None)
-    return Rival(columns, settings["kind"], settings["half_life"], settings["weight"])
+    columns = BaselineColumns(past, (settings["kind"],), frozen if settings["kind"] == "frozen" else None)
+    return Baseline(columns, settings["kind"], settings["half_life"], settings["weight"])

@@ -166,7 +166,7 @@ class Tally:
         return np.concatenate(parts) if parts else None
 
     @property
-    def set_aside(self) -> int:
+    def left_out(self) -> int:
         """Events without a rank."""
         return sum(int((~point.usable).sum()) for point in self.points)
 

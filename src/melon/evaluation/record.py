@@ -82,7 +82,9 @@ class CellRecord:
             "strategy": config.strategy,
             "preset": config.preset,
             "pretrain": config.pretrain,
-            "fading": None if config.fading == "off" else self.choices[config.strategy]["settings"].get("fading"),
+            "half_life": None
+            if config.half_life == "off"
+            else self.choices[config.strategy]["settings"].get("half_life"),
             "seed": config.seed,
             "epochs": self.choices["pretrain"]["settings"].get("epochs"),
             "version": melon.__version__,
@@ -99,7 +101,7 @@ class CellRecord:
                 "training_negatives": "uniform over items that exist by then, minus the user's own so far",
             },
             **summary(ours, repeats, full=config.full_ranking, keyed=True),
-            "set_aside": ours.set_aside,
+            "left_out": ours.left_out,
             "cumulative_loss": ours.loss,
             "baselines": baselines,
             "tie_rate": float(np.mean(ours.ties > 0)) if len(ours.ties) else 0.0,

@@ -25,7 +25,7 @@ from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
-from melon.fitting.pretrained import LogStates, Practice, PretrainedState, ReportText, silent
+from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, ReportText, silent
 from melon.learning.rate_matrix import BatchRates, RateCells
 from melon.types import Arrays, Plain
 
@@ -83,15 +83,15 @@ class StateKeeper:
         return self._rebuild(tables)
 
 
-class PracticeKeeper:
-    """What a strategy has practised on the selection window: safetensors."""
+class MetaTrainingKeeper:
+    """What a strategy has meta-trained on the selection window: safetensors."""
 
     suffix = ".safetensors"
 
-    def write(self, result: Practice, path: Path) -> None:
+    def write(self, result: MetaTraining, path: Path) -> None:
         _save({name: tensor.detach().cpu().numpy() for name, tensor in result.items()}, path)
 
-    def read(self, path: Path) -> Practice:
+    def read(self, path: Path) -> MetaTraining:
         return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
 
 
@@ -222,8 +222,8 @@ class CellMemo(Memo):
     def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
         return self._work.once(name, self._states, make)
 
-    def practice(self, name: str, make: Callable[[], Practice]) -> Practice:
-        return self._work.once(name, PracticeKeeper(), make)
+    def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
+        return self._work.once(name, MetaTrainingKeeper(), make)
 
 
 def work_folder(beside: Path | None, log: Interactions, config: Mapping[str, Any]) -> Path:

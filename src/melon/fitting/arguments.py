@@ -30,7 +30,7 @@ class Arguments:
     seed: int
     epochs: int | None
     batch_size: int
-    fading: str | float | None
+    half_life: str | float | None
     settings: Mapping[str, Any] | None
     recommender_settings: Mapping[str, Any] | None
     pretrain_settings: Mapping[str, Any] | None
@@ -67,23 +67,23 @@ def plan_of(given: Arguments) -> Plan:
             _store(given, name, partial(values.whole_number, least=least))
     if given.minutes is not None:
         _store(given, "minutes", values.number)
-    if given.fading is not None and not isinstance(given.fading, str):
-        _store(given, "fading", values.number)
+    if given.half_life is not None and not isinstance(given.half_life, str):
+        _store(given, "half_life", values.number)
     for name in ("settings", "recommender_settings", "pretrain_settings"):
         _store(given, name, values.settings_table)
     values.one_of("dtype", given.dtype, DTYPES)
     given.device = str(given.device)
     request: Plain = {"recommender": given.recommender, "strategy": given.strategy}
     request["recommender_settings"] = dict(given.recommender_settings or {})
-    request |= {name: getattr(given, name) for name in ("fading", "minutes") if getattr(given, name) is not None}
+    request |= {name: getattr(given, name) for name in ("half_life", "minutes") if getattr(given, name) is not None}
     settled = settle_auto(request)
-    fading, minutes = settled.get("fading", "off"), settled.get("minutes")
+    half_life, minutes = settled.get("half_life", "off"), settled.get("minutes")
     values.check_values(
         budget=given.budget,
         epochs=given.epochs,
         minutes=minutes,
         threads=given.threads,
-        fading=fading,
+        half_life=half_life,
         batch_size=given.batch_size,
         seed=given.seed,
     )
@@ -93,7 +93,7 @@ def plan_of(given: Arguments) -> Plan:
         settings=dict(given.settings or {}),
         recommender_settings=settled["recommender_settings"],
         pretrain_settings=dict(given.pretrain_settings or {}),
-        fading=fading,
+        half_life=half_life,
         budget=given.budget,
         epochs=given.epochs,
         minutes=minutes,

@@ -2,7 +2,7 @@
 
 Its parts were settled on the selection windows of fast and slow streams alike: the `blend`, which weighs personal
 scores, what is popular now and items like the user's last ones, updated by plain steps. What has to differ from stream
-to stream is learned (the weighing) or chosen on the selection window (pre-training, the length of a step, fading).
+to stream is learned (the weighing) or chosen on the selection window (pre-training, the length of a step, time decay).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WHY = (
 def settle_auto(request: Mapping[str, Any]) -> dict[str, Any]:
     """A request in which names that are left open, or given as `auto`, are filled in.
 
-    With the strategy `auto`, fading is searched and the time for choosing is limited, unless the request decides that.
+    With the strategy `auto`, time decay is searched and the time for choosing is limited, unless the request says so.
     """
     settled = dict(request)
     names = settled.get("recommender", AUTO), settled.get("strategy", AUTO)
@@ -38,7 +38,7 @@ def settle_auto(request: Mapping[str, Any]) -> dict[str, Any]:
         settled["recommender_settings"] = {**SETTINGS, **(settled.get("recommender_settings") or {})}
     if names[1] == AUTO:
         settled["strategy"] = STRATEGY
-        settled.setdefault("fading", "auto")
+        settled.setdefault("half_life", "auto")
         settled.setdefault("minutes", MINUTES)
     return settled
 

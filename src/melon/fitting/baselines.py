@@ -1,4 +1,4 @@
-"""Baselines with settings of their own, chosen on the selection window: recent popularity and the simple rivals."""
+"""Baselines with settings of their own, chosen on the selection window: recent popularity and the simple baselines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, Frozen, Popularity, RivalColumns, RivalScores
+from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, BaselineColumns, BaselineScores, Frozen, Popularity
 from melon.evaluation.ranking import rank_first, selection_score
 from melon.fitting.pretrained import PretrainedState, deploy
 from melon.fitting.search import Choice, Curve, Trial, edges, words
@@ -32,11 +32,11 @@ def choose_popularity(selection: Selection) -> Choice:
     return selection.searched("recent popularity", POPULARITY_SPACE, judge)
 
 
-def choose_rivals(selection: Selection, start: PretrainedState) -> dict[str, Choice]:
-    """The best mixture for each simple rival, from one pass and a whole grid of half-lives and weights."""
+def choose_baselines(selection: Selection, start: PretrainedState) -> dict[str, Choice]:
+    """The best mixture for each simple baseline, from one pass and a whole grid of half-lives and weights."""
     frozen = Frozen(deploy(selection.plan.make_strategy({}, "default"), start, selection.before_window))
     kinds = [kind for kinds in RIVALS.values() for kind in kinds]
-    trials = RivalTrials(RivalColumns(selection.before_window, kinds, frozen))
+    trials = BaselineTrials(BaselineColumns(selection.before_window, kinds, frozen))
     for point in selection.through(trials):
         if point.start >= selection.parts.judged_from:
             trials.keep(point.usable)
@@ -46,15 +46,15 @@ def choose_rivals(selection: Selection, start: PretrainedState) -> dict[str, Cho
     return choices
 
 
-class RivalTrials:
-    """A predictor that keeps the columns of the batches it scored, so that a whole grid of rivals can be tried."""
+class BaselineTrials:
+    """A predictor that keeps the columns of the batches it scored, so that a whole grid of baselines can be tried."""
 
     moved = 0.0
 
-    def __init__(self, columns: RivalColumns) -> None:
+    def __init__(self, columns: BaselineColumns) -> None:
         self.columns = columns
-        self._latest: tuple[RivalScores, Floats] = {}, np.empty(0)
-        self._judged: list[tuple[RivalScores, Floats]] = []
+        self._latest: tuple[BaselineScores, Floats] = {}, np.empty(0)
+        self._judged: list[tuple[BaselineScores, Floats]] = []
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         self._latest = self.columns.read(users, items, time)
@@ -72,7 +72,7 @@ class RivalTrials:
         self._judged.append(({kind: column[usable] for kind, column in columns.items()}, popular[usable]))
 
     def best(self, kinds: Sequence[str]) -> Choice:
-        """The best point of the grid for a rival that can be made of these columns."""
+        """The best point of the grid for a baseline that can be made of these columns."""
         popular = np.concatenate([popular for _, popular in self._judged])
         trials = []
         for kind in kinds:

@@ -14,7 +14,7 @@ import numpy as np
 from melon.errors import SettingsError, unknown_name
 from melon.fitting import values
 from melon.fitting.auto import AUTO, RECOMMENDER, STRATEGY
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 from melon.stream.candidates import MODES, NEGATIVES
 from melon.stream.split import BATCH_SIZE, DEFAULT_SPLIT, parse_split
@@ -50,7 +50,7 @@ class CellConfig:
     align_ties: bool = False
     full_ranking: bool = False
     retrain_every: int | None = None
-    fading: str | float = "off"
+    half_life: str | float = "off"
     threads: int = 1
     device: str = "cpu"
     #: Whether `auto` filled in both names.
@@ -67,7 +67,7 @@ class CellConfig:
             epochs=self.epochs,
             minutes=self.minutes,
             threads=self.threads,
-            fading=self.fading,
+            half_life=self.half_life,
             batch_size=self.batch_size,
             seed=self.seed,
         )
@@ -91,7 +91,7 @@ class CellConfig:
             settings={**STRATEGIES[self.strategy].preset(self.preset), **self.settings},
             recommender_settings=self.recommender_settings,
             pretrain_settings=self.pretrain_settings,
-            fading=self.fading,
+            half_life=self.half_life,
             budget=self.budget,
             epochs=self.epochs,
             minutes=self.minutes,
@@ -138,7 +138,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
     return sections
 
 
-def parse_fading(text: str) -> str | float:
+def parse_half_life(text: str) -> str | float:
     """`off`, `auto`, or a half-life as a number."""
     try:
         return float(text)
@@ -174,7 +174,7 @@ def typed(key: str, value: Any, place: str) -> Any:
 #: How a TOML file says that a setting has no value; JSON has a word for it.
 NO_VALUE = "null"
 #: Fields of the protocol that the file names where they are not the default.
-_NAMED = ("preset", "pretrain", "fading", "batch_size", "candidates", "negatives", "align_ties", "epochs", "budget")
+_NAMED = ("preset", "pretrain", "half_life", "batch_size", "candidates", "negatives", "align_ties", "epochs", "budget")
 
 
 def read_config(path: Path) -> Plain:

@@ -1,4 +1,4 @@
-"""One path to a model: choose settings on the selection window, pre-train again on the whole past, practise, deploy.
+"""One path to a model: choose settings on the selection window, pre-train again on the whole past, meta-train, deploy.
 
 `fit` takes it to the end for `Melon.fit` and `melon pretrain`. An evaluated cell takes the same steps, with the test
 part sealed and with baselines beside the strategy.
@@ -19,17 +19,17 @@ import torch
 from melon.data.interactions import Interactions
 from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import Practice, PretrainedState, deploy, refit
+from melon.fitting.pretrained import MetaTraining, PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
 from melon.learning.updater import Updater
+from melon.models.blend.recommender import Blend
 from melon.progress import Progress, Stop
-from melon.recommenders.blend.recommender import Blend
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.practised import LinearStrategy
+from melon.strategies.stream_trained import LinearStrategy
 from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
@@ -53,8 +53,8 @@ class Memo:
         """A pre-trained recommender, made the first time only."""
         return self._once(name, make)
 
-    def practice(self, name: str, make: Callable[[], Practice]) -> Practice:
-        """What a strategy has practised, made the first time only."""
+    def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
+        """What a strategy has meta-trained, made the first time only."""
         return self._once(name, make)
 
     def _once(self, name: str, make: Callable[[], _Result]) -> _Result:
@@ -121,7 +121,7 @@ class Fitting:
     def choose(self, beside: Sequence[str] = ()) -> Plain:
         """Settings of pre-training, of strategies to compare with, and of the plan's own, by name."""
         strategies: dict[str, tuple[StrategyChoice, Plain]] = {
-            name: (name, self.plan.fixed_fading(name)) for name in beside
+            name: (name, self.plan.fixed_half_life(name)) for name in beside
         }
         strategies[self.plan.strategy_name] = self.plan.strategy, self.plan.fixed()
         pretraining = self._pretraining()
@@ -194,24 +194,26 @@ class Fitting:
 
         return self._memo.state("refitted", train)
 
-    def practise(self, strategy: StrategyChoice, choices: Plain) -> Practice:
+    def meta_train(self, strategy: StrategyChoice, choices: Plain) -> MetaTraining:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
 
-        def train() -> Practice:
+        def train() -> MetaTraining:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
             learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(self.plan.build(), Blend)
             if self.unchosen is not None or not learns:
                 return {}
-            self.progress.stage(f"{name} practises on the selection window")
+            self.progress.stage(f"{name} is meta-trained on the selection window")
             pretraining, start = self.window()
             return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 
         name = name_of(strategy)
-        return self._memo.practice(f"practice/{name}", train)
+        return self._memo.meta_training(f"meta-training/{name}", train)
 
-    def deployed(self, strategy: Strategy, state: PretrainedState, practice: Practice | None = None) -> Updater:
+    def deployed(
+        self, strategy: Strategy, state: PretrainedState, meta_training: MetaTraining | None = None
+    ) -> Updater:
         """An updater behind the whole past."""
-        return deploy(strategy, state, self.past, practice)
+        return deploy(strategy, state, self.past, meta_training)
 
     def _trained_before_window(self, settings: Plain) -> PretrainedState:
         """The same recommender once more, where its choice was kept and its file was lost."""
@@ -318,20 +320,22 @@ def threads(count: int) -> Iterator[None]:
 def _deployed(fitting: Fitting, choices: Plain) -> Updater:
     """The plan's strategy behind the past.
 
-    Practice on the window and pre-training on the whole past need nothing of each other.
+    Meta-training on the window and pre-training on the whole past need nothing of each other.
     """
     strategy = fitting.plan.make_strategy(choices[fitting.plan.strategy_name]["settings"])
 
-    def practise() -> dict[str, npt.NDArray[Any]]:
-        return {name: tensor.cpu().numpy() for name, tensor in fitting.practise(fitting.plan.strategy, choices).items()}
+    def meta_train() -> dict[str, npt.NDArray[Any]]:
+        return {
+            name: tensor.cpu().numpy() for name, tensor in fitting.meta_train(fitting.plan.strategy, choices).items()
+        }
 
-    practising = fitting.selection.workers.begin(practise)
+    running = fitting.selection.workers.begin(meta_train)
     try:
         state = fitting.pretrained(choices)
-        practice = {name: torch.from_numpy(array) for name, array in practising.result().items()}
+        meta_training = {name: torch.from_numpy(array) for name, array in running.result().items()}
     finally:
-        practising.cancel()
-    return fitting.deployed(strategy, state, practice)
+        running.cancel()
+    return fitting.deployed(strategy, state, meta_training)
 
 
 def _all_but_validation(log: Interactions) -> Parts:

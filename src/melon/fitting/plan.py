@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from melon.fitting.values import BUDGET, FadingChoice
+from melon.fitting.values import BUDGET, HalfLifeChoice
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
 from melon.learning.pretrain import PretrainSettings
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.base import Recommender
+from melon.models.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES, space_of
@@ -52,7 +52,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     recommender_settings: Mapping[str, Any] = field(default_factory=dict)
     pretrain_settings: Mapping[str, Any] = field(default_factory=dict)
-    fading: FadingChoice = "off"
+    half_life: HalfLifeChoice = "off"
     budget: int = BUDGET
     epochs: int | None = None
     minutes: float | None = None
@@ -95,15 +95,15 @@ class Plan:
         return made
 
     def fixed(self) -> Plain:
-        """Settings of the plan's strategy that are decided, fading included."""
-        return {**self.fixed_fading(self.strategy), **self.settings}
+        """Settings of the plan's strategy that are decided, time decay included."""
+        return {**self.fixed_half_life(self.strategy), **self.settings}
 
-    def fixed_fading(self, strategy: StrategyChoice) -> Plain:
-        """What is decided about the fading of a strategy: nothing where it is searched, or where it has none."""
+    def fixed_half_life(self, strategy: StrategyChoice) -> Plain:
+        """What is decided about the time decay of a strategy: nothing where it is searched, or where it has none."""
         settings_type = getattr(_strategy_factory(strategy), "settings_type", None)
-        if self.fading == "auto" or "fading" not in getattr(settings_type, "model_fields", {}):
+        if self.half_life == "auto" or "half_life" not in getattr(settings_type, "model_fields", {}):
             return {}
-        return {"fading": None if self.fading == "off" else self.fading}
+        return {"half_life": None if self.half_life == "off" else self.half_life}
 
 
 def name_of(choice: RecommenderChoice | StrategyChoice) -> str:

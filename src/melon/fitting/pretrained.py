@@ -23,15 +23,15 @@ from melon.learning.pretrain import (
     stamp_last_touches,
 )
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender
-from melon.recommenders.blend.recommender import Blend
+from melon.models.base import Recommender
+from melon.models.blend.recommender import Blend
 from melon.strategies.base import Strategy
 from melon.stream.history import History
 from melon.types import Plain
 
 ReportText = Callable[[str], None]
-#: What a strategy has learned of learning (`Updater.practice`).
-Practice = dict[str, Tensor]
+#: What a strategy has learned of learning (`Updater.meta-training`).
+MetaTraining = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
@@ -92,7 +92,7 @@ class PretrainedState:
 
     @property
     def headed(self) -> bool:
-        """Whether the recommender has a head, which practises on the selection window."""
+        """Whether the recommender has a head, which is meta-trained on the selection window."""
         return isinstance(self.fresh(), Blend)
 
     def fresh(self) -> Recommender:
@@ -163,15 +163,15 @@ def deploy(
     strategy: Strategy,
     start: PretrainedState,
     log: Interactions,
-    practice: Practice | None = None,
+    meta_training: MetaTraining | None = None,
     *,
     rows_alone: bool = False,
 ) -> Updater:
     """An updater on the pre-trained recommender, behind the log."""
     recommender, history = (start.rows_after if rows_alone else start.after)(log)
     updater = Updater(recommender, strategy, history, seed=start.seed)
-    updater.take_over(practice or {})
-    stamp_last_touches(updater.recommender, log, updater.fading_clock)
+    updater.take_over(meta_training or {})
+    stamp_last_touches(updater.recommender, log, updater.decay_clock)
     return updater
 
 

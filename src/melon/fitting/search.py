@@ -137,7 +137,7 @@ class Search:
         best = self.best()
         return None if best is None or point in self.starts else best.curve
 
-    def foreseen(self, count: int) -> list[Plain]:
+    def looked_ahead(self, count: int) -> list[Plain]:
         """The next points as they will be asked for if none of them is better than the best so far."""
         ahead = Search(Space(self.axes, self.starts))
         ahead.trials = list(self.trials)
@@ -171,7 +171,7 @@ def search(
         while points := walk.ask():
             if len(walk.trials) >= budget or (walk.trials and enough()):
                 break
-            for point in walk.foreseen(min(workers.count, budget - len(walk.trials))):
+            for point in walk.looked_ahead(min(workers.count, budget - len(walk.trials))):
                 if repr(point) not in begun:
                     opponent = walk.opponent(point)
                     work = workers.begin(partial(judge, {**point, **walk.fixed}, opponent))

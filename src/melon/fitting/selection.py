@@ -17,9 +17,9 @@ from melon.errors import LearningError, StoppedError, StreamError
 from melon.evaluation.predictors import Predictor, RowsAlone
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import selection_score
+from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.practice import WindowPractice
-from melon.fitting.pretrained import LogStates, Practice, PretrainedState, deploy, refit
+from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Curve, Search, Trial, search, words
 from melon.fitting.workers import Workers
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
@@ -69,12 +69,12 @@ class Selection:
         self.workers = Workers(1 if one_by_one else workers, self._go_quiet)
         self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
         judged = parts.validation_stop - parts.judged_from
-        pool = int(log.items_born[parts.judged_from]) if self.protocol.candidates == "born" else log.n_items
+        pool = int(log.known_items[parts.judged_from]) if self.protocol.candidates == "known" else log.n_items
         self.possible = (
             judged >= FEWEST_JUDGED and self.before_window.n_items > 1 and pool > self.protocol.negatives >= 1
         )
         self._candidates: Candidates | None = None
-        self._practice = WindowPractice(
+        self._meta_training = WindowMetaTraining(
             log, parts.window_start, self.before_window, plan.protocol, parts.earlier_windows
         )
         self._observed: LogStates = {}
@@ -112,7 +112,7 @@ class Selection:
     def judges_again(self) -> bool:
         """Whether strategies are judged on a recommender that was trained again.
 
-        They practise on the one from before the window, and are deployed on another. Where weights are shared by all
+        They meta-train on the one from before the window, and are deployed on another. Where weights are shared by all
         users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
         """
         recommender = self.plan.build()
@@ -211,45 +211,45 @@ class Selection:
     def at_window(
         self, strategy: StrategyChoice, settings: Plain, start: PretrainedState, again: PretrainedState | None = None
     ) -> Updater:
-        """A strategy after its practice on the part that is not judged, deployed where the window begins; or, on a
+        """A strategy after its meta-training on the part that is not judged, deployed where the window begins; or, on a
         recommender that was trained `again`, where the judged part begins.
 
-        Where the head practises by itself, its rows have streamed up to the judged part already, and the head has only
-        to make its own steps over the lessons that were recorded: the same as streaming through that part once more.
+        Where the head is trained by itself, its rows have streamed up to the judged part already, and the head has only
+        to make its own steps over the examples that were recorded: the same as streaming through that part once more.
         """
         learner, stop = self.plan.make_strategy(settings, strategy), self.parts.judged_from
-        practice = self._practice.of_strategy(learner, start, stop)
+        meta_training = self._meta_training.of_strategy(learner, start, stop)
         if again is not None:
-            practice |= self._practice.of_head(learner, start, stop, practice)
-            return deploy(learner, again, self.before_judged, practice)
+            meta_training |= self._meta_training.of_head(learner, start, stop, meta_training)
+            return deploy(learner, again, self.before_judged, meta_training)
         if start.headed and not self.protocol.align_ties:
-            updater, lessons = self._practice.recorded(learner, start, stop, practice)
-            updater.take_over(updater.practise_head(lessons))
-            for lesson in lessons:
-                updater.teach_head(lesson)
+            updater, head_batches = self._meta_training.recorded(learner, start, stop, meta_training)
+            updater.take_over(updater.train_head(head_batches))
+            for head_examples in head_batches:
+                updater.teach_head(head_examples)
             return updater
-        practice |= self._practice.of_head(learner, start, stop, practice)
-        return deploy(learner, start, self.before_window, practice)
+        meta_training |= self._meta_training.of_head(learner, start, stop, meta_training)
+        return deploy(learner, start, self.before_window, meta_training)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
-        """The declared space; where fading is open, the search starts from a middling and from a short half-life."""
+        """The declared space; where time decay is open, it starts from a middling and a short half-life."""
         space = search_space(strategy, fixed)
-        if len(space.axes.get("fading", ())) < 2 or "fading" in fixed:
+        if len(space.axes.get("half_life", ())) < 2 or "half_life" in fixed:
             return space
         seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
-        unit = max(seconds, 1e-9) if fixed.get("fading_clock") == "seconds" else 1.0
-        values = tuple(None if value is None else value * unit for value in space.axes["fading"])
+        unit = max(seconds, 1e-9) if fixed.get("decay_clock") == "seconds" else 1.0
+        values = tuple(None if value is None else value * unit for value in space.axes["half_life"])
         middling, short = values[len(values) // 2], values[-2]
-        starts = [{**start, "fading": middling} for start in space.starts]
+        starts = [{**start, "half_life": middling} for start in space.starts]
         # Fast streams want it several steps away from slow ones: more than a small budget would walk.
-        starts.insert(1, {**space.starts[0], "fading": short})
-        return Space({**space.axes, "fading": values}, tuple(starts))
+        starts.insert(1, {**space.starts[0], "half_life": short})
+        return Space({**space.axes, "half_life": values}, tuple(starts))
 
     def train_meta_model(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
-    ) -> Practice:
+    ) -> MetaTraining:
         """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice.of`)."""
-        return self._practice.of(strategy, start, stop, pretraining)
+        return self._meta_training.of(strategy, start, stop, pretraining)
 
     def _train_while_it_helps(self, training: Pretraining) -> tuple[float, int, PretrainedState]:
         top, top_epoch, stale, best = float("-inf"), 0, 0, None

@@ -18,7 +18,7 @@ BUDGET = 8
 #: More threads than any machine has use for; far more than this ends the process.
 MOST_THREADS = 1_024
 #: `off`, `auto` (searched, or learned by the strategy), or a half-life.
-FadingChoice = str | float
+HalfLifeChoice = str | float
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
@@ -69,7 +69,7 @@ def check_values(
     epochs: int | None,
     minutes: float | None,
     threads: int,
-    fading: FadingChoice,
+    half_life: HalfLifeChoice,
     batch_size: int,
     seed: int,
 ) -> None:
@@ -84,10 +84,10 @@ def check_values(
         raise SettingsError(
             f"minutes = {minutes:g} must be a finite number of more than 0; a large one such as 1e6 sets no limit."
         )
-    if isinstance(fading, str) and fading not in ("off", "auto"):
-        raise SettingsError(f"fading = {fading!r} must be off, auto, or a half-life such as 5000.")
-    if not isinstance(fading, str) and not 0 < fading < float("inf"):
-        raise SettingsError(f"fading = {fading:g} must be off, auto, or a half-life of more than 0 such as 5000.")
+    if isinstance(half_life, str) and half_life not in ("off", "auto"):
+        raise SettingsError(f"half_life = {half_life!r} must be off, auto, or a half-life such as 5000.")
+    if not isinstance(half_life, str) and not 0 < half_life < float("inf"):
+        raise SettingsError(f"half_life = {half_life:g} must be off, auto, or a half-life of more than 0 such as 5000.")
 
 
 def _plain(name: str, value: Any) -> Any:

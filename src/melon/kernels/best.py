@@ -1,4 +1,4 @@
-"""The best items of each line as compiled loops, out of scores or straight out of rows; and what fading has left.
+"""The best items of each line as compiled kernels, out of scores or straight out of rows; and what time decay has left.
 
 What a line gets depends on that line alone, bit for bit: however many users are asked for at once, each one's numbers
 are added up in the same order.
@@ -36,7 +36,7 @@ SIGNATURES: dict[str, Signature] = {
         *(*ROWS, INT, *ROWS, INT, INT, SINGLE, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLES),
         *(*_TOP, SINGLE_TABLE, INTS),
     ),
-    "faded": (INTS, INTS, SINGLES, INT, DOUBLE),
+    "decayed": (INTS, INTS, SINGLES, INT, DOUBLE),
     "most_counted": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, INTS, INTS, INT_TABLE, DOUBLE_TABLE),
 }
 DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
@@ -47,8 +47,8 @@ _EMPTY, _ZERO, _ONE = np.int64(-1), np.float32(0), np.float32(1)
 _AT_ONCE, _TOGETHER = 256, 64
 
 
-def faded(touched: Ints, rows: Ints, weights: Singles, reference: int, half_life: float) -> None:
-    """What fading has left of some rows by a reference: 2^((touched − reference) / half-life)."""
+def decayed(touched: Ints, rows: Ints, weights: Singles, reference: int, half_life: float) -> None:
+    """What time decay has left of some rows by a reference: 2^((touched − reference) / half-life)."""
     for n in range(rows.size):
         weights[rows[n]] = np.float32(np.exp2((touched[rows[n]] - reference) / half_life))
 
@@ -230,7 +230,7 @@ def most_counted(
 def _read(
     table: Singles, touched: Ints, half_life: float, known: int, now: int, users: Ints, factor: np.float32, out: Singles
 ) -> None:
-    """Rows of users as fading has left them, times a factor; users from number `known` on have none."""
+    """Rows of users as time decay has left them, times a factor; users from number `known` on have none."""
     for n in range(users.size):
         scale = factor
         if half_life > 0 and users[n] < known:
@@ -267,7 +267,7 @@ def scan(
 ) -> int:
     """`top` of p_u · q_i · decay[i] · factor + bias[i] + b_u + boost[i], without keeping all these scores.
 
-    Two users at a time, so that each row is loaded once for both. Rows of users fade to `now` here. Items from `known`
+    Two users at a time, so that each row is loaded once for both. Rows of users decay to `now` here. Items from `known`
     on have no row; `decay` and `boost` may be empty.
     """
     lines, many, dim = users.size, bias.size, vectors.shape[1]
@@ -315,7 +315,7 @@ def products(
 ) -> None:
     """factors[n] · values[i] · decay[i] + bias[i] + own[n] for every n and i; items from `known` on have no row.
 
-    Two users at a time, so that each row is loaded once for both; without fading, `decay` is empty.
+    Two users at a time, so that each row is loaded once for both; without time decay, `decay` is empty.
     """
     users, items, dim = factors.shape[0], out.shape[1], factors.shape[1]
     for start in range(0, items, _AT_ONCE):

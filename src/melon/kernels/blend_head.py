@@ -1,6 +1,6 @@
 """The blend's head as kernels: layout of inputs, forward pass, training step and scores (docs/methods.md 8.5).
 
-Tables of the head are those of `melon.recommenders.blend.head`: linear 1 × inputs, hidden units × inputs, shift
+Tables of the head are those of `melon.models.blend.head`: linear 1 × inputs, hidden units × inputs, shift
 units × 1, output 1 × units. Inputs stand in columns: inputs × pairs.
 """
 

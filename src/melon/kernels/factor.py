@@ -37,7 +37,7 @@ class StoredRows(NamedTuple):
 class RatedLines(NamedTuple):
     """Lines of items n × (1 + negatives), the item taken first, and the weights of their gradients (n × columns).
 
-    Columns are the user, the items' vectors and the items' biases. With knots, a weight is multiplied by e^hat, up to
+    Columns are the user, the items' vectors and the items' biases. With knots, a weight is multiplied by e^spline up to
     e³: a piecewise-linear spline in the logarithm of the line's loss, columns × knots (docs/methods.md 4.12).
     """
 
@@ -45,7 +45,7 @@ class RatedLines(NamedTuple):
     items: Ints
     weights: Singles
     knots: Floats
-    hats: Floats
+    splines: Floats
 
 
 class TouchedRows(NamedTuple):
@@ -187,7 +187,7 @@ def _moved(old: Singles, new: Singles) -> float:
     return total
 
 
-def _rated(weights: Singles, knots: Floats, hats: Floats, loss: float, out: Singles) -> None:
+def _rated(weights: Singles, knots: Floats, splines: Floats, loss: float, out: Singles) -> None:
     """Weights of a line's columns with what its loss adds."""
     if not knots.size:
         out[:] = weights
@@ -197,8 +197,8 @@ def _rated(weights: Singles, knots: Floats, hats: Floats, loss: float, out: Sing
         right += 1
     part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
     for column in range(out.size):
-        hat = hats[column, right - 1] * (1 - part) + hats[column, right] * part
-        out[column] = min(weights[column] * math.exp(hat), math.exp(3.0))
+        spline = splines[column, right - 1] * (1 - part) + splines[column, right] * part
+        out[column] = min(weights[column] * math.exp(spline), math.exp(3.0))
 
 
 def plain_step(
@@ -232,7 +232,7 @@ def plain_step(
         _compare(own, old_items, old_bias, of_item[n], scores)
         loss = _pairwise(scores, slopes)
         total += loss
-        _rated(lines.weights[n], lines.knots, lines.hats, loss, rates)
+        _rated(lines.weights[n], lines.knots, lines.splines, loss, rates)
         for c in range(width):
             at = of_item[n, c]
             _add(new_users[of_user[n]], -slopes[c] * rates[0], old_items[at])
@@ -360,7 +360,7 @@ def scores(
 
 
 def dots(named: Ints, places: Ints, left: Singles, factors: Singles, values: Singles, out: Singles) -> None:
-    """Each line's vector times the rows that it names, which stand at places of storage and have faded."""
+    """Each line's vector times the rows that it names, which stand at places of storage and have decayed."""
     for n in range(named.shape[0]):
         for c in range(named.shape[1]):
             row = named[n, c]

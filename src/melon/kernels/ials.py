@@ -1,4 +1,4 @@
-"""Implicit ALS as compiled loops: rows that are solved for, one after another, from the rows of their partners."""
+"""Implicit ALS as compiled kernels: rows that are solved for, one after another, from the rows of their partners."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from melon.kernels import (
     stream,
 )
 from melon.kernels.melon import attention, layout, rows, shared, tiles
-from melon.kernels.practice import backward, forms, forward
+from melon.kernels.meta_training import backward, forms, forward
 from melon.kernels.types import Signature
 
 
@@ -54,8 +54,8 @@ MODULES = {
     "stream": KernelModule("the kernels of a stream", (stream,), stream.SIGNATURES, exact=True),
     "neighbours": KernelModule("the kernels of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
-    "practice": KernelModule(
-        "the kernels of practice",
+    "meta_training": KernelModule(
+        "the kernels of meta-training",
         (forms, forward, backward),
         forms.SIGNATURES,
         takes="about a quarter of a minute",

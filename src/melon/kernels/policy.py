@@ -31,7 +31,7 @@ _RENAMED = {"auto": "numba", "torch": "python"}
 #: A kernel module by its name, or by its name and width.
 KernelName = str | tuple[str, int]
 #: The kernels of a module, each an attribute.
-Loops = SimpleNamespace
+Kernels = SimpleNamespace
 logger = logging.getLogger("melon")
 
 #: What a scalar argument becomes; numba converts it too.
@@ -43,8 +43,8 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
     "boolean": bool,
 }
 
-_compiled: dict[tuple[str, int], Loops] = {}
-_plain: dict[tuple[str, int], Loops] = {}
+_compiled: dict[tuple[str, int], Kernels] = {}
+_plain: dict[tuple[str, int], Kernels] = {}
 #: Why a module is not compiled.
 _failed: dict[tuple[str, int], str] = {}
 _reported: set[str] = set()
@@ -52,14 +52,14 @@ _locks: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Loc
 
 
 @overload
-def load(name: str, width: int = 0) -> Loops: ...
+def load(name: str, width: int = 0) -> Kernels: ...
 
 
 @overload
-def load(name: str, width: int = 0, *, like: Tensor) -> Loops | None: ...
+def load(name: str, width: int = 0, *, like: Tensor) -> Kernels | None: ...
 
 
-def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Loops | None:
+def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Kernels | None:
     """The kernels of a module, compiled now unless they are ready; None for numbers unlike float32 on the CPU."""
     if like is not None and not (like.device.type == "cpu" and str(like.dtype) == "torch.float32"):
         return None
@@ -105,7 +105,7 @@ def _prepare(keys: list[tuple[str, int]]) -> None:
         _prepared(key)
 
 
-def _prepared(key: tuple[str, int]) -> Loops:
+def _prepared(key: tuple[str, int]) -> Kernels:
     """Kernels that are compiled or read from disk once for each process; plain ones where that fails."""
     choice = _choice()
     with _locks[key]:
@@ -130,7 +130,7 @@ def _report(reason: str) -> None:
         logger.warning("kernels run as plain Python, about a thousand times slower (%s)", reason)
 
 
-def _as_python(name: str, width: int) -> Loops:
+def _as_python(name: str, width: int) -> Kernels:
     from melon.kernels.modules import MODULES
 
     kernels = MODULES[name]

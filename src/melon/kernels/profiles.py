@@ -1,4 +1,4 @@
-"""Profiles as compiled loops: who takes an item, what a user took last, and how the two go together."""
+"""Profiles as compiled kernels: who takes an item, what a user took last, and how the two go together."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def take(
     weight: Floats,
     last: Ints,
 ) -> None:
-    """Add each user's direction to the profile of the item taken, one event after another; profiles fade by `rate`."""
+    """Add each user's direction to the profile of the item taken, one event after another; profiles decay by `rate`."""
     for n in range(users.size):
         item, event = items[n], first_event + n
         left = math.pow(2.0, -rate * (event - last[item]))
@@ -109,14 +109,14 @@ def recent(
     met: Ints,
     known: int,
     users: Ints,
-    fade: float,
+    decay_factor: float,
     user_rows: Singles,
     item_rows: Singles,
     lasts: SmallInts,
     directions: Singles,
     out: Singles,
 ) -> None:
-    """The last items of each user, newest first, −1 beyond them, and Σ_k fade^k · the direction of the k-th's row.
+    """The last items of each user, newest first, −1 beyond them, and Σ_k decay^k · the direction of the k-th's row.
 
     And the direction of the user's own row; zeros where there is none.
     """
@@ -140,10 +140,10 @@ def recent(
                 share = weight / math.sqrt(_product(row, row) + TINY)
                 for d in range(profile.size):
                     profile[d] += row[d] * share
-            weight *= fade
+            weight *= decay_factor
 
 
-def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Singles) -> None:
+def match(pairs: Pairs, now: int, rate: float, decay_factor: float, first: int, out: Singles) -> None:
     """The user against the item's takers, and the user's profile against the item and against its takers.
 
     They are written from input `first` on. The user's own part in the takers' profile and the item's own part in the
@@ -161,7 +161,7 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
             row, takers, weight, away = pairs.item_rows[item], pairs.takers[item], pairs.weight[item], far
             size, wide, to_takers, to_item, both = _products(direction, profile, row, takers)
             own = _times(pairs.rings[item], pairs.taken[item], pairs.users[n]) if item < pairs.taken.size else 0
-            again = _share(pairs.lasts[n], item, fade) / math.sqrt(size + TINY)
+            again = _share(pairs.lasts[n], item, decay_factor) / math.sqrt(size + TINY)
             if own or again > 0:
                 part = weight * own / max(pairs.taken[item], 1)
                 both -= again * _product(row, takers) + part * (along - again * _product(row, direction))
@@ -177,7 +177,7 @@ def match(pairs: Pairs, now: int, rate: float, fade: float, first: int, out: Sin
 
 
 def prepare(item_rows: Singles, takers: Singles, weight: Floats, left: Singles, changed: Ints, out: Singles) -> None:
-    """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not faded.
+    """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not decayed.
 
     The first one falls with time; the others are those of items that have changed.
     """
@@ -243,7 +243,7 @@ def _times(ring: SmallInts, taken: int, user: int) -> int:
     return times
 
 
-def _share(lasts: SmallInts, item: int, fade: float) -> float:
+def _share(lasts: SmallInts, item: int, decay_factor: float) -> float:
     """An item's weight in the profile of a user's last items."""
     times, wanted = 0, np.int32(item)
     for k in range(lasts.size):
@@ -252,7 +252,7 @@ def _share(lasts: SmallInts, item: int, fade: float) -> float:
     if times:
         for k in range(lasts.size):
             share += weight if lasts[k] == wanted else 0.0
-            weight *= fade
+            weight *= decay_factor
     return share
 
 

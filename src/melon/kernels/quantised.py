@@ -1,4 +1,4 @@
-"""The pre-filter of lists: a scan of 8-bit quantised rows, as compiled loops. No sum is rounded.
+"""The pre-filter of lists: a scan of 8-bit quantised rows, as compiled kernels. No sum is rounded.
 
 Suites put this behind `best`, whose functions it uses.
 """
@@ -41,7 +41,7 @@ def quantise(
 ) -> None:
     """Copy rows of items: vectors as codes and what a code of 1 is worth, biases as they are.
 
-    Both are as fading has left them by a reference.
+    Both are as time decay has left them by a reference.
     """
     for n in range(rows.size):
         row, most = rows[n], np.float32(0)

@@ -26,7 +26,7 @@ WORDS, WORD_TABLE, WORD_CUBE = "uint64[::1]", "uint64[:, ::1]", "uint64[:, :, ::
 DOUBLES, DOUBLE_TABLE, DOUBLE_CUBE = "float64[::1]", "float64[:, ::1]", "float64[:, :, ::1]"
 
 
-#: A table of rows (`Table.arrays`): values, last touches, and the half-life of idle rows, 0 where they do not fade.
+#: A table of rows (`Table.arrays`): values, last touches, and the half-life of idle rows, 0 where they do not decay.
 ROWS: Signature = (SINGLE_TABLE, INTS, DOUBLE)
 
 

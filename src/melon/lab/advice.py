@@ -21,8 +21,8 @@ from melon.evaluation.ranking import hits, metrics
 from melon.fitting.config import CellConfig
 from melon.lab.bench import FIRST, CellOutcome, Task, run_grid
 from melon.lab.executors import executor_for
+from melon.models.registry import RECOMMENDERS
 from melon.progress import Progress
-from melon.recommenders.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 from melon.types import Flags, Floats, Ints, Plain
 
@@ -179,7 +179,7 @@ class Advice:
 
     def _next(self) -> str:
         recommender, _, strategy = self.conclusion.taken.name.partition(" ")
-        which = f"--recommender {recommender} --strategy {strategy} --fading auto"
+        which = f"--recommender {recommender} --strategy {strategy} --half-life auto"
         return f"Next: melon evaluate {self.stream} {which}   or   melon pretrain {self.stream} {which} --out model/"
 
     def plain(self) -> Plain:
@@ -305,7 +305,7 @@ def advise_stream(
         tuple(recommenders.split(",")) if recommenders else _recommenders(),
         tuple(strategies.split(",")) if strategies else _STRATEGIES,
         minutes,
-        {"split": _SPLIT, "fading": "auto", "budget": 4, "epochs": 20, "pretrain_settings": {"l2": 0.03}, **config},
+        {"split": _SPLIT, "half_life": "auto", "budget": 4, "epochs": 20, "pretrain_settings": {"l2": 0.03}, **config},
     )
     log = load_stream(stream)
     recent = log.tail(max(len(log) - max(int(_PER_MINUTE * minutes), _FEWEST), 0))

@@ -388,9 +388,9 @@ def _absences(comparison: MethodComparison) -> Sequence[str]:
 
 
 def _about(comparison: MethodComparison) -> str:
-    aside, protocol = comparison.first.get("set_aside", 0), comparison.first["protocol"]
+    aside, protocol = comparison.first.get("left_out", 0), comparison.first["protocol"]
     parts = [
-        counted(len(comparison.events), "event") + (f", {aside:,} set aside" if aside else ""),
+        counted(len(comparison.events), "event") + (f", {aside:,} left out" if aside else ""),
         f"{comparison.repeats.mean():.1%} of them repeats" if comparison.repeats.any() else "no repeats",
         f"{len(comparison.first['batches'])} batches",
         counted(len(comparison.seeds), "seed"),

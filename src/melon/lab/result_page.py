@@ -114,7 +114,7 @@ def _details(records: Records, lines: Sequence[ResultLine]) -> list[Fold]:
     folds.append(Fold("Settings, chosen before the test part was read", [_settings(records)]))
     dataset, protocol = first["dataset"], first["protocol"]
     about = [
-        f"{counted(first['interactions_evaluated'], 'interaction')} evaluated, {first['set_aside']:,} set aside",
+        f"{counted(first['interactions_evaluated'], 'interaction')} evaluated, {first['left_out']:,} left out",
         f"each batch of {protocol['batch_size']} was predicted first, then learned",
         f"candidates: {protocol['candidates']}, 1 + {protocol['negatives']}; ties: {protocol['ties']} rank",
         f"seed {first['seed']}; melon {first['version']}; data sha256 {dataset['sha256'][:12]}",

@@ -69,14 +69,14 @@ def show_result(record: Mapping[str, Any]) -> None:
         show_table("ranked among the whole catalogue", result_lines([record], "full_ranking"))
     cold, speed = record["cold"], record["update_ms"]
     console.print(
-        f"{record['interactions_evaluated']:,} interactions evaluated, {record['set_aside']:,} set aside, "
+        f"{record['interactions_evaluated']:,} interactions evaluated, {record['left_out']:,} left out, "
         f"tie rate {record['tie_rate']:.4f}; {cold['users']:.1%} of the users cold"
         + (f" (HR@5 {cold['HR@5']:.3f})" if "HR@5" in cold else "")
         + (f"; update {speed['median']:.2f} ms per batch" if speed else "")
     )
-    if record["set_aside"] and not record["interactions_evaluated"]:
+    if record["left_out"] and not record["interactions_evaluated"]:
         protocol = record["protocol"]
-        new = ", or its item was new" if protocol["candidates"] == "born" else ""
+        new = ", or its item was new" if protocol["candidates"] == "known" else ""
         console.print(
             f"nothing could be ranked: beside each interaction there were fewer than {protocol['negatives']} other "
             f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."

@@ -33,8 +33,8 @@ from melon.learning.manifest import (
 )
 from melon.learning.tensorfiles import FolderWriter, locked, read_tensors
 from melon.learning.updater import Updater
-from melon.recommenders.base import Recommender, usable_device
-from melon.recommenders.registry import RECOMMENDERS
+from melon.models.base import Recommender, usable_device
+from melon.models.registry import RECOMMENDERS
 from melon.registry import Registry
 from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
@@ -165,7 +165,7 @@ def load(
 def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
     recommender, strategy = updater.recommender, updater.strategy
     # Counted in interactions, the clock is the number of events so far, which the history knows.
-    clock = moment.now if updater.fading_clock == "seconds" else None
+    clock = moment.now if updater.decay_clock == "seconds" else None
     return {
         "recommender": {
             "name": recommender.name,
@@ -175,7 +175,7 @@ def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
             "dtype": str(recommender.dtype).removeprefix("torch."),
         },
         "strategy": {"name": strategy.name, "settings": strategy.settings.plain(), "seed": strategy.seed},
-        "updater": {"seed": updater.seed, "fading_clock": updater.fading_clock, "clock": clock},
+        "updater": {"seed": updater.seed, "decay_clock": updater.decay_clock, "clock": clock},
     }
 
 
@@ -220,7 +220,7 @@ def _restore(
 
     history, state = History.from_state(arrays(manifest.state.history)), manifest.state
     clock = manifest.updater
-    updater = Updater(recommender, strategy, history, seed=clock.seed, fading_clock=clock.fading_clock)
+    updater = Updater(recommender, strategy, history, seed=clock.seed, decay_clock=clock.decay_clock)
     recommender.clock.now = history.events if clock.clock is None else clock.clock
     for saved in manifest.tables:
         row_state = updater.row_state.get(saved.name, {})

@@ -22,7 +22,7 @@ from melon.errors import CheckpointError
 from melon.learning.forgetting import forget_past
 from melon.learning.model import LiveModel
 from melon.learning.tensorfiles import pieces
-from melon.recommenders.blend.recommender import Blend
+from melon.models.blend.recommender import Blend
 from melon.stream.saved import MOST, part_of, require, saved_array
 from melon.types import AnyArray, Ints
 
@@ -212,7 +212,7 @@ def state_digest(model: LiveModel, *, answering: bool = False) -> str:
         "items": model.items.state(),
         "streaming": recommender.streaming_state(),
         "model": {"counts": np.array([model.last_time, model.late])},
-        "fading": {name: np.array([value]) for name, value in updater.moment(model.last_time).half_lives.items()},
+        "half_life": {name: np.array([value]) for name, value in updater.moment(model.last_time).half_lives.items()},
         **{f"table {name}": table.state() for name, table in recommender.tables.items()},
     }
     if not answering:

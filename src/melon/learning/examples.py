@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.recommenders.base import Recommender
-from melon.recommenders.evidence import Examples
+from melon.models.base import Recommender
+from melon.models.evidence import Examples
 from melon.strategies.base import Situation, Strategy, Surroundings
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch

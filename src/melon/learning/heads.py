@@ -1,6 +1,6 @@
-"""Training of a recommender's head: lessons from batches, online steps, and practice on the selection window.
+"""Training of a recommender's head: examples from batches, online steps, and meta-training on the selection window.
 
-A recommender without a head has no lessons. Tables are read here and written by the updater.
+A recommender without a head has no training examples. Tables are read here and written by the updater.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from melon.kernels import policy
-from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend.head import HeadStep, Lesson
-from melon.recommenders.blend.recommender import Blend
+from melon.models.base import Context, Recommender
+from melon.models.blend.head import HeadExamples, HeadStep
+from melon.models.blend.recommender import Blend
 from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
 from melon.types import Flags, Ints
 
-#: The part of a practice that belongs to the recommender's head.
+#: The part of a meta-training that belongs to the recommender's head.
 HEAD = "head/"
 
 
@@ -35,14 +35,14 @@ class HeadTeacher:
         self.steps = self._headed is not None
         self._history, self._draws = history, Draws(seed, "negatives of the head")
 
-    def lesson(self, batch: Batch, context: Context) -> Lesson | None:
+    def head_examples(self, batch: Batch, context: Context) -> HeadExamples | None:
         """What a batch would teach the head at a moment; nothing is changed.
 
-        Items that nobody has taken so far are no lesson: beside negatives that all have a past, one without would
+        Items that nobody has taken so far are no example: beside negatives that all have a past, one without would
         give itself away, and the head would learn that what is new is right (docs/methods.md 8.5).
         """
         headed = self._headed
-        if headed is None or self._history.items_born < 2:
+        if headed is None or self._history.known_items < 2:
             return None
         users, lines, allowed = self._lines(batch, headed.head.settings.negatives)
         if not headed.head.settings.repeats:
@@ -50,11 +50,11 @@ class HeadTeacher:
             users, lines, allowed = users[first], lines[first], allowed[first]
         if not len(users):
             return None
-        return headed.lesson(users, lines, allowed, context)
+        return headed.head_examples(users, lines, allowed, context)
 
     def _lines(self, batch: Batch, negatives: int) -> tuple[Ints, Ints, Flags]:
         """Users whose item has been taken before, the item and drawn ones beside it, and which of these count."""
-        history, pool = self._history, self._history.items_born
+        history, pool = self._history, self._history.known_items
         users, items = np.ascontiguousarray(batch.users), np.ascontiguousarray(batch.items)
         where, lines = np.empty_like(users), np.empty((len(users), 1 + negatives), dtype=np.int64)
         allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
@@ -64,13 +64,13 @@ class HeadTeacher:
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:
         """The head's own step, from the model as it was when the batch was predicted."""
-        lesson = self.lesson(batch, context)
-        return None if lesson is None else self.step_from(lesson)
+        head_examples = self.head_examples(batch, context)
+        return None if head_examples is None else self.step_from(head_examples)
 
-    def step_from(self, lesson: Lesson) -> HeadStep:
-        """The same from a lesson that was recorded."""
+    def step_from(self, head_examples: HeadExamples) -> HeadStep:
+        """The same from a training example that was recorded."""
         assert self._headed is not None
-        step = self._headed.head.step(self._headed.head_values(None), lesson)
+        step = self._headed.head.step(self._headed.head_values(None), head_examples)
         return HeadStep(_tensors(step.values, self._headed), step.memory)
 
     def keep(self, step: HeadStep) -> None:
@@ -78,17 +78,17 @@ class HeadTeacher:
         assert self._headed is not None
         self._headed.head.keep(step.memory)
 
-    def practise(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
-        """What the head learns from recorded lessons, as part of a practice."""
+    def meta_train(self, head_batches: Sequence[HeadExamples]) -> dict[str, Tensor]:
+        """What the head learns from recorded training examples, as part of a meta-training."""
         if self._headed is None:
             return {}
-        learned = self._headed.head.practise(self._headed.head_values(None), lessons)
+        learned = self._headed.head.meta_train(self._headed.head_values(None), head_batches)
         return {f"{HEAD}{name}": tensor for name, tensor in _tensors(learned, self._headed).items()}
 
-    def take_over(self, practice: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Load the head's part of a practice; returns new values of its tables."""
+    def take_over(self, meta_training: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Load the head's part of a meta-training; returns new values of its tables."""
         learned = {
-            name.removeprefix(HEAD): tensor.numpy() for name, tensor in practice.items() if name.startswith(HEAD)
+            name.removeprefix(HEAD): tensor.numpy() for name, tensor in meta_training.items() if name.startswith(HEAD)
         }
         if not learned or self._headed is None:
             return {}

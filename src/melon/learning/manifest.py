@@ -44,7 +44,7 @@ class _StrategyFields(_Strict):
 
 class _UpdaterFields(_Strict):
     seed: int
-    fading_clock: Literal["interactions", "seconds"]
+    decay_clock: Literal["interactions", "seconds"]
     clock: _Size | None
 
 

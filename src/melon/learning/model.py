@@ -19,9 +19,9 @@ from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended
 from melon.learning.updater import Updater
+from melon.models.catalogue import Best, Within, best, limited
+from melon.models.streaming.counts import ItemCounts
 from melon.progress import uninterrupted
-from melon.recommenders.catalogue import Best, Within, best, limited
-from melon.recommenders.streaming.counts import ItemCounts
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
 from melon.types import Flags, Ints, Scores
@@ -74,7 +74,7 @@ class LiveModel:
         return (history.of_users if role == "user" else history.of_items).rows
 
     def warm_up(self) -> None:
-        """Load the compiled loops of learning and of lists before the first call needs them."""
+        """Load the compiled kernels of learning and of lists before the first call needs them."""
         policy.warm_up("lists", "neighbours")  # `neighbours` counts what is popular
         self.updater.warm_up()
 
@@ -153,13 +153,13 @@ class LiveModel:
                 self.last_time = int(batch.times[-1])
             yield loss
 
-    def foresee(self, log: Interactions, start: int, stop: int) -> Batch:
+    def look_ahead(self, log: Interactions, start: int, stop: int) -> Batch:
         """Events of a log as the next batch would be; no id is added, newcomers get the rows behind the others."""
         users, items = log.users[start:stop], log.items[start:stop]
         return Batch(
             self.updater.history.events,
-            _foreseen(self.users, log.user_ids, users),
-            _foreseen(self.items, log.item_ids, items),
+            _looked_ahead(self.users, log.user_ids, users),
+            _looked_ahead(self.items, log.item_ids, items),
             log.times[start:stop],
             log.user_keys[users],
             log.item_keys[items],
@@ -273,7 +273,7 @@ class LiveModel:
         try:
             books = [
                 _saved_book(part_of(saved.arrays, f"{role}s"), role, seen)
-                for role, seen in (("user", history.of_users.rows), ("item", history.items_born))
+                for role, seen in (("user", history.of_users.rows), ("item", history.known_items))
             ]
             popular = ItemCounts.from_state(part_of(saved.arrays, "popular"))
             require(popular.rates.shape == (1,) and popular.events == history.events, "popular items and the history")
@@ -322,7 +322,7 @@ def _keys_of_new(book: IdBook, rows: Ints, stored: int) -> Ints:
     return keys
 
 
-def _foreseen(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
+def _looked_ahead(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
     """The rows that the ids of a batch have, or would get if they were added in order of arrival."""
     distinct, inverse = np.unique(batch, return_inverse=True)
     rows = book.rows(ids[distinct])

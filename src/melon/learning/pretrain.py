@@ -12,8 +12,8 @@ from torch import Tensor
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, StreamError
 from melon.kernels.threads import ahead
-from melon.recommenders.base import Recommender, SummedSteps
-from melon.recommenders.evidence import Examples, RowGradient
+from melon.models.base import Recommender, SummedSteps
+from melon.models.evidence import Examples, RowGradient
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.draws import Draws

@@ -18,7 +18,7 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError, SettingsError
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.recommenders.evidence import Evidence, FactorGradient, Gradient
+from melon.models.evidence import Evidence, FactorGradient, Gradient
 from melon.strategies.base import LearningRates
 from melon.stream.batch import Batch
 from melon.types import Floats
@@ -107,7 +107,7 @@ def explain_batch(model: LiveModel, log: Interactions, *, at: int | None, batch:
             f"there is no batch of {batch_size} interactions from event {start} on in a stream of {len(log):,}; "
             "choose another --at, --batch or --batch-size."
         )
-    return batch_rates(model.updater, model.foresee(log, start, min(start + batch_size, len(log))), start, note)
+    return batch_rates(model.updater, model.look_ahead(log, start, min(start + batch_size, len(log))), start, note)
 
 
 def batch_rates(updater: Updater, batch: Batch, start: int, note: str) -> BatchRates:

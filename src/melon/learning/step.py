@@ -13,12 +13,12 @@ from torch import Tensor
 
 from melon.errors import LearningError, StreamError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
-from melon.learning.practice.online import OnlinePractice
-from melon.recommenders.base import Recommender
-from melon.recommenders.plain import PlainSteps
+from melon.learning.meta_training.online import OnlineMetaTraining
+from melon.models.base import Recommender
+from melon.models.plain import PlainSteps
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.practised import LinearStrategy
+from melon.strategies.stream_trained import LinearStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Table
@@ -69,7 +69,7 @@ class ProposedRows:
 
 @dataclass(frozen=True)
 class RowsAndState:
-    """Rows that compiled loops give, and state of the strategy beside them."""
+    """Rows that compiled kernels give, and state of the strategy beside them."""
 
     rows: NewRows
     state: ProposedRows
@@ -98,7 +98,7 @@ class StepMaker:
         self._offers = Offers(recommender, strategy, history, seed)
         self._online = None
         if isinstance(strategy, LinearStrategy) and strategy.settings.online != "frozen":
-            self._online = OnlinePractice(recommender, strategy, history, seed)
+            self._online = OnlineMetaTraining(recommender, strategy, history, seed)
         self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
 
     def of(self, batch: Batch, undo: ExitStack) -> ComputedStep | None:
@@ -124,28 +124,28 @@ class StepMaker:
             return self.propose(offered, self._offers.last(batch), batch, undo)
 
     def _plain(self, offered: Offered, batch: Batch) -> ComputedStep | None:
-        """The step by compiled loops, where the recommender has them and the strategy makes plain steps."""
-        loops, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch.users))
-        if loops is None:
+        """The step by compiled kernels, where the recommender has them and the strategy makes plain steps."""
+        kernels, rates = self._recommender.plain_steps, self._strategy.plain_rates(len(batch.users))
+        if kernels is None:
             return None
         if rates is None:
-            return self._rated(loops, offered, batch)
+            return self._rated(kernels, offered, batch)
         weights = np.full((len(offered.users), 1 + 2 * offered.items.shape[1]), rates.rate, dtype=np.float32)
         decay = dict.fromkeys(self._decaying, rates.decay)
-        rows = loops.of(offered.users, offered.items, weights, decay, self._recommender.clock.now)
+        rows = kernels.of(offered.users, offered.items, weights, decay, self._recommender.clock.now)
         if rows is None:
             return None
         if rows.broken is not None:
             raise self.broken(rows.broken, batch)
         return ComputedStep(rows.loss, rows, rates.memory)
 
-    def _rated(self, loops: PlainSteps, offered: Offered, batch: Batch) -> ComputedStep | None:
+    def _rated(self, kernels: PlainSteps, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The same with a rate for each gradient."""
         now, state = self._recommender.clock.now, self._row_state
-        rates = self._strategy.line_rates(loops, offered.users, offered.items, self._history, now, state)
+        rates = self._strategy.line_rates(kernels, offered.users, offered.items, self._history, now, state)
         if rates is None:
             return None
-        rows = loops.of(offered.users, offered.items, rates.weights, rates.decay, now, rates.hats)
+        rows = kernels.of(offered.users, offered.items, rates.weights, rates.decay, now, rates.splines)
         if rows is None:
             return None
         if rows.broken is not None:

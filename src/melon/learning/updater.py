@@ -15,9 +15,9 @@ from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
 from melon.learning.step import ComputedStep, ProposedRows, StepMaker
-from melon.recommenders.base import Context, Recommender
-from melon.recommenders.blend.head import HeadStep, Lesson
-from melon.recommenders.catalogue import Catalogue
+from melon.models.base import Context, Recommender
+from melon.models.blend.head import HeadExamples, HeadStep
+from melon.models.catalogue import Catalogue
 from melon.strategies.base import LearningRates, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
@@ -25,7 +25,7 @@ from melon.stream.history import History
 from melon.tables import Moment, Table, TableSpec
 from melon.types import Flags, Ints, Scores
 
-FadingClock = Literal["interactions", "seconds"]
+DecayClock = Literal["interactions", "seconds"]
 
 
 class Updater:
@@ -41,12 +41,12 @@ class Updater:
         history: History | None = None,
         *,
         seed: int = 0,
-        fading_clock: FadingClock | None = None,
+        decay_clock: DecayClock | None = None,
     ) -> None:
         self.recommender, self.strategy = recommender, strategy
         self.history = history or History()
         self.seed = seed
-        self.fading_clock: FadingClock = fading_clock or strategy.settings.fading_clock
+        self.decay_clock: DecayClock = decay_clock or strategy.settings.decay_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
         if not self._specs and isinstance(strategy, LearnedStrategy):
             raise SettingsError(
@@ -72,9 +72,9 @@ class Updater:
     # Reading: nothing is written.
 
     def moment(self, time: int) -> Moment:
-        """A time of the stream as a moment of reading: the fading clock then, and half-lives as they are by now."""
+        """A time of the stream as a moment of reading: the time decay clock then, and half-lives as they are by now."""
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
-        now = self.history.events if self.fading_clock == "interactions" else time
+        now = self.history.events if self.decay_clock == "interactions" else time
         by_now = self.strategy.half_lives(self._specs) if self._followed is None else self._followed
         return Moment(now, {**half_lives, **by_now})
 
@@ -112,9 +112,9 @@ class Updater:
         with torch.no_grad():
             return self.recommender.similarities(self._tensor(items), self._context(time)).cpu()
 
-    def lesson(self, batch: Batch) -> Lesson | None:
+    def head_examples(self, batch: Batch) -> HeadExamples | None:
         """What a batch would teach the recommender's head now, if it has one."""
-        return self._teacher.lesson(batch, self._context(int(batch.times[0])))
+        return self._teacher.head_examples(batch, self._context(int(batch.times[0])))
 
     # Learning: the only code that writes rows.
 
@@ -217,19 +217,19 @@ class Updater:
         """How far the last step moved a row that it touched, on average: ‖Δ‖ of users' and items' vectors."""
         return self._last.rows.moved if self._last is not None else 0.0
 
-    # Practice: what is trained on the selection window and deployed with other rows.
+    # Meta-training: what is trained on the selection window and deployed with other rows.
 
-    def practise_head(self, lessons: Sequence[Lesson]) -> dict[str, Tensor]:
-        """What the recommender's head learns from recorded lessons, as part of a practice."""
-        return self._teacher.practise(lessons)
+    def train_head(self, head_batches: Sequence[HeadExamples]) -> dict[str, Tensor]:
+        """What the recommender's head learns from recorded training examples, as part of a meta-training."""
+        return self._teacher.meta_train(head_batches)
 
-    def teach_head(self, lesson: Lesson) -> None:
-        """Let the head make the step that it would have made when the lesson was recorded."""
-        step = self._teacher.step_from(lesson)
+    def teach_head(self, head_examples: HeadExamples) -> None:
+        """Let the head make the step that it would have made when the training example was recorded."""
+        step = self._teacher.step_from(head_examples)
         self._head_rows(step.values).write()
         self._teacher.keep(step)
 
-    def practice(self) -> dict[str, Tensor]:
+    def meta_training(self) -> dict[str, Tensor]:
         """The strategy's meta-parameters: its memory, and what it learned row by row."""
         rows = {
             f"rows/{name}/{key}/{part}": tensor
@@ -238,20 +238,20 @@ class Updater:
         }
         return {**self.strategy.memory(), **rows}
 
-    def take_over(self, practice: Mapping[str, Tensor]) -> None:
+    def take_over(self, meta_training: Mapping[str, Tensor]) -> None:
         """Load meta-parameters and a head that were trained on the selection window of the same stream."""
-        practice = {name: tensor.to(self.recommender.device) for name, tensor in practice.items()}
-        self._head_rows(self._teacher.take_over(practice)).write()
-        practice = {name: tensor for name, tensor in practice.items() if not name.startswith(HEAD)}
-        if not practice:
+        meta_training = {name: tensor.to(self.recommender.device) for name, tensor in meta_training.items()}
+        self._head_rows(self._teacher.take_over(meta_training)).write()
+        meta_training = {name: tensor for name, tensor in meta_training.items() if not name.startswith(HEAD)}
+        if not meta_training:
             return
         learned = [
-            (table, {part: practice.get(f"rows/{name}/{key}/{part}") for part in ("values", "touched")})
+            (table, {part: meta_training.get(f"rows/{name}/{key}/{part}") for part in ("values", "touched")})
             for name, key, table in self._learned_rows()
         ]
         for table, state in learned:
-            self._require_practised(table, state)
-        self.strategy.recall({name: tensor for name, tensor in practice.items() if not name.startswith("rows/")})
+            self._require_stream_trained(table, state)
+        self.strategy.recall({name: tensor for name, tensor in meta_training.items() if not name.startswith("rows/")})
         self.strategy.start_afresh()
         for table, state in learned:
             table.restore({part: tensor for part, tensor in state.items() if tensor is not None})
@@ -263,7 +263,7 @@ class Updater:
         clock, tables = self.recommender.clock, self.recommender.tables
         if undo is not None:
             undo.callback(setattr, clock, "now", clock.now)
-        clock.now = self.history.events if self.fading_clock == "interactions" else time
+        clock.now = self.history.events if self.decay_clock == "interactions" else time
         for name, half_life in self.strategy.half_lives(self._specs).items():
             tables[name].half_life = half_life
 
@@ -287,14 +287,14 @@ class Updater:
         self._last = step
         return step.loss
 
-    def _require_practised(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
-        """Refuse what was practised with another strategy or other settings, before anything is changed."""
+    def _require_stream_trained(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
+        """Refuse what was meta-trained with another strategy or other settings, before anything is changed."""
         values, touched = state["values"], state["touched"]
         if values is None or touched is None or values.shape[1:] != (table.spec.dim,):
             shape = "nothing" if values is None else f"rows of shape {tuple(values.shape[1:])}"
             raise CheckpointError(
-                f"this is no practice of strategy {self.strategy.name!r} with these settings: for {table.spec.name} it "
-                f"has {shape} instead of rows of {table.spec.dim}. Practise again with the settings that are deployed."
+                f"this is no meta-training of {self.strategy.name!r} with these settings: for {table.spec.name} it "
+                f"has {shape} instead of rows of {table.spec.dim}. Meta-train again with these settings."
             )
 
     def _learned_rows(self) -> Iterator[tuple[str, str, Table]]:

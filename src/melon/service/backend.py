@@ -115,7 +115,7 @@ class Backend:
                 return
 
     def _warm_up(self) -> None:
-        """Load compiled loops, those that follow the learner too, and make one list before somebody waits for one."""
+        """Load compiled kernels, those that follow the learner too, and make one list before somebody waits for one."""
         with self.replica.reading() as (model, position):
             model.warm_up()
             users = model.users.ids([0]).tolist() if len(model.users) else [None]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.kernels import policy
-from melon.recommenders.evidence import Evidence, Examples
+from melon.models.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
@@ -22,7 +22,7 @@ from melon.tables import Table, TableSpec
 from melon.types import Floats, Ints, Singles
 
 if TYPE_CHECKING:
-    from melon.recommenders.plain import PlainSteps
+    from melon.models.plain import PlainSteps
 
 RowState = dict[str, dict[str, Tensor]]
 #: State of stored rows by table and name; to be read only.
@@ -51,21 +51,21 @@ class ReadableTable(Protocol):
 
     @property
     def half_life(self) -> float | None:
-        """The half-life of idle rows, if they fade."""
+        """The half-life of idle rows, if they decay."""
 
     def gather(self, rows: Tensor) -> Tensor:
         """A copy of rows as they are now."""
 
     def idle(self, rows: Tensor) -> Tensor:
-        """How long ago rows were last touched, by the clock of fading."""
+        """How long ago rows were last touched, by the clock of time decay."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """Read-only context of the compact copy: the history, and any row of any table.
 
-    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the fading clock.
-    `idle` says how long ago each compact row was last touched, where rows fade.
+    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the time decay clock.
+    `idle` says how long ago each compact row was last touched, where rows decay.
     """
 
     history: History
@@ -144,15 +144,15 @@ class PlainRates:
 
 @dataclass(frozen=True)
 class LineRates:
-    """A step with a rate for each gradient of a line, which compiled loops make.
+    """A step with a rate for each gradient of a line, which compiled kernels make.
 
-    `weights` (n × columns) are those on the user, on the items' vectors, and on their biases; `hats` (knots, and
+    `weights` (n × columns) are those on the user, on the items' vectors, and on their biases; `splines` (knots, and
     columns × knots) are what the loss adds to their logarithms. A touched row loses the share `decay`, by table.
     `row_state` holds new values of some stored rows.
     """
 
     weights: Singles
-    hats: tuple[Floats, Floats]
+    splines: tuple[Floats, Floats]
     decay: Mapping[str, float]
     row_state: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
 
@@ -178,8 +178,8 @@ class StrategySettings(Settings):
     See docs/methods.md 8.3.
     """
 
-    fading: float | None = Field(None, gt=0)
-    fading_clock: Literal["interactions", "seconds"] = "interactions"
+    half_life: float | None = Field(None, gt=0)
+    decay_clock: Literal["interactions", "seconds"] = "interactions"
     most_step: float | None = Field(None, gt=0)
 
 
@@ -216,8 +216,8 @@ class Strategy(ABC):
             )
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """The half-life of each table whose idle rows fade: the items', where the settings name one."""
-        half_life = self.settings.fading
+        """The half-life of each table whose idle rows decay: the items', where the settings name one."""
+        half_life = self.settings.half_life
         return {} if half_life is None else {name: half_life for name, spec in specs.items() if spec.role == "item"}
 
     def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
@@ -226,11 +226,11 @@ class Strategy(ABC):
 
     @property
     def kernels(self) -> tuple[policy.KernelName, ...]:
-        """The compiled loops that it uses (`melon.kernels`)."""
+        """The compiled kernels that it uses (`melon.kernels`)."""
         return ()
 
     def at_work(self) -> AbstractContextManager[None]:
-        """A context around a whole step; a strategy with compiled loops gives them the threads."""
+        """A context around a whole step; a strategy with compiled kernels gives them the threads."""
         return nullcontext()
 
     @abstractmethod
@@ -245,7 +245,7 @@ class Strategy(ABC):
         return None
 
     def line_rates(
-        self, loops: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
+        self, kernels: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
     ) -> LineRates | None:
         """Optional: what `propose` does to interactions of a factorised score, users n and items n × (1 + negatives) as
         stored rows, where that is a step with a rate for each gradient; else None. `state` is the strategy's own.
@@ -277,7 +277,7 @@ class Strategy(ABC):
         """Become what `memory` described."""
 
     def start_afresh(self) -> None:
-        """Begin a stream after practice: row state that is not learned starts anew, and so do its counters."""
+        """Begin a stream after meta-training: row state that is not learned starts anew, and so do its counters."""
 
 
 def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, float]) -> LearningRates:

@@ -27,7 +27,7 @@ class LearnedSettings(StrategySettings):
     meta_weight_decay: float = Field(0.0, ge=0)
     meta_clip: float | None = Field(None, gt=0)
     passes: int = Field(10, ge=0)
-    fading_speed: float = Field(0.1, ge=0)
+    half_life_speed: float = Field(0.1, ge=0)
     cold: Literal["drop", "current"] = "drop"
     keep_prelim: bool = False
 
@@ -59,7 +59,7 @@ class LearnedStrategy(Strategy):
             return
         phi = Parameters(self.seed, dtype, device, self.init)
         self.build(specs, phi)
-        for name in self.fading_names(specs):
+        for name in self.half_life_names(specs):
             phi.zeros_exactly(name, 1)
         self._phi = phi
         settings = self.settings
@@ -74,24 +74,26 @@ class LearnedStrategy(Strategy):
         return self._phi.tensors
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """Learned, from the one in the settings: log₂ of each item table's half-life moves by `fading_speed` · φ."""
+        """Learned, from the one in the settings: log₂ of each item table's half-life moves by `half_life_speed` · φ."""
         start = super().half_lives(specs)
-        phi = {name: float(self.parameters()[fading_name(name)].detach()) for name in start}
-        return {name: half_life * 2.0 ** (self.settings.fading_speed * phi[name]) for name, half_life in start.items()}
+        phi = {name: float(self.parameters()[half_life_name(name)].detach()) for name in start}
+        return {
+            name: half_life * 2.0 ** (self.settings.half_life_speed * phi[name]) for name, half_life in start.items()
+        }
 
     def aged(self, situation: Situation, table: str, values: Tensor) -> Tensor:
         """The same numbers, with the half-life's part in them open to the meta-gradient.
 
-        Rows were read already faded at the present half-life; the factor here is 1 and only its slope counts. Losses,
-        gradients and features stay at the faded values: the meta-gradient is first-order (docs/methods.md 8.3).
+        Rows were read already decayed at the present half-life; the factor here is 1 and only its slope counts. Losses,
+        gradients and features stay at the decayed values: the meta-gradient is first-order (docs/methods.md 8.3).
         """
-        phi, around = self.parameters().get(fading_name(table)), situation.around
+        phi, around = self.parameters().get(half_life_name(table)), situation.around
         if phi is None or around is None or table not in around.idle or not torch.is_grad_enabled():
             return values
         half_life = around.tables[table].half_life
         assert half_life is not None
         halvings = around.idle[table][: len(values)].to(values.dtype)[:, None] / half_life
-        change = torch.exp2(self.settings.fading_speed * (phi.detach() - phi))
+        change = torch.exp2(self.settings.half_life_speed * (phi.detach() - phi))
         return values * torch.exp2(halvings * (1 - change))
 
     @abstractmethod
@@ -114,17 +116,17 @@ class LearnedStrategy(Strategy):
         self._meta_optimizer.step(self.parameters(), gradients)
         return situation
 
-    def fading_names(self, specs: Mapping[str, TableSpec]) -> list[str]:
-        """The meta-parameters that move half-lives: one for each table of items, where rows fade; they start at 0."""
-        if self.settings.fading is None:
+    def half_life_names(self, specs: Mapping[str, TableSpec]) -> list[str]:
+        """The meta-parameters that move half-lives: one for each table of items, where rows decay; they start at 0."""
+        if self.settings.half_life is None:
             return []
-        return [fading_name(name) for name, spec in specs.items() if spec.role == "item"]
+        return [half_life_name(name) for name, spec in specs.items() if spec.role == "item"]
 
-    def fading_gradients(self, situation: Situation, gammas: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def half_life_gradients(self, situation: Situation, gammas: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """∇_φ of the half-lives from γ, for a look-ahead that adds its step to the old rows."""
         slopes: dict[str, Tensor] = {}
         for table, gamma in gammas.items():
-            name = fading_name(table)
+            name = half_life_name(table)
             if name not in self.parameters():
                 continue
             phi = self.parameters()[name]
@@ -213,6 +215,6 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
     return gammas, loss.detach()
 
 
-def fading_name(table: str) -> str:
+def half_life_name(table: str) -> str:
     """The meta-parameter that moves a table's half-life."""
-    return f"fading.{table}"
+    return f"time decay.{table}"

@@ -18,8 +18,8 @@ from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss,
 from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
-from melon.strategies.practised import LinearStrategy
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
+from melon.strategies.stream_trained import LinearStrategy
 from melon.tables import TableSpec
 
 #: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.
@@ -49,8 +49,8 @@ class MetaSGDSettings(LearnedSettings):
         return value
 
 
-class PractisedMetaSGD(LinearStrategy):
-    """One rate for each table, whatever the interaction, that practises through the stream."""
+class StreamTrainedMetaSGD(LinearStrategy):
+    """One rate for each table, whatever the interaction, that is meta-trained through the stream."""
 
     name = "metasgd"
     unseen = INPUTS
@@ -69,7 +69,7 @@ class MetaSGD(LearnedStrategy):
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
         if (settings or {}).get("form") == "linear":
-            return PractisedMetaSGD(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+            return StreamTrainedMetaSGD(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
         return super().__new__(cls)
 
     @property
@@ -102,7 +102,7 @@ class MetaSGD(LearnedStrategy):
             gradients = self._gradients(situation)
             gammas, loss = gammas_at(self._stepped(situation, gradients), meta_loss)
             meta_gradients = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
-            meta_gradients |= self.fading_gradients(situation, gammas)
+            meta_gradients |= self.half_life_gradients(situation, gammas)
             for table, gradient in gradients.items():
                 stored = self._stored(situation, table)
                 slope = -(gammas[table] * gradient).sum_to_size(stored.shape)

@@ -20,7 +20,7 @@ from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, 
 from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.practised import LinearStrategy
+from melon.strategies.stream_trained import LinearStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -43,8 +43,8 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     virtual_reduction: Literal["sum", "mean"] | None = None
 
 
-class PractisedMWNet(LinearStrategy):
-    """One rate for each interaction, from its loss alone, that practises through the stream."""
+class StreamTrainedMWNet(LinearStrategy):
+    """One rate for each interaction, from its loss alone, that is meta-trained through the stream."""
 
     name = "mwnet"
     unseen = tuple(name for name in INPUTS if name != "loss")
@@ -63,7 +63,7 @@ class MWNet(LearnedOptimizerStrategy):
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
         if (settings or {}).get("form") == "linear":
-            return PractisedMWNet(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+            return StreamTrainedMWNet(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
         return super().__new__(cls)
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
@@ -89,7 +89,7 @@ class MWNet(LearnedOptimizerStrategy):
 
     def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
         """By ∂loss/∂a_x = −η_v ⟨γ, g_x⟩, a product over what x touches, and then through V alone."""
-        net = {name: value for name, value in self.parameters().items() if not name.startswith("fading.")}
+        net = {name: value for name, value in self.parameters().items() if not name.startswith("half_life.")}
         with torch.enable_grad():
             weights = self.weights(situation)
         with torch.no_grad():
@@ -102,7 +102,7 @@ class MWNet(LearnedOptimizerStrategy):
                 reaching = F.pad(gamma, (0, 0, 0, rows - len(gamma)))  # what lies beyond cannot reach the loss
                 pull -= self._virtual_rate(situation, gradient.table) * gradient.dot(reaching)
         through = torch.autograd.grad(weights, list(net.values()), pull)
-        slopes = dict(zip(net, through, strict=True)) | self.fading_gradients(situation, gammas)
+        slopes = dict(zip(net, through, strict=True)) | self.half_life_gradients(situation, gammas)
         return {name: slopes[name] for name in self.parameters()}, loss
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from melon.recommenders.evidence import RowGradient
+from melon.models.evidence import RowGradient
 from melon.strategies.base import LearningRates, Situation
 
 #: Reductions of a summed gradient (docs/methods.md 3.0.5); `Reduction` in base.py says what each word means.

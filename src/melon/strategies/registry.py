@@ -11,8 +11,8 @@ from melon.registry import Entry, Registry, Space
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
 
-#: Of MeLON and its ablations: linear rates practised through the stream; the networks with what works best for them;
-#: the paper; and its published code. Fading is part of none: where it is asked for, each learns its half-lives.
+#: Of MeLON and its ablations: linear rates meta-trained through the stream; the networks with what works best for them;
+#: the paper; and its published code. Time decay is part of none: where it is asked for, each learns its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
     "network": {"form": "network"},
@@ -52,10 +52,10 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
     },
 }
 
-#: Of strategies whose rates are a special case of MeLON's: they start at the plain step and practise as it does.
-PRACTISED: dict[str, object] = {"form": "linear"}
-#: Of strategies that keep their networks, start at the plain step and practise through the stream too.
-UNROLLED: dict[str, object] = {"form": "practised"}
+#: Of strategies whose rates are a special case of MeLON's: they start at the plain step and meta-train as it does.
+STREAM_TRAINED: dict[str, object] = {"form": "linear"}
+#: Of strategies that keep their networks, start at the plain step and meta-train through the stream too.
+UNROLLED: dict[str, object] = {"form": "stream"}
 
 #: What works best, and both cells as published, with one step for each batch.
 S2META_PRESETS: dict[str, dict[str, object]] = {
@@ -93,28 +93,30 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "meta_lr": 1e-3,
         "meta_clip": 0.25,
     },
-    "practised": UNROLLED,
+    "stream": UNROLLED,
 }
 
 
-#: Half-lives of idle items in interactions, from none at all; searched only where fading is asked for.
-FADING = (None, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 300.0)
+#: Half-lives of idle items in interactions, from none at all; searched only where time decay is asked for.
+HALF_LIVES = (None, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 300.0)
 # Finer where plain steps work: between 0.3 and 1 lies the best of them on most streams.
 _RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0, 10.0)
 # With SGD, `mean` is `sum` with a rate n times larger, so one axis of rates serves both; a search that stands at `sum`
 # reaches `mean` by its own step.
-_STEP_AXES = {"lr": _RATES, "fading": FADING, "optimizer": ("sgd", "adam_lazy"), "reduction": ("sum", "mean")}
+_STEP_AXES = {"lr": _RATES, "half_life": HALF_LIVES, "optimizer": ("sgd", "adam_lazy"), "reduction": ("sum", "mean")}
 _STEP_STARTS = ({"optimizer": "sgd", "lr": 0.3}, {"optimizer": "adam_lazy", "lr": 0.01})
 _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "weight_decay": 0.001}
 
-# The plain step from which practice starts; the rest is learned.
-_LINEAR_SPACE = Space({"lr": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0), "fading": FADING}, ({"lr": 0.3}, {"lr": 0.7}))
+# The plain step from which meta-training starts; the rest is learned.
+_LINEAR_SPACE = Space(
+    {"lr": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0), "half_life": HALF_LIVES}, ({"lr": 0.3}, {"lr": 0.7})
+)
 # `most_rate` bounds what a learned rate can become and is to a learned strategy what `lr` is to a plain one: rates
 # start at half of it, so a search begins where plain steps of a usual size would.
 _RATE_SPACE = Space(
     {
         "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
-        "fading": FADING,
+        "half_life": HALF_LIVES,
         "meta_lr": (0.0003, 0.001, 0.003, 0.01),
         "meta_cooling": (1.0, 0.1),  # fast streams gain by it, others do not
         "reduction": ("sum", "sqrt"),
@@ -169,7 +171,7 @@ _ENTRIES = (
         Space(
             {
                 "lr": _RATES,
-                "fading": FADING,
+                "half_life": HALF_LIVES,
                 "normalise": (False, True),
                 "virtual_lr": (None, 0.6, 1.0, 3.0),
                 "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
@@ -188,7 +190,7 @@ _ENTRIES = (
                 "meta_lr": 0.001,
                 "meta_weight_decay": 0.0001,
             },
-            "practised": PRACTISED,
+            "stream": STREAM_TRAINED,
         },
         forms={"linear": _LINEAR_SPACE},
         in_comparison=True,
@@ -202,7 +204,7 @@ _ENTRIES = (
         Space(
             {
                 "alpha_init": _RATES,
-                "fading": FADING,
+                "half_life": HALF_LIVES,
                 "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
                 "share": ("scalar", "row", "dim", "table"),
                 "reduction": ("sum", "row_mean"),
@@ -219,7 +221,7 @@ _ENTRIES = (
                 "shared_reduction": "mean",
                 "meta_lr": 0.001,
             },
-            "practised": PRACTISED,
+            "stream": STREAM_TRAINED,
         },
         forms={"linear": _LINEAR_SPACE},
         in_comparison=True,
@@ -233,7 +235,7 @@ _ENTRIES = (
         Space(
             {
                 "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
-                "fading": FADING,
+                "half_life": HALF_LIVES,
                 "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03),
                 "clamp": (None, 1.0),
                 "passes": (10, 20),
@@ -241,7 +243,7 @@ _ENTRIES = (
             ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
         ),
         S2META_PRESETS,
-        forms={"practised": _LINEAR_SPACE},
+        forms={"stream": _LINEAR_SPACE},
         in_comparison=True,
         label="S2Meta",
         color=("#7a4fd0", "#b79bff"),
@@ -253,15 +255,15 @@ _ENTRIES = (
         Space(
             {
                 "lr": _RATES,
-                "fading": FADING,
+                "half_life": HALF_LIVES,
                 "meta_lr": (0.0001, 0.0003, 0.001, 0.003, 0.01),
                 "optimizer": ("sgd", "adam_lazy"),
                 "bounded": (True, False),
             },
             ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
         ),
-        {"default": {}, "paper": _PAPER_SML, "practised": UNROLLED},
-        forms={"practised": _LINEAR_SPACE},
+        {"default": {}, "paper": _PAPER_SML, "stream": UNROLLED},
+        forms={"stream": _LINEAR_SPACE},
         in_comparison=True,
         label="SML",
         color=("#c0399f", "#f08ad6"),

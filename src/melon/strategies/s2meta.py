@@ -23,7 +23,7 @@ from melon.tables import TableSpec
 
 _SMALL = 0.01  # half-width of small draws, as in MetaLSTM
 _LOG_EPSILON = 1e-20  # of the logarithm in pre(), as published
-#: Rates of the practised form reach so many times its plain step.
+#: Rates of the meta-trained form reach so many times its plain step.
 _REACH = 4.0
 
 
@@ -160,8 +160,8 @@ class S2Meta(LearnedStrategy):
     settings: S2MetaSettings
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
-        practised = (settings or {}).get("form") == "practised"
-        return super().__new__(PractisedS2Meta if practised else cls)  # type: ignore[return-value]
+        stream_trained = (settings or {}).get("form") == "stream"
+        return super().__new__(StreamTrainedS2Meta if stream_trained else cls)  # type: ignore[return-value]
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.settings.variant == "A":
@@ -209,10 +209,10 @@ class S2Meta(LearnedStrategy):
             yield _TouchedRows(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
 
-class PractisedS2MetaSettings(S2MetaSettings, UnrolledSettings):
+class StreamTrainedS2MetaSettings(S2MetaSettings, UnrolledSettings):
     """Gates that start at the plain step `lr` and keep nearly all; `most_rate` and `rate_bias` follow from it."""
 
-    form: Literal["practised"] = "practised"
+    form: Literal["stream"] = "stream"
     forget_bias: float = 6.0
     gate_init: Literal["small", "even", "xavier"] = "even"
     shared_scale: float = Field(1.0, gt=0)
@@ -226,8 +226,8 @@ class PractisedS2MetaSettings(S2MetaSettings, UnrolledSettings):
         return {**usual, **values}
 
 
-class PractisedS2Meta(UnrolledStrategy, S2Meta):
-    """The same gates, practised through a whole stream and then frozen."""
+class StreamTrainedS2Meta(UnrolledStrategy, S2Meta):
+    """The same gates, meta-trained through a whole stream and then frozen."""
 
-    settings_type = PractisedS2MetaSettings
-    settings: PractisedS2MetaSettings
+    settings_type = StreamTrainedS2MetaSettings
+    settings: StreamTrainedS2MetaSettings

@@ -53,8 +53,8 @@ class SML(LearnedOptimizerStrategy):
     settings: SMLSettings
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
-        practised = (settings or {}).get("form") == "practised"
-        return super().__new__(PractisedSML if practised else cls)  # type: ignore[return-value]
+        stream_trained = (settings or {}).get("form") == "stream"
+        return super().__new__(StreamTrainedSML if stream_trained else cls)  # type: ignore[return-value]
 
     def row_optimizer_settings(self) -> OptimizerSettings:
         own = self.settings
@@ -103,7 +103,7 @@ class SML(LearnedOptimizerStrategy):
             if table not in tuned.values:
                 continue
             rows, before, tuned_rows = touched[table], read[touched[table]], tuned.values[table][touched[table]]
-            # T's inputs are constants, as all features are; fading is differentiated in the row that T adds to.
+            # T's inputs are constants, as all features are; time decay is differentiated in the row that T adds to.
             after = tuned_rows + (old[rows] - before)
             if table in self._transfers:
                 transferred = self._transfers[table](before.detach(), tuned_rows.detach())
@@ -114,23 +114,23 @@ class SML(LearnedOptimizerStrategy):
         return values
 
 
-class PractisedSMLSettings(SMLSettings, UnrolledSettings):
+class StreamTrainedSMLSettings(SMLSettings, UnrolledSettings):
     """Where T is a factor on a plain step: the forms in which it stands alone have no plain step to start from."""
 
-    form: Literal["practised"] = "practised"
+    form: Literal["stream"] = "stream"
     optimizer: Literal["sgd"] = "sgd"
     weight_decay: float = Field(0.0, ge=0, le=0)
     residual: Literal[True] = True
     bounded: Literal[True] = True
     passes: int = Field(60, ge=0)
-    practice_lr: float = Field(0.01, gt=0)
+    meta_training_lr: float = Field(0.01, gt=0)
 
 
-class PractisedSML(UnrolledStrategy, SML):
-    """The same transfer, practised through a whole stream and then frozen."""
+class StreamTrainedSML(UnrolledStrategy, SML):
+    """The same transfer, meta-trained through a whole stream and then frozen."""
 
-    settings_type = PractisedSMLSettings
-    settings: PractisedSMLSettings
+    settings_type = StreamTrainedSMLSettings
+    settings: StreamTrainedSMLSettings
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         """As `SML`, but the plain step is open to differentiation too."""

@@ -1,4 +1,4 @@
-"""Learned strategies whose meta-model practises through a whole stream, and is then frozen (docs/methods.md 4.12)."""
+"""Learned strategies meta-trained through a whole stream and then frozen (docs/methods.md 4.12)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.learned import LearnedSettings, LearnedStrategy, fading_name
+from melon.strategies.learned import LearnedSettings, LearnedStrategy, half_life_name
 from melon.strategies.melon.rates import Phi
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 
-#: The logarithm of τ in the loss of practice.
+#: The logarithm of τ in the loss of meta-training.
 TEMPERATURE = "temperature"
 
 
 class UnrolledSettings(LearnedSettings):
-    """Settings of such practice, beside those of the strategy: `lr` is the plain step from which it starts."""
+    """Settings of such meta-training, beside those of the strategy: `lr` is the plain step from which it starts."""
 
     lr: float = Field(0.3, gt=0, le=20)
     passes: int = Field(60, ge=0)
-    practice_lr: float = Field(0.03, gt=0)
-    fading_speed: float = Field(3.0, ge=0)
-    practice_l2: float = Field(1e-3, ge=0)
+    meta_training_lr: float = Field(0.03, gt=0)
+    half_life_speed: float = Field(3.0, ge=0)
+    meta_training_l2: float = Field(1e-3, ge=0)
 
 
 class UnrolledStrategy(LearnedStrategy):
@@ -53,17 +53,17 @@ class UnrolledStrategy(LearnedStrategy):
             value.copy_(phi[name])
 
     def trainable(self) -> Phi:
-        """1 for each number of φ that practice may move."""
+        """1 for each number of φ that meta-training may move."""
         return {name: torch.ones_like(value) for name, value in self.parameters().items()}
 
     def pulled(self, name: str) -> bool:
         """Whether a penalty draws a meta-parameter back to where it starts."""
-        return name != TEMPERATURE and not name.startswith(fading_name(""))
+        return name != TEMPERATURE and not name.startswith(half_life_name(""))
 
     def open_half_lives(self, specs: Mapping[str, TableSpec], phi: Phi) -> dict[str, Tensor]:
-        """Half-lives of the tables whose idle rows fade, differentiable in φ."""
-        start, speed = self.settings.fading, self.settings.fading_speed
+        """Half-lives of the tables whose idle rows decay, differentiable in φ."""
+        start, speed = self.settings.half_life, self.settings.half_life_speed
         if start is None:
             return {}
         tables = [name for name, spec in specs.items() if spec.role == "item"]
-        return {name: start * torch.exp2(speed * phi[fading_name(name)].double()) for name in tables}
+        return {name: start * torch.exp2(speed * phi[half_life_name(name)].double()) for name in tables}

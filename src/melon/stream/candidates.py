@@ -25,13 +25,13 @@ _TRIES = 512
 MODES = {
     "catalogue": "uniform over the stream's items, minus what the user had before the event and the event's own item",
     "full-log": "the paper's: minus everything the user takes anywhere in the log, the future included",
-    "born": "only items seen before the batch; events on items not seen by then are set aside and counted",
+    "known": "only items seen before the batch; events on items not seen by then are left out and counted",
 }
 
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """One line per event: column 0 is the item taken, the others were not. Lines not `usable` are set aside.
+    """One line per event: column 0 is the item taken, the others were not. Lines not `usable` are left out.
 
     Candidates come from items 0 … pool-1, which a ranking of the whole catalogue is about as well.
     """
@@ -58,10 +58,10 @@ class Candidates:
     def draw(self, start: int, stop: int) -> CandidateSet:
         """The candidates of events start … stop-1, which form one batch."""
         log, events = self._log, np.arange(start, stop)
-        born = int(log.items_born[start])
-        pool = born if self.mode == "born" else log.n_items
+        born = int(log.known_items[start])
+        pool = born if self.mode == "known" else log.n_items
         items = log.items[start:stop]
-        usable = items < born if self.mode == "born" else np.ones(len(events), dtype=bool)
+        usable = items < born if self.mode == "known" else np.ones(len(events), dtype=bool)
         return self._lottery.draw(events, log.users[start:stop], items, usable, pool)
 
 
@@ -77,7 +77,7 @@ class LiveCandidates:
     def draw(self, places: Ints, users: Ints, items: Ints, history: History) -> CandidateSet:
         """The candidates of a batch; `history` knows nothing of it. Users and items without a row have one beyond."""
         lottery = _Lottery(self._draws, self._count, _TakenSoFar(history.seen))
-        return lottery.draw(places, users, items, items < history.items_born, history.items_born)
+        return lottery.draw(places, users, items, items < history.known_items, history.known_items)
 
 
 class _TakenBefore:

@@ -73,7 +73,7 @@ class PartnerRings:
 
     @property
     def storage(self) -> tuple[SmallInts, Ints]:
-        """Rings and how many partners each row has met, for compiled loops; both may have spare rows at their end."""
+        """Rings and how many partners each row has met, for compiled kernels; both may have spare rows at their end."""
         return self._ring, self._met
 
     def met(self, rows: Ints) -> Ints:
@@ -160,7 +160,7 @@ class History:
         self.of_items.reserve(log.n_items)
 
     @property
-    def items_born(self) -> int:
+    def known_items(self) -> int:
         """How many items have been seen: rows are numbered by first appearance."""
         return self.of_items.rows
 
@@ -229,7 +229,7 @@ class History:
         """Arrays that `from_state` turns back into the same history."""
         parts = {"users": self.of_users.state(), "items": self.of_items.state()}
         arrays = {f"{side}.{name}": array for side, state in parts.items() for name, array in state.items()}
-        counts = np.array([self.events, self.items_born], dtype=np.int64)
+        counts = np.array([self.events, self.known_items], dtype=np.int64)
         bound = {} if self.max_pairs is None else {"max_pairs": np.array([self.max_pairs], dtype=np.int64)}
         return {**arrays, **bound, "seen": self.seen.keys(), "counts": counts}
 
@@ -237,7 +237,7 @@ class History:
     def from_state(cls, state: SavedArrays) -> History:
         """The history that `state` described; arrays that no history can have are a `CheckpointError`."""
         history = cls()
-        events, items_born = saved_array(state, "counts", np.int64, (2,), least=0, most=MOST).tolist()
+        events, known_items = saved_array(state, "counts", np.int64, (2,), least=0, most=MOST).tolist()
         users, items = part_of(state, "users"), part_of(state, "items")
         n_users, n_items = (len(saved_array(side, "met", np.int64, (None,))) for side in (users, items))
         history.of_users = PartnerRings.from_state(users, n_items, events)
@@ -245,7 +245,7 @@ class History:
         met = [int(side.met(np.arange(side.rows)).sum()) for side in (history.of_users, history.of_items)]
         # A user who was forgotten has met nobody, and the items still count the meetings.
         require(met[0] <= met[1] == events, f"rings and {events} interactions")
-        require(items_born == n_items, f"{items_born} items were seen, and {n_items} have partners")
+        require(known_items == n_items, f"{known_items} items were seen, and {n_items} have partners")
         seen = saved_array(state, "seen", np.int64, (None,), least=0)
         require(bool((np.diff(seen) > 0).all()) and len(seen) <= events, "the pairs seen are not distinct")
         require(not len(seen) or int(seen[-1] >> 32) < n_users, "a pair was seen of a user without partners")

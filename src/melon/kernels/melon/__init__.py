@@ -1,1 +1,1 @@
-"""MeLON's pair function and interaction side as compiled loops, and as PyTorch sees them (docs/kernel.md)."""
+"""MeLON's pair function and interaction side as compiled kernels, and as PyTorch sees them (docs/kernel.md)."""

@@ -21,7 +21,7 @@ from melon.kernels.melon.forms import (
     UnitTerms,
 )
 from melon.kernels.melon.interactions import unit_terms
-from melon.kernels.policy import Loops
+from melon.kernels.policy import Kernels
 from melon.kernels.threads import spread
 from melon.kernels.types import array_of
 from melon.types import Floats, Singles
@@ -33,8 +33,8 @@ PAIRS, UNITS = 1 << 13, 16
 class CompiledPairs:
     """The pair function for one width, in float32 on the CPU."""
 
-    def __init__(self, loops: Loops) -> None:
-        self._loops = loops
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
 
     def moved_rows(self, touches: Sequence[RowTouches], terms: UnitTerms, network: RateNetwork) -> tuple[Tensor, ...]:
         """θ − scale · Σ w g − share · Σ (1 − f) θ over the lines of every row, for each table."""
@@ -43,7 +43,7 @@ class CompiledPairs:
         weights = (network.first, network.second, network.second_bias, network.head)
         old = (each.old for each in touches)
         rows: tuple[Tensor, ...] = _MovedRows.apply(  # type: ignore[no-untyped-call]
-            self._loops, touches, network.most_rate, terms.hidden, terms.logits, *weights, *old
+            self._kernels, touches, network.most_rate, terms.hidden, terms.logits, *weights, *old
         )
         return rows
 
@@ -57,7 +57,7 @@ class CompiledPairs:
         heads: UnitHeads,
     ) -> UnitTerms:
         """What the entries of each unit share; h is normalised within the unit."""
-        return unit_terms(self._loops, losses, targets, slope, sides, layer, heads)
+        return unit_terms(self._kernels, losses, targets, slope, sides, layer, heads)
 
     def factors_move(
         self,
@@ -73,7 +73,7 @@ class CompiledPairs:
         constants = (theta.view(left.shape[-1], -1), left, right)
         sizes = (-scale * network.most_rate, share)
         weights = (network.first, network.second, network.second_bias, network.head)
-        move: Tensor = _CompiledSharedMove.apply(self._loops, constants, sizes, terms.hidden, terms.logits, *weights)  # type: ignore[no-untyped-call]
+        move: Tensor = _CompiledSharedMove.apply(self._kernels, constants, sizes, terms.hidden, terms.logits, *weights)  # type: ignore[no-untyped-call]
         return move
 
 
@@ -81,7 +81,7 @@ class _MovedRows(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        loops: Loops,
+        kernels: Kernels,
         touches: Sequence[RowTouches],
         most_rate: float,
         hidden: Tensor,
@@ -89,26 +89,26 @@ class _MovedRows(Function):
         *free: Tensor,
     ) -> tuple[Tensor, ...]:
         w = free[:4]
-        ctx.loops, ctx.shapes = loops, (hidden.shape, w[0].shape)
-        terms, packed = (_padded(hidden, loops.width), array_of(logits)), _packed(loops.width, *w)
+        ctx.kernels, ctx.shapes = kernels, (hidden.shape, w[0].shape)
+        terms, packed = (_padded(hidden, kernels.width), array_of(logits)), _packed(kernels.width, *w)
         ctx.tables = [_table(each, most_rate, terms, packed) for each in touches]
         return tuple(
-            torch.from_numpy(_moved(loops, blocks, inputs, array_of(old)))
+            torch.from_numpy(_moved(kernels, blocks, inputs, array_of(old)))
             for (blocks, inputs), old in zip(ctx.tables, free[4:], strict=True)
         )
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gammas: Tensor) -> tuple[Any, ...]:
-        loops, (hidden, first) = ctx.loops, ctx.shapes
-        to_hidden, to_logits = np.zeros((hidden[0], loops.width), np.float32), np.zeros((hidden[0], 2), np.float32)
+        kernels, (hidden, first) = ctx.kernels, ctx.shapes
+        to_hidden, to_logits = np.zeros((hidden[0], kernels.width), np.float32), np.zeros((hidden[0], 2), np.float32)
         to_weights, to_old = np.zeros(len(ctx.tables[0][1][-1])), []
         for (blocks, inputs), gamma, wanted in zip(ctx.tables, gammas, ctx.needs_input_grad[9:], strict=True):
-            of_weights, of_old = _moved_back(loops, blocks, inputs, gamma, wanted, to_hidden, to_logits)
+            of_weights, of_old = _moved_back(kernels, blocks, inputs, gamma, wanted, to_hidden, to_logits)
             to_weights += of_weights
             to_old.append(of_old)
         of_units = (torch.from_numpy(to_hidden)[:, : hidden[1]], torch.from_numpy(to_logits))
-        return None, None, None, *of_units, *_unpacked(to_weights, loops.width, first), *to_old
+        return None, None, None, *of_units, *_unpacked(to_weights, kernels.width, first), *to_old
 
 
 def _table(
@@ -123,15 +123,15 @@ def _table(
     return -(-len(touches.row) // per_block), inputs
 
 
-def _moved(loops: Loops, blocks: int, inputs: tuple[Any, ...], old: Singles) -> Singles:
+def _moved(kernels: Kernels, blocks: int, inputs: tuple[Any, ...], old: Singles) -> Singles:
     row, out, rows = inputs[1], np.empty((len(inputs[1]), old.shape[1]), np.float32), old.copy()
-    spread(blocks, lambda some: loops.rows_forward(some, *inputs, out.reshape(-1)))
-    loops.fold(out, row, rows)
+    spread(blocks, lambda some: kernels.rows_forward(some, *inputs, out.reshape(-1)))
+    kernels.fold(out, row, rows)
     return rows
 
 
 def _moved_back(
-    loops: Loops,
+    kernels: Kernels,
     blocks: int,
     inputs: tuple[Any, ...],
     gamma: Tensor,
@@ -142,17 +142,17 @@ def _moved_back(
     """Gradients of the weights and, where wanted, of the old rows; those of the units' terms are added to."""
     _, row, unit, *_, packed = inputs
     slopes, to_weights = array_of(gamma), np.zeros((blocks, len(packed)))
-    of_hidden, of_logits = np.zeros((len(row), loops.width), np.float32), np.zeros((len(row), 2), np.float32)
+    of_hidden, of_logits = np.zeros((len(row), kernels.width), np.float32), np.zeros((len(row), 2), np.float32)
     of_old = np.empty((len(row) if wanted else 0, slopes.shape[1]), np.float32)
     out = (to_weights, of_hidden, of_logits, of_old.reshape(-1))
-    spread(blocks, lambda some: loops.rows_backward(some, *inputs, slopes, *out))
-    loops.fold(of_hidden, unit, to_hidden)
-    loops.fold(of_logits, unit, to_logits)
+    spread(blocks, lambda some: kernels.rows_backward(some, *inputs, slopes, *out))
+    kernels.fold(of_hidden, unit, to_hidden)
+    kernels.fold(of_logits, unit, to_logits)
     total: Floats = to_weights.sum(0)
     if not wanted:
         return total, None
     to_old = slopes.copy()
-    loops.fold(of_old, row, to_old)
+    kernels.fold(of_old, row, to_old)
     return total, torch.from_numpy(to_old)
 
 
@@ -160,7 +160,7 @@ class _CompiledSharedMove(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        loops: Loops,
+        kernels: Kernels,
         constants: tuple[Tensor, ...],
         sizes: tuple[float, float],
         hidden: Tensor,
@@ -168,24 +168,24 @@ class _CompiledSharedMove(Function):
         *w: Tensor,
     ) -> Tensor:
         theta, left, right = (array_of(each) for each in constants)
-        terms = (_padded(hidden, loops.width), array_of(logits))
-        ctx.inputs = (UNITS, theta, left, right, *terms, _packed(loops.width, *w), *map(np.float32, sizes))
-        ctx.loops, ctx.blocks, ctx.shapes = loops, -(-len(left) // UNITS), (hidden.shape, w[0].shape)
+        terms = (_padded(hidden, kernels.width), array_of(logits))
+        ctx.inputs = (UNITS, theta, left, right, *terms, _packed(kernels.width, *w), *map(np.float32, sizes))
+        ctx.kernels, ctx.blocks, ctx.shapes = kernels, -(-len(left) // UNITS), (hidden.shape, w[0].shape)
         out = np.zeros((ctx.blocks, theta.size), np.float32)
-        spread(ctx.blocks, lambda blocks: loops.shared_forward(blocks, *ctx.inputs, out))
+        spread(ctx.blocks, lambda blocks: kernels.shared_forward(blocks, *ctx.inputs, out))
         return torch.from_numpy(out.sum(0, dtype=np.float64).astype(np.float32))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gamma: Tensor) -> tuple[Any, ...]:
-        loops, (hidden, first) = ctx.loops, ctx.shapes
+        kernels, (hidden, first) = ctx.kernels, ctx.shapes
         theta, weights = ctx.inputs[1], ctx.inputs[6]
         to_weights = np.zeros((ctx.blocks, len(weights)))
-        to_hidden, to_logits = np.zeros((hidden[0], loops.width), np.float32), np.zeros((hidden[0], 2), np.float32)
+        to_hidden, to_logits = np.zeros((hidden[0], kernels.width), np.float32), np.zeros((hidden[0], 2), np.float32)
         slopes = (_flat(gamma).reshape(theta.shape), to_weights, to_hidden, to_logits)
-        spread(ctx.blocks, lambda blocks: loops.shared_backward(blocks, *ctx.inputs, *slopes))
+        spread(ctx.blocks, lambda blocks: kernels.shared_backward(blocks, *ctx.inputs, *slopes))
         of_lines = (torch.from_numpy(to_hidden)[:, : hidden[1]], torch.from_numpy(to_logits))
-        return None, None, None, *of_lines, *_unpacked(to_weights.sum(0), loops.width, first)
+        return None, None, None, *of_lines, *_unpacked(to_weights.sum(0), kernels.width, first)
 
 
 def _flat(tensor: Tensor) -> Singles:

@@ -11,13 +11,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from melon.kernels.melon.forms import SideTargets, SideWeights, UnitHeads, UnitLayer, UnitTerms
-from melon.kernels.policy import Loops
+from melon.kernels.policy import Kernels
 from melon.kernels.types import array_of
 from melon.types import Floats, Singles
 
 
 def unit_terms(
-    loops: Loops,
+    kernels: Kernels,
     losses: Tensor,
     targets: tuple[SideTargets, SideTargets],
     slope: float,
@@ -27,7 +27,7 @@ def unit_terms(
 ) -> UnitTerms:
     """Attention, the joint layer, the interaction layer and the heads of every unit (docs/methods.md 4.3–4.6)."""
     logits, hidden = _UnitTermsFunction.apply(  # type: ignore[no-untyped-call]
-        loops, losses, targets, slope, *sides[0], *sides[1], *layer, *heads
+        kernels, losses, targets, slope, *sides[0], *sides[1], *layer, *heads
     )
     return UnitTerms(None if heads.role is None else hidden, logits)
 
@@ -35,13 +35,13 @@ def unit_terms(
 class _UnitTermsFunction(Function):
     @staticmethod
     def forward(
-        ctx: Any, loops: Loops, losses: Tensor, targets: tuple[SideTargets, ...], slope: float, *free: Any
+        ctx: Any, kernels: Kernels, losses: Tensor, targets: tuple[SideTargets, ...], slope: float, *free: Any
     ) -> tuple[Tensor, Tensor]:
         sides, layer, heads = (SideWeights(*free[:3]), SideWeights(*free[3:6])), UnitLayer(*free[6:10]), free[10:]
         units, width = losses.shape[0], layer.bias.shape[0]
-        ctx.loops, ctx.targets, ctx.extends = loops, targets, [side.extend for side in sides]
+        ctx.kernels, ctx.targets, ctx.extends = kernels, targets, [side.extend for side in sides]
         ctx.halves = layer.mix.chunk(2, 1)
-        ctx.attended = [_attended(loops, each, slope, side) for each, side in zip(targets, sides, strict=True)]
+        ctx.attended = [_attended(kernels, each, slope, side) for each, side in zip(targets, sides, strict=True)]
         ctx.extended = [
             torch.addmm(side.bias, attended[0], side.extend.T).relu_()
             for attended, side in zip(ctx.attended, sides, strict=True)
@@ -53,7 +53,7 @@ class _UnitTermsFunction(Function):
         ctx.normals = [np.empty((units, width), np.float32), np.empty(units, np.float32)]
         ctx.normals.append(np.empty((units, width), np.float32))
         logits, hidden = np.empty((units, 2), np.float32), np.empty((units, role.shape[1]), np.float32)
-        loops.unit_terms(
+        kernels.unit_terms(
             ctx.arguments[0], *parts, *ctx.arguments[1:], ctx.layer, ctx.heads, role, *ctx.normals, logits, hidden
         )
         return torch.from_numpy(logits), torch.from_numpy(hidden)
@@ -65,7 +65,7 @@ class _UnitTermsFunction(Function):
         to_parts = [np.zeros((extended.shape[0], width), np.float32) for extended in ctx.extended]
         to_layer, to_heads, to_role = np.zeros((3, width)), np.zeros((2, width + 1)), np.zeros((3, to_hidden.shape[1]))
         slopes = (array_of(to_logits), array_of(to_hidden))
-        ctx.loops.unit_terms_back(
+        ctx.kernels.unit_terms_back(
             *ctx.arguments, ctx.layer, ctx.heads, *ctx.normals, *slopes, *to_parts, to_layer, to_heads, to_role
         )
         to_sides, to_halves = [], []
@@ -76,7 +76,7 @@ class _UnitTermsFunction(Function):
             to_halves.append(slope.T @ extended)
             through = torch.ops.aten.threshold_backward(slope @ half, extended, 0)
             to_gathered = through @ extend[:, side.nodes.shape[1] :]
-            to_attention = _attended_back(ctx.loops, attended, to_gathered)
+            to_attention = _attended_back(ctx.kernels, attended, to_gathered)
             to_sides += [to_attention, through.T @ attended[0], through.sum(0)]
         of_layer, of_heads = (torch.from_numpy(sums.astype(np.float32)) for sums in (to_layer, to_heads))
         of_role = (None, None) if ctx.role_shape is None else _unpacked_role(to_role, ctx.role_shape)
@@ -105,21 +105,21 @@ def _unpacked_role(to_role: Floats, shape: torch.Size) -> tuple[Tensor, Tensor]:
 
 
 def _attended(
-    loops: Loops, side: SideTargets, slope: float, weights: SideWeights
+    kernels: Kernels, side: SideTargets, slope: float, weights: SideWeights
 ) -> tuple[Tensor, tuple[Any, ...], Singles, Singles]:
     """[e ; Σ_k α_k e_k] of the targets, what they were looked up from, α, and the slope of each score."""
     targets, most = len(side.places), side.there.shape[1]
     joined = side.nodes.new_empty((targets, weights.attention.shape[1]))
     shares, leaks = np.empty((targets, most), np.float32), np.empty((targets, most), np.float32)
     arguments = (array_of(side.nodes), array_of(side.partners), side.there.numpy(), side.places)
-    loops.attend(array_of(weights.attention)[0], np.float32(slope), *arguments, joined.numpy(), shares, leaks)
+    kernels.attend(array_of(weights.attention)[0], np.float32(slope), *arguments, joined.numpy(), shares, leaks)
     return joined, arguments, shares, leaks
 
 
 def _attended_back(
-    loops: Loops, attended: tuple[Tensor, tuple[Any, ...], Singles, Singles], to_gathered: Tensor
+    kernels: Kernels, attended: tuple[Tensor, tuple[Any, ...], Singles, Singles], to_gathered: Tensor
 ) -> Tensor:
     joined, arguments, shares, leaks = attended
     to_attention = np.zeros(joined.shape[1])
-    loops.attend_back(*arguments, shares, leaks, array_of(to_gathered), to_attention)
+    kernels.attend_back(*arguments, shares, leaks, array_of(to_gathered), to_attention)
     return torch.from_numpy(to_attention.astype(np.float32))[None]

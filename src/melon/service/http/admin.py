@@ -45,7 +45,7 @@ async def quality(
     request: Request,
     window: Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")] = "1h",
 ) -> JSONResponse:
-    """How often what was taken stood among the first, for the served model and its rivals, on the same events."""
+    """How often what was taken stood among the first, for the served model and its baselines, on the same events."""
     backend = _backend(request)
     seconds = int(window[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[window[-1]]
     since = time.time() - seconds

@@ -257,7 +257,7 @@ class QualityOut(BaseModel):
 
     `models` has the served model, a frozen one and recent popularity; `parts` tells organic events, those that the
     service recommended itself, and repeats apart. `interval` is the 95 % interval of HR@10, and `served_ahead` what the
-    served model has more than a rival on the same events. `full_rank` is the exact rank among all items that the user
+    served model has more than a baseline on these events. `full_rank` is the exact rank among all items that the user
     had not had, for a sample.
     """
 

@@ -18,7 +18,7 @@ from melon.learning.forgetting import forget
 from melon.learning.manifest import MANIFEST
 from melon.learning.model import LiveModel
 from melon.service.config import ServeSettings
-from melon.service.learner.course import Course, typed
+from melon.service.learner.replay_state import ReplayState, typed
 from melon.service.learner.start import COLD, cold_model, deployed
 from melon.service.log.base import LogId, Position
 from melon.service.log.events import LogReader
@@ -71,22 +71,22 @@ class Fitter:
         logger.info("making a model from the first %d entries of the log, beside serving", offset)
         self._process = subprocess.Popen([sys.executable, "-m", __name__, json.dumps(about)], stdin=subprocess.DEVNULL)
 
-    def consider(self, course: Course, version: str, log: LogReader, steps: StepReader) -> None:
+    def consider(self, replay: ReplayState, version: str, log: LogReader, steps: StepReader) -> None:
         """Begin where a model is due: a cold start has enough events, or (once a second) somebody is to be unlearned.
 
         Whoever was unlearned before stays so: all of them are left out.
         """
         if self.busy:
             return
-        most, offset = self._settings.fit_after, course.position.offset
-        cold = version == COLD and most > 0 and course.model.updater.history.events >= most
+        most, offset = self._settings.fit_after, replay.position.offset
+        cold = version == COLD and most > 0 and replay.model.updater.history.events >= most
         if not cold and time.monotonic() < self._asked + 1.0:
             return
         self._asked, controls = time.monotonic(), log.to_unlearn()
         last = controls[-1].offset if controls else 0
         if last > steps.forgotten() or not (cold or last > steps.unlearned()):
             return
-        users, people = course.model.users, [control.body["pseudonym"] for control in controls]
+        users, people = replay.model.users, [control.body["pseudonym"] for control in controls]
         rows = [-1 if one is None else int(users.rows([one])[0]) for one in typed(users, people)]
         version = f"{FITTED}{offset}" if cold or version.startswith(FITTED) else version
         self.unlearns = last
@@ -112,18 +112,18 @@ class Fitter:
 
 def caught_up(
     folder: Path, offset: int, version: str, log: LogReader, steps: StepReader, without: Collection[LogId] = ()
-) -> tuple[Course, dict[str, Any]]:
+) -> tuple[ReplayState, dict[str, Any]]:
     """A model made from the log that has taken the recorded steps behind it, and what came with it."""
     model, extra = LiveModel.load(folder)
     reached = extra.pop(_REACHED, None)
     begun = steps.at(offset) if reached is None else steps.step(reached)
     number, at = (begun.number, begun.last) if begun else (0, 0)
-    course = Course(model, Position(version, number, at, NOTHING), log, without)
+    replay = ReplayState(model, Position(version, number, at, NOTHING), log, without)
     model.warm_up()
     for step in steps.after(number):
         if step.done is not None:
-            course.perform(step, steps.retried_by(step))
-    return course, {name: value for name, value in extra.items() if name != "model"}
+            replay.perform(step, steps.retried_by(step))
+    return replay, {name: value for name, value in extra.items() if name != "model"}
 
 
 def main(about: dict[str, Any]) -> None:
@@ -142,11 +142,11 @@ def main(about: dict[str, Any]) -> None:
     behind = about["offset"]
     with LogReader(folder) as log, StepReader(folder) as steps:
         while True:
-            course, extra = caught_up(out, about["offset"], about["version"], log, steps, without)
+            replay, extra = caught_up(out, about["offset"], about["version"], log, steps, without)
             if about["max_pairs"]:
-                course.model.updater.history.bound(about["max_pairs"])
-            course.model.save(out, {**extra, _REACHED: course.position.batch})
-            before, behind = behind, log.last()[0] - course.position.offset
+                replay.model.updater.history.bound(about["max_pairs"])
+            replay.model.save(out, {**extra, _REACHED: replay.position.batch})
+            before, behind = behind, log.last()[0] - replay.position.offset
             if behind < _FEW or behind >= before:
                 return
 

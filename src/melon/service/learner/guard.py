@@ -124,7 +124,7 @@ class Watch:
         self._alarm("loss", text if self._rising >= 3 else None)
 
     def look(self, position: Position, totals: Mapping[str, Any]) -> None:
-        """Once a second: say so where the learner is too far behind; once a minute, where a rival is better."""
+        """Once a second: say so where the learner is too far behind; once a minute, where a baseline is better."""
         now = time.monotonic()
         if now < self._looked + 1.0:
             return
@@ -136,11 +136,11 @@ class Watch:
             self.quality(totals)
 
     def quality(self, totals: Mapping[str, Any]) -> None:
-        """Say so where a rival is better than the served model on the organic events of the last hour."""
+        """Say so where a baseline is better than the served model on the organic events of the last hour."""
         before = self._book.since(time.time() - self._settings.quality_s)
         counts = between(totals, before.totals if before else {})
-        for rival, what in RIVALS.items():
-            organic, text = counts.get(rival, {}).get("organic", {}), None
+        for baseline, what in RIVALS.items():
+            organic, text = counts.get(baseline, {}).get("organic", {}), None
             ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None
             if ahead is not None and ahead[2] < 0:
                 mean, low, high = ahead
@@ -148,4 +148,4 @@ class Watch:
                     f"the served model is worse than {what}: HR@10 {mean:+.3f} ({low:+.3f} to {high:+.3f}) on "
                     f"{organic['ranked']} organic events; look at GET /v1/quality"
                 )
-            self._alarm(f"quality {rival}", text)
+            self._alarm(f"quality {baseline}", text)

@@ -16,10 +16,10 @@ from typing import Any
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import chained, state_digest
 from melon.service.config import ServeSettings
-from melon.service.learner.course import Course, StepOutcome, unlearned
 from melon.service.learner.fitting import Fitter, caught_up
 from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, quarantined_in_a_row
 from melon.service.learner.quality import Quality, added
+from melon.service.learner.replay_state import ReplayState, StepOutcome, unlearned
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
 from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
@@ -70,14 +70,14 @@ class Learner(Closing):
     @property
     def position(self) -> Position:
         """Where the model stands."""
-        return self.course.position
+        return self.replay.position
 
     # Beginning, and beginning again.
 
     def recover(self, saved: SavedModel) -> None:
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
-        self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
+        self.replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
         warm_up(saved.model, self._alarm)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
@@ -102,7 +102,7 @@ class Learner(Closing):
         if step.kind == "switch":
             where = self.checkpoints.path(step.number)
             raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
-        outcome = self.course.perform(step, self.book.retried_by(step))
+        outcome = self.replay.perform(step, self.book.retried_by(step))
         if outcome.digest != step.digest:
             self._alarm(
                 "replay",
@@ -158,12 +158,12 @@ class Learner(Closing):
         if step.status == "planned":
             try:
                 if step.kind == "events":
-                    counts = self.quality.measure(self.course.model, self.course.events(step.first, step.last))
+                    counts = self.quality.measure(self.replay.model, self.replay.events(step.first, step.last))
                 ranked = time.perf_counter()
-                outcome = self.course.perform(step, retried)
+                outcome = self.replay.perform(step, retried)
                 if step.kind == "events":
-                    outcome = replace(outcome, about={**outcome.about, **norms(self.course.model.updater)})
-                    self._watch.loss(rose=self.quality.loss_rose(self.course.model))
+                    outcome = replace(outcome, about={**outcome.about, **norms(self.replay.model.updater)})
+                    self._watch.loss(rose=self.quality.loss_rose(self.replay.model))
                 reason = self._guard.judge(outcome.about)
                 broken = reason is not None
             except LearningError as error:
@@ -179,7 +179,7 @@ class Learner(Closing):
             self._alarm("quarantined", f"batch {step.number} was quarantined: {reason}")
             if broken:
                 self._rebuild(step.number - 1)
-            ranked, outcome = time.perf_counter(), self.course.perform(step, retried)
+            ranked, outcome = time.perf_counter(), self.replay.perform(step, retried)
         ended = time.perf_counter()
         ms = {"predict_ms": 1e3 * (ranked - started), "learn_ms": 1e3 * (ended - ranked)}
         return step, replace(outcome, about={**outcome.about, **ms}), counts
@@ -210,7 +210,7 @@ class Learner(Closing):
         saved = self.checkpoints.newest(number)
         if saved is None:
             raise CheckpointError(f"there is no checkpoint of step {number} or before in {self.checkpoints.folder}.")
-        self.course = Course(saved.model, saved.position, self.log, unlearned(self.log, self.book))
+        self.replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
         for step in self.book.after(saved.position.batch):
             if step.number > number:
                 break
@@ -233,7 +233,7 @@ class Learner(Closing):
     def consider_fitting(self) -> None:
         """Make a model from the log where one is due: a cold start has enough events, or somebody is unlearned."""
         fitter, book = self._fitter, self.book
-        fitter.consider(self.course, self._version, self.log, book)
+        fitter.consider(self.replay, self._version, self.log, book)
         fitted = fitter.result()
         if fitted is None:
             return
@@ -244,24 +244,24 @@ class Learner(Closing):
             self.checkpoints.prune({number}, before=number)
         fitter.cancel()
 
-    def switch(self, course: Course, extra: Mapping[str, Any]) -> None:
+    def switch(self, replay: ReplayState, extra: Mapping[str, Any]) -> None:
         """Go on with another model that knows all that this one does; its checkpoint is what replicas load."""
         before = self.position
         step = self._planned("switch", before.offset + 1, before.offset, {})
-        content = state_digest(course.model).encode()
+        content = state_digest(replay.model).encode()
         digest = chained(before.digest, content)
-        course.position = replace(course.position, batch=step.number, offset=before.offset, digest=digest)
+        replay.position = replace(replay.position, batch=step.number, offset=before.offset, digest=digest)
         if self._saver.busy:
             self._saved(wait=True)
         self._insist(self.book.sync)
-        self.course, self.extra, self._version = course, extra, course.position.version
-        self.checkpoints.write(course.model, course.position, self.log.log_id, extra)
-        about = {"version": self._version, "recommender": course.model.updater.recommender.name}
+        self.replay, self.extra, self._version = replay, extra, replay.position.version
+        self.checkpoints.write(replay.model, replay.position, self.log.log_id, extra)
+        about = {"version": self._version, "recommender": replay.model.updater.recommender.name}
         outcome = StepOutcome(content, digest, about)
         self._finish(step, (step, outcome, {}))
         self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
         self._guard = Guard(self.settings.guard)
-        self.quality.frozen = copy.deepcopy(course.model).updater if self.settings.frozen else None
+        self.quality.frozen = copy.deepcopy(replay.model).updater if self.settings.frozen else None
         self._saved_at, self._saved_offset = time.monotonic(), before.offset
 
     # Checkpoints.
@@ -271,7 +271,7 @@ class Learner(Closing):
         if self._saver.busy:
             self._saved(wait=True)
         self._insist(self.book.sync)  # a checkpoint never knows of a step that a power cut can take
-        self._saver.begin(self.course.model, self.position, self.log.log_id, self.extra, wait=wait)
+        self._saver.begin(self.replay.model, self.position, self.log.log_id, self.extra, wait=wait)
         self._saved_at, self._saved_offset, self._must_save = time.monotonic(), self.position.offset, False
         if wait:
             self._saved(wait=True)
@@ -295,7 +295,7 @@ class Learner(Closing):
             self.book.state(bases=json.dumps([position.batch]), forgotten=forgotten[-1].last)
             self.book.sync()
             if self.quality.frozen is not None:
-                self.quality.frozen = copy.deepcopy(self.course.model).updater
+                self.quality.frozen = copy.deepcopy(self.replay.model).updater
         else:
             self.checkpoints.prune(set(self.book.bases()))
 

@@ -17,7 +17,7 @@ from melon.data.ids import Id, IdBook
 from melon.evaluation.ranking import METRICS, rank_among_all, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.service.learner.course import Learnable
+from melon.service.learner.replay_state import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
 from melon.types import Floats, Ints, Plain
@@ -51,7 +51,7 @@ class Quality:
         users, items = _rows(model.users, events.users), _rows(model.items, events.items)
         offsets = np.array([event.offset for event in events.stored])
         drawn = self._candidates.draw(offsets, users, items, history)
-        counts: Plain = {"events": len(events), "cold": int((items >= history.items_born).sum())}
+        counts: Plain = {"events": len(events), "cold": int((items >= history.known_items).sum())}
         chosen = np.flatnonzero(drawn.usable)
         counts["unranked"] = len(events) - counts["cold"] - len(chosen)
         if not len(chosen):
@@ -83,7 +83,7 @@ class Quality:
     def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
         """Counters of the exact ranks among all items that the users have not had."""
         started, history = time.thread_time(), model.updater.history
-        everything, ranks = np.arange(history.items_born), []
+        everything, ranks = np.arange(history.known_items), []
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
             lines = model.updater.score_catalogue(np.array([user]), len(everything), moment)
             seen = history.seen.contains(pair_keys(np.full(len(everything), user), everything))
@@ -135,7 +135,7 @@ def shares(counts: Mapping[str, Any]) -> dict[str, float]:
 
 
 def difference(counts: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """HR@10 of the served model less a rival's on the same events, and its 95 % interval."""
+    """HR@10 of the served model less a baseline's on the same events, and its 95 % interval."""
     ranked = counts.get("ranked", 0)
     if not ranked:
         return None
@@ -145,11 +145,11 @@ def difference(counts: Mapping[str, Any]) -> tuple[float, float, float] | None:
     return mean, mean - spread, mean + spread
 
 
-def _duel(served: Floats, rival: Floats) -> Plain:
+def _duel(served: Floats, baseline: Floats) -> Plain:
     """Events that only one of two models has among its first ten."""
     return {
-        "won@10": int(((served <= 10) & (rival > 10)).sum()),
-        "lost@10": int(((served > 10) & (rival <= 10)).sum()),
+        "won@10": int(((served <= 10) & (baseline > 10)).sum()),
+        "lost@10": int(((served > 10) & (baseline <= 10)).sum()),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from melon.errors import LogError
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.service.learner.course import Course, unlearned
+from melon.service.learner.replay_state import ReplayState, unlearned
 from melon.service.log.base import LoggedStep, LogId, Position
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
@@ -61,26 +61,26 @@ def replay(
         saved = checkpoints.load(bases[-1])
         model = saved.model if strategy is None else with_strategy(saved.model, strategy)
         model.warm_up()
-        course = Course(model, saved.position, log, {*without, *unlearned(log, steps)})
+        replay = ReplayState(model, saved.position, log, {*without, *unlearned(log, steps)})
         exact = strategy is None and not without
         for step in _done(steps, saved.position.batch, number):
-            outcome = course.perform(step, steps.retried_by(step))
+            outcome = replay.perform(step, steps.retried_by(step))
             if exact and outcome.digest != step.digest:
                 raise LogError(
                     f"step {step.number}, offsets {step.first} to {step.last}, gives other bytes than were recorded: "
                     "the log was changed, or this machine computes otherwise than the learner's (melon log info)."
                 )
         extra = {name: value for name, value in saved.extra.items() if name not in ("model", "service")}
-        return Replayed(course.model, course.position, extra, exact)
+        return Replayed(replay.model, replay.position, extra, exact)
 
 
 def verify(folder: Path) -> Iterator[str]:
     """Check files, order, boundaries, checkpoints and digests: a line for each thing that holds, or an error."""
     for name in (EVENTS, BATCHES, DELTAS):
         if (folder / name).exists():
-            verdict = open_reader(folder / name).execute("PRAGMA integrity_check").get
-            if verdict != "ok":
-                raise LogError(f"{folder / name} is damaged: {verdict}.")
+            conclusion = open_reader(folder / name).execute("PRAGMA integrity_check").get
+            if conclusion != "ok":
+                raise LogError(f"{folder / name} is damaged: {conclusion}.")
             yield f"{name}: whole (SQLite {apsw.sqlite_lib_version()})"
     with LogReader(folder) as log, StepReader(folder) as steps:
         offset, events = log.last()

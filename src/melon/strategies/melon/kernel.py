@@ -1,4 +1,4 @@
-"""The implementation of MeLON's pair function and interaction side: compiled loops or PyTorch, as the policy says."""
+"""The implementation of MeLON's pair function and interaction side: compiled kernels or PyTorch, as the policy says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from melon.kernels.melon.forms import (
 )
 from melon.kernels.melon.functions import CompiledPairs
 from melon.kernels.threads import kernels_first
-from melon.recommenders.evidence import FactorGradient
+from melon.models.evidence import FactorGradient
 from melon.strategies.melon import reference
 from melon.strategies.melon.lines import SharedLines
 
@@ -67,16 +67,16 @@ class CompiledKernel(CompiledPairs):
 
 def pair_kernel(network: RateNetwork, like: Tensor) -> PairKernel:
     """The implementation for a network on numbers like these, the same for a whole update."""
-    loops = None if network.second is None else policy.load("melon", padded(len(network.second)), like=like)
-    return reference if loops is None else CompiledKernel(loops)
+    kernels = None if network.second is None else policy.load("melon", padded(len(network.second)), like=like)
+    return reference if kernels is None else CompiledKernel(kernels)
 
 
 def interaction_kernel(role_width: int, like: Tensor) -> InteractionKernel | None:
     """The compiled interaction side, which comes with the pair kernel of a width; None where PyTorch computes it."""
-    loops = policy.load("melon", padded(role_width), like=like)
-    return None if loops is None else CompiledKernel(loops)
+    kernels = policy.load("melon", padded(role_width), like=like)
+    return None if kernels is None else CompiledKernel(kernels)
 
 
 def at_work(network: RateNetwork, like: Tensor) -> AbstractContextManager[None]:
-    """Around a whole step: where compiled loops compute the pairs, the threads are theirs."""
+    """Around a whole step: where compiled kernels compute the pairs, the threads are theirs."""
     return nullcontext() if pair_kernel(network, like) is reference else kernels_first()

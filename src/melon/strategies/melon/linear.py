@@ -1,4 +1,4 @@
-"""MeLON as it is by default, and its ablations: rates that practise through a whole stream (docs/methods.md 4.12)."""
+"""MeLON as it is by default, and its ablations: rates that meta-train through a whole stream (docs/methods.md 4.12)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from melon.errors import SettingsError
 from melon.strategies.melon import strategy as network
 from melon.strategies.melon.rates import Roles
 from melon.strategies.melon.settings import RateSettings
-from melon.strategies.practised import LinearStrategy, PractisedSettings
+from melon.strategies.stream_trained import LinearStrategy, StreamTrainedSettings
 from melon.tables import TableSpec
 from melon.types import Floats
 
 
-class LinearSettings(PractisedSettings):
+class LinearSettings(StreamTrainedSettings):
     """Those of the default form; settings of the network form are refused."""
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from melon.errors import SettingsError
-from melon.recommenders.evidence import DenseGradient, FactorGradient, Gradient, RowGradient
+from melon.models.evidence import DenseGradient, FactorGradient, Gradient, RowGradient
 from melon.strategies.base import Situation
 from melon.types import Ints
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from melon.errors import CheckpointError
-from melon.kernels.practice.forms import LEAST_LOSS, MOST_LOG_RATE
-from melon.recommenders.plain import NO_HATS, Hats
+from melon.kernels.meta_training.forms import LEAST_LOSS, MOST_LOG_RATE
+from melon.models.plain import NO_SPLINES, Splines
 from melon.tables import TableSpec
 from melon.types import Floats, Ints
 
@@ -83,9 +83,9 @@ class Roles:
 
 
 class LinearRates:
-    """log w = c₀ + c · inputs + hat(log L), and what else practice learns.
+    """log w = c₀ + c · inputs + spline(log L), and what else meta-training learns.
 
-    φ is `rates` (roles × constant and columns), `hats` (roles × knots), `decay` (D by table of rows), `half_lives`
+    φ is `rates` (roles × constant and columns), `splines` (roles × knots), `decay` (D by table of rows), `half_lives`
     (logarithms, by table of items) and `temperature` (the logarithm of τ).
     """
 
@@ -98,10 +98,10 @@ class LinearRates:
         self._seen = np.array([name in inputs for name in COLUMNS], dtype=np.float64)
         self.sees_loss = "loss" in inputs
         self._start = float(np.log(lr))
-        self._columns: tuple[Phi, tuple[Floats, Hats, dict[str, float]]] | None = None
+        self._columns: tuple[Phi, tuple[Floats, Splines, dict[str, float]]] | None = None
         shapes: dict[str, tuple[int, ...]] = {
             "rates": (roles.count, 1 + len(COLUMNS)),
-            "hats": (roles.count, len(KNOTS)),
+            "splines": (roles.count, len(KNOTS)),
             "decay": (len(self.row_tables),),
             "half_lives": (len(self.item_tables),),
             "temperature": (1,),
@@ -114,7 +114,7 @@ class LinearRates:
         return columns * self._seen
 
     def base(self, columns: Floats, roles: list[int]) -> Floats:
-        """Log rates of touches (n × slots × columns) before hats: n × slots."""
+        """Log rates of touches (n × slots × columns) before splines: n × slots."""
         weights: Floats = self.phi["rates"].numpy()[roles]
         base: Floats = (columns * weights[:, 1:]).sum(-1) + weights[:, 0]
         return base
@@ -127,19 +127,19 @@ class LinearRates:
         if self.sees_loss:
             at = torch.log(losses + LEAST_LOSS).clamp(KNOTS[0], KNOTS[-1])
             right = torch.from_numpy(np.searchsorted(KNOTS, at.detach().numpy()).clip(1, len(KNOTS) - 1))
-            knots, hats = torch.from_numpy(KNOTS), chosen["hats"][roles]
+            knots, splines = torch.from_numpy(KNOTS), chosen["splines"][roles]
             part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
-            logs = logs + (hats[:, right - 1] * (1 - part) + hats[:, right] * part).T
+            logs = logs + (splines[:, right - 1] * (1 - part) + splines[:, right] * part).T
         return torch.exp(logs.clamp(max=MOST_LOG_RATE))
 
-    def in_columns(self, tables: Sequence[str], slots: int) -> tuple[Floats, Hats, dict[str, float]]:
-        """φ as compiled steps of a factorised score take it: weights by column, hats, and decay by table."""
+    def in_columns(self, tables: Sequence[str], slots: int) -> tuple[Floats, Splines, dict[str, float]]:
+        """φ as compiled steps of a factorised score take it: weights by column, splines, and decay by table."""
         if self._columns is None or self._columns[0] is not self.phi or len(self._columns[1][0]) != 1 + 2 * slots:
             roles = [role for name in tables for role in self.roles.of(name, 1 if name == tables[0] else slots)]
             weights = self.phi["rates"].numpy()[roles] * np.append(1.0, self._seen)
-            hats = (KNOTS, self.phi["hats"].numpy()[roles]) if self.sees_loss else NO_HATS
+            splines = (KNOTS, self.phi["splines"].numpy()[roles]) if self.sees_loss else NO_SPLINES
             decay = {name: 1 - float(self.kept(name)) for name in tables}
-            self._columns = self.phi, (weights, hats, decay)
+            self._columns = self.phi, (weights, splines, decay)
         return self._columns[1]
 
     def kept(self, table: str, phi: Phi | None = None) -> Tensor:
@@ -152,7 +152,7 @@ class LinearRates:
         return dict(zip(self.item_tables, torch.exp(self.phi["half_lives"]).tolist(), strict=True))
 
     def take(self, phi: Mapping[str, Tensor], owner: str) -> None:
-        """Become another φ of the same shape; one that practice cannot give is a `CheckpointError`."""
+        """Become another φ of the same shape; one that meta-training cannot give is a `CheckpointError`."""
         for name, own in self.phi.items():
             given = phi.get(name)
             if given is None or given.shape != own.shape or given.dtype != own.dtype:
@@ -166,5 +166,7 @@ class LinearRates:
             if name == "decay":
                 sound &= ((given >= 0) & (given <= MOST_DECAY)).all()
             if not sound:
-                raise CheckpointError(f"{name} of strategy {owner!r} has numbers that practice cannot give: {given}.")
+                raise CheckpointError(
+                    f"{name} of strategy {owner!r} has numbers that meta-training cannot give: {given}."
+                )
         self.phi = {name: phi[name].detach().clone() for name in self.phi}

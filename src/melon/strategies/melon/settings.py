@@ -40,7 +40,7 @@ class RateSettings(LearnedSettings):
     shared_scale: float = Field(0.1, gt=0)  # rates of shared weights beside those of rows
     shared_forgetting: bool = False  # 11: the forgetting of shared weights, which ate the published NCF
     most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
-    meta_cooling: float = Field(1.0, gt=0, le=1)  # 23: what is left of Adam's rate when practice is over
+    meta_cooling: float = Field(1.0, gt=0, le=1)  # 23: what is left of Adam's rate when meta-training is over
     init: Literal["normal", "xavier"] = "xavier"  # 27
 
     @field_validator("inputs", mode="before")

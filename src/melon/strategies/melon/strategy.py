@@ -40,7 +40,7 @@ class RateStrategy(LearnedStrategy):
         super().__init__(settings, seed=seed)
         self.per_branch = self.settings.pairwise
         self.init = self.settings.init
-        self._practised = 0
+        self._stream_trained = 0
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.sees_interaction:
@@ -53,18 +53,18 @@ class RateStrategy(LearnedStrategy):
         self._inputs = LineInputs(inputs, specs, parameters, self.settings.role_width)
 
     def memory(self) -> dict[str, Tensor]:
-        return {**super().memory(), "practised": torch.tensor(self._practised, device="cpu")}
+        return {**super().memory(), "stream": torch.tensor(self._stream_trained, device="cpu")}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         super().recall(memory)
-        self._has_practised(int(memory.get("practised", 0)))
+        self._has_stream_trained(int(memory.get("stream", 0)))
 
     def start_afresh(self) -> None:
-        self._has_practised(self._practised + 1)
+        self._has_stream_trained(self._stream_trained + 1)
 
-    def _has_practised(self, passes: int) -> None:
+    def _has_stream_trained(self, passes: int) -> None:
         """Adam's rate falls from pass to pass; a stream goes on with what is left after the last of them."""
-        self._practised = passes
+        self._stream_trained = passes
         done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
         self._meta_optimizer.warmth = self.settings.meta_cooling**done
 

@@ -1,0 +1,123 @@
+"""Meta-training on the selection window (docs/methods.md 8.2, 8.5): of strategies and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
+
+from melon.data.interactions import Interactions
+from melon.errors import LearningError
+from melon.fitting.plan import EvaluationProtocol
+from melon.fitting.pretrained import MetaTraining, PretrainedState
+from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
+from melon.learning.pretrain import stamp_last_touches
+from melon.learning.updater import Updater
+from melon.models.blend.head import HeadExamples
+from melon.strategies.base import Strategy
+from melon.strategies.learned import LearnedStrategy
+from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.unrolled import UnrolledStrategy
+from melon.stream.batch import batch_of
+from melon.stream.split import batches
+from melon.types import Plain
+
+
+class WindowMetaTraining:
+    """Streams through the window of a log, which begins at `start`, behind the `past` before it.
+
+    The head of a recommender is meta-trained on `earlier` windows, too, where they are asked for (ADR 22).
+    """
+
+    def __init__(
+        self,
+        log: Interactions,
+        start: int,
+        past: Interactions,
+        protocol: EvaluationProtocol,
+        earlier: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._log, self._start, self._past, self._protocol, self._earlier = log, start, past, protocol, earlier
+
+    def of(
+        self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
+    ) -> MetaTraining:
+        """What a strategy and a head learn on the window up to `stop`, and the head on earlier ones: for these, rows
+        are trained with settings of `pretraining`, if they are given.
+        """
+        meta_training = self.of_strategy(strategy, start, stop)
+        return meta_training | self.of_head(strategy, start, stop, meta_training, pretraining)
+
+    def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> MetaTraining:
+        """Let a learned strategy meta-train on the window up to `stop`: several passes in time order, each from a
+        recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to meta-train.
+        """
+        meta_training: MetaTraining = {}
+        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
+            updater = self._before_window(strategy, start, meta_training)
+            past, size = self._log.head(stop), self._protocol.batch_size
+            coming = [batch_of(past, *bounds) for bounds in batches(self._start, stop, size)]
+            meta_train_through(
+                updater, coming, meta_training_candidates(past, self._protocol.seed, self._protocol.negatives)
+            )
+            meta_training = updater.meta_training()
+        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) and strategy.looks_ahead else 0
+        for number in range(passes):
+            updater = self._before_window(strategy, start, meta_training)
+            for first, last in batches(self._start, stop, self._protocol.batch_size):
+                updater.learn(batch_of(self._log, first, last).in_epoch(number), teach_head=False)
+            meta_training = updater.meta_training()
+        return meta_training
+
+    def of_head(
+        self,
+        strategy: Strategy,
+        start: PretrainedState,
+        stop: int,
+        meta_training: MetaTraining,
+        pretraining: Plain | None = None,
+    ) -> MetaTraining:
+        """Train a recommender's head out of sample (docs/methods.md 8.5): rows that know nothing of the window stream
+        through it under the strategy, and the head learns from what was recorded on the way, in several passes.
+        """
+        if not start.headed:
+            return {}
+        earlier = [] if pretraining is None else self._earlier_head_batches(strategy, start, meta_training, pretraining)
+        updater, head_batches = self.recorded(deepcopy(strategy), start, stop, meta_training)
+        return updater.train_head(earlier + head_batches)
+
+    def _earlier_head_batches(
+        self, strategy: Strategy, start: PretrainedState, meta_training: MetaTraining, pretraining: Plain
+    ) -> list[HeadExamples]:
+        """Training examples of the windows before this one, each with rows that were trained on what precedes it.
+
+        A window that cannot be meta-trained on is left out: these are examples beside those of the selection window.
+        """
+        head_batches: list[HeadExamples] = []
+        for first, stop in self._earlier:
+            past = self._log.head(first)
+            if past.n_items < 2:
+                continue
+            window = WindowMetaTraining(self._log, first, past, self._protocol)
+            with suppress(LearningError):  # settings suit the whole log, and this is a shorter one
+                rows = start.trained_on(past, pretraining)
+                head_batches += window.recorded(deepcopy(strategy), rows, stop, meta_training)[1]
+        return head_batches
+
+    def recorded(
+        self, strategy: Strategy, start: PretrainedState, stop: int, meta_training: MetaTraining
+    ) -> tuple[Updater, list[HeadExamples]]:
+        """Rows that have streamed through the window up to `stop`, and the examples that the head had on the way."""
+        updater, head_batches = self._before_window(strategy, start, meta_training), []
+        for first, last in batches(self._start, stop, self._protocol.batch_size):
+            batch = batch_of(self._log, first, last)
+            head_batches.append(updater.head_examples(batch))
+            updater.learn(batch, teach_head=False)
+        return updater, [head_examples for head_examples in head_batches if head_examples is not None]
+
+    def _before_window(self, strategy: Strategy, start: PretrainedState, meta_training: MetaTraining) -> Updater:
+        recommender, history = start.after(self._past)
+        updater = Updater(recommender, strategy, history, seed=self._protocol.seed)
+        updater.take_over(meta_training)
+        stamp_last_touches(updater.recommender, self._past, updater.decay_clock)
+        return updater

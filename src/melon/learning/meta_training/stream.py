@@ -1,0 +1,203 @@
+"""A pass through a recorded stream and back, for any recommender: the vector-Jacobian product of each step in reverse.
+
+The way there keeps nothing but the rows that it overwrites; the way back makes each step again, with its gradients open
+to a second derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from melon.kernels.meta_training.forms import ABSENT, UNPREDICTED
+from melon.learning.meta_training.record import Draw, RecordedStream
+from melon.models.base import Recommender
+from melon.strategies.melon.rates import Phi
+from melon.tables import Moment
+from melon.types import Floats, Ints
+
+StepValues = dict[str, Tensor]
+#: A pass predicts each item among so many others, drawn anew for each pass.
+_MOST_CANDIDATES = 30
+
+
+@dataclass(frozen=True)
+class MetaTrainingBatch:
+    """A batch on the distinct rows that it touches: places of users (n) and of items (n × slots) among these."""
+
+    rows: Mapping[str, Tensor]
+    users: Tensor
+    items: Tensor
+    idle: Tensor  # of the items' rows
+    inputs: Floats  # of what each interaction touches, as they were recorded
+
+
+class StreamMetaTraining(ABC):
+    """Passes over a recorded stream from the same rows. How a step is made of φ is left open."""
+
+    def __init__(self, recommender: Recommender, recorded: RecordedStream) -> None:
+        self._recommender, self._recorded = recommender, recorded
+        self._specs = {spec.name: spec for spec in recommender.specs}
+        self._moving = [name for name, spec in self._specs.items() if recommender.learns(spec)]
+        rows = {"user": recorded.user_rows, "item": recorded.item_rows}
+        self._start: StepValues = {
+            name: table.everything().clone()
+            if table.spec.role == "shared"
+            else table.gather(self._tensor(rows[table.spec.role]), Moment(0))
+            for name, table in recommender.tables.items()
+        }
+        others = recorded.candidates.shape[1] - 1
+        self._stand_for = math.log(max(others / _MOST_CANDIDATES, 1.0))
+        ends = recorded.ends.tolist()
+        self._bounds = list(zip([0, *ends[:-1]], ends, recorded.now.tolist(), strict=True))
+
+    def begin_from(self, rows: Mapping[str, Tensor], places: Mapping[str, Ints]) -> None:
+        """Begin passes with other rows of some users and items, and with other shared weights."""
+        for name, values in rows.items():
+            role = self._specs[name].role
+            self._start[name][slice(None) if role == "shared" else self._tensor(places[role])] = values.to(
+                self._start[name]
+            )
+
+    @abstractmethod
+    def opened(self) -> Phi:
+        """The present φ, open to differentiation; `temperature` is the logarithm of τ."""
+
+    @abstractmethod
+    def step(self, batch: MetaTrainingBatch, old: Mapping[str, Tensor], phi: Phi, *, again: bool = False) -> StepValues:
+        """The rows that a batch touches and the shared weights after the step; differentiable where it is made
+        `again`.
+        """
+
+    @abstractmethod
+    def half_lives(self, phi: Phi) -> dict[str, Tensor]:
+        """Those of the tables whose idle rows decay."""
+
+    def run(self, number: int) -> tuple[float, Phi]:
+        """The mean loss of all predictions in pass `number` at the present φ, and its gradient by φ."""
+        draw, among = self._recorded.draws[number % len(self._recorded.draws)], self._among(number)
+        values, phi = {name: value.clone() for name, value in self._start.items()}, self.opened()
+        touched, tape = self._tensor(self._recorded.touched), list[tuple[MetaTrainingBatch, StepValues]]()
+        closed = {name: value.detach() for name, value in phi.items()}
+        for first, last, now in self._bounds:
+            batch = self._batch(first, last, now, draw, touched)
+            old = {name: self._read(name, values[name], batch) for name in values}
+            tape.append((batch, {name: old[name] for name in self._moving}))
+            for name, new in self.step(batch, old, closed).items():
+                self._write(name, values[name], batch, new)
+            touched[batch.rows["item"]] = now
+        gradient = {name: torch.zeros_like(value) for name, value in closed.items()}
+        later, total = {name: torch.zeros_like(values[name]) for name in self._moving}, 0.0
+        for (first, last, now), (batch, old) in zip(reversed(self._bounds), reversed(tape), strict=True):
+            self._step_back(batch, values, old, later, phi, gradient)
+            touched[batch.rows["item"]] = now - batch.idle
+            total += self._prediction_back(first, last, now - touched, values, later, phi, gradient, among)
+        events = self._recorded.predicted
+        return total / events, {name: value / events for name, value in gradient.items()}
+
+    def _among(self, number: int) -> Ints:
+        """The columns of candidates that pass `number` predicts among: the item taken, and some others."""
+        others = self._recorded.candidates.shape[1] - 1
+        drawn = np.random.default_rng(number).permutation(others)[:_MOST_CANDIDATES] + 1
+        return np.append(0, np.sort(drawn))
+
+    def _step_back(
+        self, batch: MetaTrainingBatch, values: StepValues, old: StepValues, later: StepValues, phi: Phi, gradient: Phi
+    ) -> None:
+        """From ∂J by the rows after a step to ∂J by those before it, which `values` become again."""
+        for name, before in old.items():
+            self._write(name, values[name], batch, before)
+        with torch.enable_grad():
+            rows = {name: self._read(name, values[name], batch).requires_grad_() for name in values}
+            new = self.step(batch, rows, phi, again=True)
+        after = [self._read(name, later[name], batch) for name in new]
+        moving = [rows[name] for name in self._moving]
+        slopes = torch.autograd.grad([*new.values()], [*moving, *phi.values()], after, allow_unused=True)
+        for name, slope in zip(self._moving, slopes, strict=False):
+            self._write(name, later[name], batch, torch.zeros_like(rows[name]) if slope is None else slope)
+        _add(gradient, slopes[len(moving) :])
+
+    def _prediction_back(
+        self,
+        first: int,
+        last: int,
+        idle: Tensor,
+        values: StepValues,
+        later: StepValues,
+        phi: Phi,
+        gradient: Phi,
+        among: Ints,
+    ) -> float:
+        """The loss of a batch's predictions; its gradient is added to what is known."""
+        recorded = self._recorded
+        candidates = self._tensor(recorded.candidates[first:last, among])
+        there = candidates[:, 0] > UNPREDICTED
+        if not there.any():
+            return 0.0
+        candidates, users = candidates[there], self._tensor(recorded.users[first:last])[there]
+        known = self._tensor(recorded.known[first:last])[there][:, None].to(next(iter(values.values())))
+        # Rows of distinct items, and one of zeros for items without a row.
+        distinct, places = torch.unique(candidates, return_inverse=True)
+        exists = (distinct > ABSENT)[:, None].to(known)
+        distinct = distinct.clamp(min=0)
+        with torch.enable_grad():
+            rows = {name: value.detach().requires_grad_() for name, value in values.items()}
+            read = dict[str, Tensor]()
+            for name, spec in self._specs.items():
+                if spec.role == "user":
+                    read[name] = F.embedding(users, rows[name]) * known
+                elif spec.role == "item":
+                    read[name] = F.embedding(distinct, rows[name]) * exists
+                else:
+                    read[name] = rows[name]
+            scores = self._recommender.line_scores(self._decayed(read, idle[distinct], phi), places)
+            apart = (scores - scores[:, :1]).double() * torch.exp(phi["temperature"]).to(scores.device)
+            # Each candidate stands for those that this pass leaves out.
+            apart = torch.cat([apart[:, :1], apart[:, 1:] + self._stand_for], dim=1)
+            loss = torch.logsumexp(apart, dim=1).sum()
+        moving = [rows[name] for name in self._moving]
+        slopes = torch.autograd.grad(loss, [*moving, *phi.values()], allow_unused=True)
+        _add(later, slopes[: len(moving)])
+        _add(gradient, slopes[len(moving) :])
+        return float(loss.detach())
+
+    def _batch(self, first: int, last: int, now: int, draw: Draw, touched: Tensor) -> MetaTrainingBatch:
+        user_rows, users = np.unique(self._recorded.users[first:last], return_inverse=True)
+        item_rows, items = np.unique(draw.items[first:last], return_inverse=True)
+        rows = {"user": self._tensor(user_rows), "item": self._tensor(item_rows)}
+        places = self._tensor(users.reshape(-1)), self._tensor(items.reshape(last - first, -1))
+        return MetaTrainingBatch(rows, *places, now - touched[rows["item"]], draw.inputs[first:last])
+
+    def _decayed(self, rows: Mapping[str, Tensor], idle: Tensor, phi: Phi) -> StepValues:
+        """Rows with those of items decayed by their idle time."""
+        half_lives = self.half_lives(phi)
+        return {
+            name: value * torch.exp(-math.log(2) * idle.double() / half_lives[name].to(idle.device))[:, None].to(value)
+            if name in half_lives
+            else value
+            for name, value in rows.items()
+        }
+
+    def _read(self, name: str, values: Tensor, batch: MetaTrainingBatch) -> Tensor:
+        role = self._specs[name].role
+        return values.clone() if role == "shared" else values[batch.rows[role]]
+
+    def _write(self, name: str, values: Tensor, batch: MetaTrainingBatch, new: Tensor) -> None:
+        role = self._specs[name].role
+        values[slice(None) if role == "shared" else batch.rows[role]] = new.detach()
+
+    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._recommender.device)
+
+
+def _add(totals: StepValues, slopes: tuple[Tensor | None, ...]) -> None:
+    for name, slope in zip(list(totals), slopes, strict=True):
+        if slope is not None:
+            totals[name] += slope

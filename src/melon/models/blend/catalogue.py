@@ -1,0 +1,106 @@
+"""Lists of the blend: the head over all items, or over the candidates of a shortlist."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from melon.kernels import policy
+from melon.models.base import Context
+from melon.models.blend.features import HALF_LIVES, ITEM_FEATURES
+from melon.models.catalogue import CANDIDATES, NO_PAIRS, Best, Catalogue, Near, Within, best
+from melon.models.factorisation import FactorCatalogue
+from melon.models.streaming.neighbours import scratch
+from melon.types import Ints, Singles
+
+if TYPE_CHECKING:
+    from melon.models.blend.recommender import Blend
+
+#: Catalogues with fewer items are scored as a whole: that costs less than two stages do.
+FROM = 5_000
+#: How many candidates of a two-stage list come from two of its sources, beside the best products: what is popular
+#: or new, and what the user's last items met.
+OFFERED, MET = 60, 150
+#: Which decayed counts make an item popular there.
+POPULAR: Ints = np.array([HALF_LIVES.index(half_life) for half_life in (100.0, 1_000.0, 20_000.0)])
+
+
+class BlendCatalogue(Catalogue):
+    """Products of rows, then the head over features of items and pairs; with a pre-filter, over a shortlist."""
+
+    def __init__(
+        self, blend: Blend, rows: FactorCatalogue, n_items: int, context: Context, near: Near | None = None
+    ) -> None:
+        self._blend, self._rows, self._n_items, self._context, self._near = blend, rows, n_items, context, near
+        self._stream, self._past = blend.stream, context.history
+        self._constant, self._head = blend.head.folded(blend.head_values(context.moment))
+
+    @cached_property
+    def _items(self) -> tuple[Singles, Singles]:
+        """Biases and features of all items, and their counts, by which co-occurrence is divided."""
+        of_items = np.empty((1 + len(ITEM_FEATURES), self._n_items), dtype=np.float32)
+        of_items[0] = self._rows.bias
+        return of_items, self._stream.of_items(self._n_items, of_items[1:])
+
+    @cached_property
+    def _factors(self) -> Singles | None:
+        """Factors of all items, where the head compares pairs in rows of implicit ALS."""
+        return None if self._stream.profiles is None else self._stream.profiles.prepare(self._n_items, self._past)
+
+    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
+        rows, kernels = np.asarray(users), policy.load("lists")
+        out = self._rows.products(rows, np.zeros_like(self._rows.bias))
+        profiles, neighbours = self._stream.profiles, self._stream.slots
+        pairs = np.zeros((self._n_items, 0 if profiles is None else 3), dtype=np.float32)
+        # Where the oldest pairs are forgotten, an item that the user has had may be listed again.
+        seen = not unseen or self._past.max_pairs is not None
+        for line in range(len(rows)):
+            if profiles is not None and self._factors is not None:
+                profiles.match_all(rows[line : line + 1], self._factors, self._past, pairs, seen=seen)
+            user = self._stream.of_user(int(rows[line]), self._past)
+            with scratch(self._n_items) as slots:
+                kernels.all_items(
+                    self._head,
+                    self._constant,
+                    user,
+                    *self._items,
+                    *neighbours,
+                    slots[: self._n_items],
+                    pairs,
+                    out[line],
+                )
+        return torch.from_numpy(out)
+
+    @cached_property
+    def _at_large(self) -> Ints:
+        """What is popular or new for everybody. Rows are in the order of arrival, so the last ones are the newest."""
+        popular = self._stream.counts.most_counted(POPULAR, OFFERED)
+        return np.concatenate([popular, np.arange(max(self._n_items - OFFERED, 0), self._n_items)])
+
+    def best(self, users: Ints, k: int, within: Within) -> list[Best]:
+        if self._near is None or len(within.boost):
+            return super().best(users, k, within)
+        near = self._near(users, k + CANDIDATES, within)
+        return [self._best_of(user, k, within, some) for user, some in zip(users.tolist(), near, strict=True)]
+
+    def _best_of(self, user: int, k: int, within: Within, near: Ints) -> Best:
+        """The best of a shortlist of one user."""
+        rows = np.empty(len(near) + len(self._at_large) + 3 * MET, dtype=np.int64)
+        state = self._stream.rings(self._past), self._stream.counts.storage, self._stream.neighbours.storage
+        pairs = NO_PAIRS if within.seen is None else within.seen.storage
+        with scratch(self._n_items) as slots:
+            count = policy.load("lists").shortlist(
+                user, *state, near, self._at_large, MET, within.allowed, *pairs, slots[: self._n_items], rows
+            )
+        rows = np.sort(rows[:count])
+        inputs, scores = (
+            self._blend.inputs_of(np.array([user]), rows[None, :], self._context),
+            np.empty((1, count), np.float32),
+        )
+        policy.load("blend").head_scores(inputs, self._constant, self._head, scores)
+        places, values = best(scores, k)[0]
+        return rows[places], values

@@ -1,0 +1,257 @@
+"""The blend (docs/methods.md 8.5): a personal score, recent popularity and item neighbours, combined by a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from melon.kernels import policy
+from melon.kernels.blend_head import ACTIVE, Rows
+from melon.models.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.models.blend import catalogue
+from melon.models.blend.catalogue import BlendCatalogue
+from melon.models.blend.features import INPUTS, MORE, TRANSITIONS, StreamFeatures
+from melon.models.blend.head import (
+    HIDDEN,
+    LINEAR,
+    OUTPUT,
+    SHIFT,
+    TABLES,
+    BlendHead,
+    HeadExamples,
+    HeadSettings,
+    head_tables,
+    silent,
+)
+from melon.models.catalogue import Catalogue
+from melon.models.evidence import Evidence, Examples, Values
+from melon.models.factorisation import (
+    FactorCatalogue,
+    compiled_dots,
+    compiled_pretraining,
+    factor_evidence,
+    factor_scores,
+)
+from melon.models.losses import BPRLoss
+from melon.models.plain import TAUGHT, PlainSteps, plain_steps
+from melon.models.quantised import QuantisedRows
+from melon.settings import Width
+from melon.stream.history import History
+from melon.stream.saved import part_of
+from melon.tables import Moment, TableSpec, Undo
+from melon.types import Flags, Ints, Singles
+
+#: Pairs whose inputs are held at a time.
+_PAIRS_AT_ONCE = 1 << 16
+
+
+class BlendSettings(RecommenderSettings):
+    """The personal part is trained as BPR's is, the head by itself."""
+
+    negatives: int = Field(4, ge=1)
+    dim: Width = 64
+    head_units: int = Field(32, ge=0, le=4096)
+    head_negatives: int = Field(30, ge=1)
+    head_repeats: bool = True
+    head_rest: int = Field(256, ge=0)
+    head_lr: float = Field(0.001, ge=0)
+    head_decay: float = Field(0.01, ge=0)
+    head_passes: int = Field(20, ge=0)
+    head_training_lr: float = Field(0.005, gt=0)
+    slots: Width = 256
+    transitions: bool = False
+    inputs: tuple[Literal["profiles", "preferences"], ...] = ()
+    lists: Literal["exact", "two_stage"] = "exact"
+
+
+class Blend(Recommender):
+    """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
+
+    name = "blend"
+    kernels = ("factor", "neighbours", "blend", "lists", "ials", "profiles")
+    settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
+    settings: BlendSettings
+    #: Whether streaming state follows what is learned; without it the rows can be judged by themselves, and quicker.
+    observes: bool = True
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        chosen = self.settings
+        self.head = BlendHead(
+            len(self.inputs),
+            HeadSettings(
+                chosen.head_units,
+                chosen.head_negatives,
+                chosen.head_lr,
+                chosen.head_decay,
+                chosen.head_training_lr,
+                chosen.head_passes,
+                chosen.head_rest,
+                chosen.head_repeats,
+            ),
+        )
+        self.stream = StreamFeatures(chosen.slots, transitions=chosen.transitions, more=chosen.inputs, seed=self.seed)
+
+    def declare(self) -> tuple[TableSpec, ...]:
+        dim = self.settings.dim
+        return (
+            TableSpec("user_factors", "user", "embedding", dim, 0.05),
+            TableSpec("item_factors", "item", "embedding", dim, 0.05),
+            TableSpec("item_bias", "item", "bias", 1),
+            *head_tables(len(self.inputs), self.settings.head_units),
+        )
+
+    def learns(self, spec: TableSpec) -> bool:
+        return super().learns(spec) and spec.name not in TABLES
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the head sees, by name."""
+        usual = (*INPUTS, *TRANSITIONS) if self.settings.transitions else INPUTS
+        return (*usual, *(name for group, names in MORE.items() if group in self.settings.inputs for name in names))
+
+    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+        """The inputs of candidates n × c, and how active the user is behind them."""
+        context = context or Context(time=0, history=History())
+        inputs, met = self.inputs_of(users, items, context), context.history.of_users.met(np.asarray(users))
+        active = np.broadcast_to((np.log1p(met) / 4 - 1)[:, None, None], (*inputs.shape[:2], 1))
+        return torch.from_numpy(np.concatenate([inputs, active], axis=-1)).to(self.dtype)
+
+    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
+        bias = values["item_bias"][items, 0]
+        if features is None:
+            features = dot.new_zeros((*dot.shape, len(self.inputs) + 1))
+        by_activity = (dot * features[..., -1]).unsqueeze(-1)
+        parts = torch.stack([dot, bias], -1), features[..., 2:ACTIVE], by_activity, features[..., ACTIVE + 1 : -1]
+        centre, scale = (torch.from_numpy(part).to(dot) for part in (self.head.centre, self.head.scale))
+        scaled = (torch.cat(parts, -1) - centre) * scale
+        hidden = torch.relu(scaled @ values[HIDDEN].T + values[SHIFT][:, 0])
+        return dot + bias + scaled @ values[LINEAR][0] + hidden @ values[OUTPUT][0]
+
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss
+
+    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+        return factor_scores(values, users, items)
+
+    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+        """The personal part's loss; the head has its own."""
+        return self.loss(factor_scores(values, users, items))
+
+    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
+        losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
+        return Evidence(losses, tuple(gradients))
+
+    @cached_property
+    def plain_steps(self) -> PlainSteps | None:
+        return plain_steps(self.loss, self.tables) if type(self) is Blend else None
+
+    def head_examples(self, users: Ints, items: Ints, allowed: Flags, context: Context) -> HeadExamples:
+        """What interactions teach the head: users n, items n × (1 + negatives), from the stored model as it is now."""
+        return HeadExamples(self.inputs_of(users, items, context), allowed)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
+
+    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+        at = None if context is None else context.moment
+        values = self.head_values(at)
+        if silent(values):
+            return self._personal(users, items, at)
+        context = context or Context(time=0, history=History())
+        scores: Singles = np.empty(items.shape, dtype=np.float32)
+        (constant, head), at_once = self.head.folded(values), max(_PAIRS_AT_ONCE // max(items.shape[1], 1), 1)
+        for start in range(0, len(users), at_once):
+            some = slice(start, start + at_once)
+            inputs = self.inputs_of(users[some], items[some], context)
+            policy.load("blend").head_scores(inputs, constant, head, scores[some])
+        return torch.from_numpy(scores).to(self.dtype)
+
+    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+        if policy.load("lists", like=self.like) is None:
+            return super().score_catalogue(users, n_items, context)
+        return self.catalogue(n_items, context).scores(users)
+
+    def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
+        at, kernels = None if context is None else context.moment, policy.load("lists", like=self.like)
+        if kernels is None:
+            return super().catalogue(n_items, context)
+        common = kernels, self.tables, n_items, at, self.clock.now if at is None else at.now
+        rows = FactorCatalogue(*common)
+        if silent(self.head_values(at)):
+            return rows
+        two_stage = self.settings.lists == "two_stage" and n_items >= catalogue.FROM
+        near = self._quantised.follow(*common) if two_stage else None
+        return BlendCatalogue(self, rows, n_items, context or Context(time=0, history=History()), near)
+
+    @cached_property
+    def _quantised(self) -> QuantisedRows:
+        return QuantisedRows()
+
+    def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
+        """By the users that items share, weighed as the neighbours are."""
+        alike = self.stream.similarities(np.asarray(items))
+        missing = max(self.rows_of("item") - alike.shape[1], 0)
+        return torch.from_numpy(np.pad(alike, ((0, 0), (0, missing)))).to(self.dtype)
+
+    @property
+    def observes_apart(self) -> bool:
+        return type(self) is Blend
+
+    def fit_past(self, users: Ints, items: Ints) -> None:
+        self.stream.fit(users, items)
+
+    def forget_user(self, user: int) -> None:
+        self.stream.forget_user(user)
+
+    def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
+        if self.observes:
+            self.stream.observe(users, items, past)
+
+    def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
+        return self.stream.undo_point(users, items, past)
+
+    def streaming_state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**self.stream.state(), **{f"head.{name}": array for name, array in self.head.memory().items()}}
+
+    def restore_streaming_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.stream.restore(state)
+        self.head.recall(part_of(state, "head"))
+
+    def head_values(self, at: Moment | None) -> dict[str, Singles]:
+        """The head's tables at a moment."""
+        return {name: _singles(np.asarray(self.tables[name].view(at).everything())) for name in TABLES}
+
+    def inputs_of(self, users: Tensor | Ints, items: Tensor | Ints, context: Context) -> Singles:
+        """The head's inputs of candidates."""
+        at = context.moment
+        now = self.clock.now if at is None else at.now
+        tables = (self.tables[name] for name in TAUGHT)
+        rows = []
+        for table in tables:
+            values, touched, half_life = table.arrays(at)
+            rows.append(Rows(_singles(values), touched, half_life, table.rows, now))
+        lines = np.ascontiguousarray(np.asarray(users)), np.ascontiguousarray(np.asarray(items))
+        return self.stream.inputs(rows, *lines, context.history)
+
+    def _personal(self, users: Tensor, items: Tensor, at: Moment | None) -> Tensor:
+        """What the rows say by themselves."""
+        factors, vectors = self.tables["user_factors"].gather(users, at), self.tables["item_factors"]
+        dots = compiled_dots(factors, vectors, items.reshape(-1), np.arange(items.numel()).reshape(items.shape), at)
+        if dots is None:
+            dots = (vectors.gather(items, at) * factors.unsqueeze(1)).sum(-1)
+        return dots + self.tables["item_bias"].gather(items, at)[..., 0]
+
+
+def _singles(values: npt.NDArray[Any]) -> Singles:
+    """As kernels take them: without a copy, unless tables hold other numbers."""
+    return np.ascontiguousarray(values, dtype=np.float32)

@@ -1,0 +1,166 @@
+"""Profiles in a space of rows, such as those of implicit ALS: who takes an item, and what a user took last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from melon.kernels import policy
+from melon.kernels.profiles import Pairs
+from melon.models.streaming.ials import ImplicitALS
+from melon.stream.history import RING, History
+from melon.stream.pairs import distinct
+from melon.stream.saved import SavedArrays, part_of, require, saved_array
+from melon.types import Arrays, Floats, Ints, Singles
+
+#: Interactions after which a taker counts half, and what is left of an item in a user's profile when the next is taken.
+_HALF_LIFE, _DECAY = 20_000.0, 0.9
+#: What `match` gives for each pair.
+MATCHES = ("takers", "profile", "profile_takers")
+
+
+class Profiles:
+    """Rows of implicit ALS, and the sum of the directions of each item's takers in their space.
+
+    A taker's weight halves with time. A user's profile is read from the history: the directions of the last items,
+    each weighing .9 of the next one's.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.rows = ImplicitALS(seed=seed)
+        self._count = 0
+        self._sums: Singles = np.zeros((0, self.rows.dim), dtype=np.float32)
+        self._weight: Floats = np.zeros(0)
+        self._last: Ints = np.zeros(0, dtype=np.int64)
+        self._start_factors()
+
+    def fit(self, users: Ints, items: Ints) -> None:
+        """Solve rows for a whole log, which is then observed."""
+        self.rows.fit(users, items)
+        self._start_factors()
+
+    @property
+    def _sides(self) -> tuple[Singles, Singles]:
+        """The rows of users and of items."""
+        return self.rows.users.rows, self.rows.items.rows
+
+    def _start_factors(self) -> None:
+        """Have `prepare` compute all factors: of each item, and the event that it was last taken at then."""
+        self._factors: Singles = np.empty((0, len(MATCHES)), dtype=np.float32)
+        self._factored_at: Ints = np.empty(0, dtype=np.int64)
+
+    def observe(self, users: Ints, items: Ints, past: History) -> None:
+        """Add a batch to the profiles of its items, by users' rows as they were, and solve the rows that it touches."""
+        if not len(users):
+            return
+        self._grow(int(items.max()) + 1)
+        events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
+        policy.load("profiles").take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *self._held(self._count))
+        self.rows.observe(users, items, past)
+
+    def match(self, users: Ints, items: Ints, past: History, out: Singles, first: int = 0) -> None:
+        """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on.
+
+        The user's own part in what is said of an item is left out.
+        """
+        sides, lasts = self._sides, np.empty((len(users), RING), dtype=np.int32)
+        directions, profiles = np.zeros((2, len(users), self.rows.dim), dtype=np.float32)
+        (rings, taken), known = past.of_items.storage, past.of_items.rows
+        kernels, users = policy.load("profiles"), np.ascontiguousarray(users)
+        kernels.recent(*past.of_users.storage, past.of_users.rows, users, _DECAY, *sides, lasts, directions, profiles)
+        of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
+        sums, weight, last = self._held(self._count)
+        pairs = Pairs(*of_users, sides[1], sums, weight, last, rings[:known], taken[:known])
+        kernels.match(pairs, past.events, 1 / _HALF_LIFE, _DECAY, first, out)
+
+    def prepare(self, n_items: int, past: History) -> Singles:
+        """Factors of the first items for `match_all`, as of now; they are right until this is asked again.
+
+        The rows of items change only where items are taken, so the others keep what they have.
+        """
+        sides, known = self._sides, min(n_items, self.rows.items.count, self._count)
+        if known > len(self._factored_at):
+            self._factors = np.empty((len(self._last), len(MATCHES)), dtype=np.float32)
+            self._factored_at = np.full(len(self._last), -1)
+        left = np.exp2((past.events - self._last[:known]).astype(np.float32) * np.float32(-1 / _HALF_LIFE))
+        changed = np.flatnonzero(self._last[:known] != self._factored_at[:known])
+        policy.load("profiles").prepare(
+            sides[1], self._sums[:known], self._weight[:known], left, changed, self._factors
+        )
+        self._factored_at[changed] = self._last[changed]
+        return self._factors[:known]
+
+    def match_all(self, user: Ints, factors: Singles, past: History, out: Singles, *, seen: bool = True) -> None:
+        """`match` for one user and all items in order, by what `prepare` gave: into `out`, n_items × 3.
+
+        The user's own part in what is said of an item is left out, as in `match`; without `seen` it stays in, for lists
+        that have no item that the user has had.
+        """
+        sides, lasts = self._sides, np.empty((1, RING), dtype=np.int32)
+        direction, profile = np.zeros((2, 1, self.rows.dim), dtype=np.float32)
+        kernels = policy.load("profiles")
+        kernels.recent(*past.of_users.storage, past.of_users.rows, user, _DECAY, *sides, lasts, direction, profile)
+        kernels.match_all(direction[0], profile[0], sides[1], self._sums[: self._count], factors, out)
+        out[len(factors) :] = 0
+        if not seen:
+            return
+        rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
+        taken_items = np.empty(len(rings), dtype=np.int64)
+        count = kernels.taken_by(int(user[0]), rings, taken, taken_items)
+        own = distinct(np.concatenate([lasts[0][lasts[0] >= 0].astype(np.int64), taken_items[:count]]))
+        own = own[own < len(out)]
+        if len(own):
+            again = np.empty((1, len(own), len(MATCHES)), dtype=np.float32)
+            self.match(user, own[None, :], past, again)
+            out[own] = again[0]
+
+    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
+        """A function that takes back the next `observe` of these interactions."""
+        count, held, undo_rows = self._count, distinct(items[items < self._count]), self.rows.undo_point(users, items)
+        before = self._sums[held], self._weight[held], self._last[held]
+
+        def undo() -> None:
+            for array, rows in zip(self._parts(), before, strict=True):
+                array[held], array[count : self._count] = rows, 0
+            self._count = count
+            self._start_factors()
+            undo_rows()
+
+        return undo
+
+    def forget_user(self, user: int) -> None:
+        """Take a user's row out; what others' rows and profiles have from it stays."""
+        self.rows.forget_user(user)
+
+    def state(self) -> Arrays:
+        """Arrays that `restore` turns back into the same profiles."""
+        names = "takers", "weight", "last"
+        sums = {name: array.copy() for name, array in zip(names, self._held(self._count), strict=True)}
+        return {**{f"rows.{name}": array for name, array in self.rows.state().items()}, **sums}
+
+    def restore(self, state: SavedArrays, events: int) -> None:
+        """Become what `state` described, after `events` events; else a `CheckpointError`."""
+        weight = saved_array(state, "weight", np.float64, (None,), least=0, most=events)
+        shape, rows = (len(weight), self.rows.dim), part_of(state, "rows")
+        sums = saved_array(state, "takers", np.float32, shape, least=-2.0 * events, most=2.0 * events)
+        last = saved_array(state, "last", np.int64, (len(weight),), least=0, most=max(events - 1, 0))
+        require(len(rows.get("items", ())) == len(weight), "takers and rows are of different items")
+        self.rows.restore(rows)
+        self._sums, self._weight, self._last, self._count = sums, weight, last, len(weight)
+        self._start_factors()
+
+    def _grow(self, count: int) -> None:
+        if count > len(self._weight):
+            room = max(count, 2 * len(self._weight), 1024) - len(self._weight)
+            more: list[npt.NDArray[Any]] = [np.zeros((room, *part.shape[1:]), part.dtype) for part in self._parts()]
+            self._sums, self._weight, self._last = map(np.concatenate, zip(self._parts(), more, strict=True))
+        self._count = max(self._count, count)
+
+    def _parts(self) -> tuple[npt.NDArray[Any], ...]:
+        return self._sums, self._weight, self._last
+
+    def _held(self, count: int) -> tuple[npt.NDArray[Any], ...]:
+        return self._sums[:count], self._weight[:count], self._last[:count]

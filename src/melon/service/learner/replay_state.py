@@ -1,0 +1,151 @@
+"""A model on its way through a log: one recorded step after another, the same bytes whenever they are taken again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from melon.data.ids import Id, IdBook, IdKind
+from melon.learning.deltas import Interacted, Recorder, chained
+from melon.learning.forgetting import forget, observe_only
+from melon.learning.model import LiveModel
+from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
+from melon.service.log.events import LogReader
+from melon.service.log.steps import StepReader
+from melon.stream.batch import Batch
+from melon.types import Ints
+
+_NOBODY = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Learnable:
+    """The events of a step that can be learned, in order, as the model's books have their ids."""
+
+    stored: tuple[StoredEvent, ...] = ()
+    users: list[Id] = field(default_factory=list)
+    items: list[Id] = field(default_factory=list)
+    times: Ints = field(default_factory=lambda: _NOBODY)
+    #: Events whose ids are of another kind than the model's: they stay in the log, and nothing can learn them.
+    odd: int = 0
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step did: its delta, the digest after it, and what was measured on the way."""
+
+    content: bytes
+    digest: bytes
+    about: Mapping[str, Any]
+    arrived: tuple[float, ...] = ()
+
+
+class ReplayState:
+    """The model, where it stands, and the steps that it takes. A step that fails leaves the position as it was."""
+
+    def __init__(self, model: LiveModel, position: Position, log: LogReader, without: Collection[LogId] = ()) -> None:
+        self.model, self.position, self._log, self._without = model, position, log, frozenset(without)
+        self._recorder = Recorder(model)
+
+    def events(self, first: int, last: int) -> Learnable:
+        """The events of these offsets that are there to be learned."""
+        events = self._log.events(first, last)
+        stored = [event for event in events if event.use == "learn" and event.user not in self._without]
+        users = typed(self.model.users, [event.user for event in stored])
+        items = typed(self.model.items, [event.item for event in stored])
+        good = [n for n in range(len(stored)) if users[n] is not None and items[n] is not None]
+        some = tuple(stored[n] for n in good)
+        times = np.array([event.time for event in some], dtype=np.int64)
+        return Learnable(
+            some, [users[n] for n in good], [items[n] for n in good], times, len(stored) - len(good)  # type: ignore[misc]
+        )  # fmt: skip
+
+    def perform(self, step: LoggedStep, retried: LoggedStep | None = None) -> StepOutcome:
+        """Take a step as it is recorded: learned, or passed by if it was quarantined.
+
+        `retried` is the step that a retry is about.
+        """
+        about: dict[str, Any] = {}
+        past, forgotten = Interacted(), None
+        arrived: tuple[float, ...] = ()
+        if step.kind == "events":
+            events = self.events(step.first, step.last)
+            past, about = self._learn(events, learned=step.status != "quarantined")
+            arrived = tuple(event.arrived for event in events.stored)
+        elif step.kind == "retry" and retried is not None and step.status != "quarantined":
+            about = self._learn_again(self.events(retried.first, retried.last))
+        elif step.kind == "forget":
+            (user, pseudonym), row = self._named(step), None
+            if user is not None and pseudonym is not None:
+                row = forget(self.model, user, pseudonym)
+            if row is not None and pseudonym is not None:
+                forgotten = row, pseudonym
+            about = {"known": row is not None}
+        content = self._recorder.take(step.number, past, forgotten).to_bytes()
+        digest = chained(self.position.digest, content)
+        self.position = Position(self.position.version, step.number, max(step.last, self.position.offset), digest)
+        return StepOutcome(content, digest, about, arrived)
+
+    def _learn(self, events: Learnable, *, learned: bool) -> tuple[Interacted, dict[str, Any]]:
+        model = self.model
+        about: dict[str, Any] = {"events": len(events), "odd": events.odd, "late": 0, "loss": None, "moved": None}
+        if not len(events):
+            return Interacted(), about
+        # Offsets are the order; time never runs back, so that a late event counts as happening now.
+        moments = np.maximum.accumulate(np.maximum(events.times, model.last_time))
+        about["late"] = int((events.times < moments).sum())
+        if learned:
+            (about["loss"],) = model.learn_events(events.users, events.items, moments)
+            about["moved"] = model.updater.moved
+        else:
+            observe_only(model, events.users, events.items, moments)
+        model.late += about["late"]
+        rows = model.users.rows(events.users), model.items.rows(events.items)
+        return Interacted(*rows, moments), about
+
+    def _learn_again(self, events: Learnable) -> dict[str, Any]:
+        """Learn events that the past knows already."""
+        model, updater = self.model, self.model.updater
+        users, items = model.users.rows(events.users), model.items.rows(events.items)
+        if not len(events):
+            return {"events": 0}
+        keys = np.zeros(len(users), dtype=np.int64)  # all of them have rows
+        times = np.full(len(users), model.last_time)
+        loss = updater.rehearse(Batch(updater.history.events, users, items, times, keys, keys))
+        return {"events": len(events), "loss": loss, "moved": updater.moved}
+
+    def _named(self, step: LoggedStep) -> tuple[Id | None, Id | None]:
+        """Whom a control forgets, and the pseudonym, as the model's book has ids."""
+        control = self._log.control_after(step.first - 1)
+        if control is None or control.offset != step.first or self.model.users.kind is None:
+            return None, None
+        user, pseudonym = typed(self.model.users, [control.body["user"], control.body["pseudonym"]])
+        return user, pseudonym
+
+
+def unlearned(log: LogReader, steps: StepReader) -> frozenset[LogId]:
+    """The pseudonyms of people whose events have been unlearned: no step takes these events any more."""
+    last = steps.unlearned()
+    return frozenset(control.body["pseudonym"] for control in log.to_unlearn() if control.offset <= last)
+
+
+def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
+    """Ids as a book has them; None where one cannot be. A book without ids takes the kind of the first one."""
+    kind: IdKind = book.kind or ("int" if ids and isinstance(ids[0], int) else "str")
+    wanted = int if kind == "int" else str
+    typed: list[Id | None] = [one if type(one) is wanted else None for one in ids]
+    return [_uuid(one) for one in typed] if kind == "uuid" else typed
+
+
+def _uuid(one: Id | None) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(str(one))
+    except ValueError:
+        return None
