@@ -43,7 +43,7 @@ def toy_batch(first_event: int, users: Ints, items: Ints) -> Batch:
 
 def array_of(numbers: Any) -> npt.NDArray[Any]:
     """A copy of an array, or of a tensor of PyTorch."""
-    return np.array(numbers.detach() if hasattr(numbers, "detach") else numbers)
+    return np.array(numbers.detach().numpy() if hasattr(numbers, "detach") else numbers)
 
 
 def expect(truth: bool, otherwise: str) -> None:
