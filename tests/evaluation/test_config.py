@@ -25,7 +25,7 @@ from melon.fitting.config import CellConfig, parse_assignments, read_config
         ),
         (
             {"candidates": "borne"},
-            "unknown candidate set 'borne'. Did you mean 'born'. Choose one of: born, catalogue, full-log",
+            "unknown candidate set 'borne'. Choose one of: catalogue, full-log, known",
         ),
         ({"pretrain": "ours"}, "unknown way to pre-train 'ours'.*Choose one of: own, shared"),
         ({"batch_size": 0}, "batch_size = 0"),

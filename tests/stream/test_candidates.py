@@ -157,7 +157,7 @@ def test_too_few_items_for_the_candidates(mode: str) -> None:
 
 
 def test_unknown_candidate_sets_are_named_with_the_choices() -> None:
-    with pytest.raises(SettingsError, match="born, catalogue, full-log"):
+    with pytest.raises(SettingsError, match="catalogue, full-log, known"):
         Candidates(log_of([(0, 0), (0, 1)]), mode="future")
 
 

@@ -43,7 +43,7 @@ EVALUATION: Mapping[str, Any] = {
         str,
         MODEL,
         "Let idle items decay: off, auto (the half-life is searched or learned), or a half-life in interactions. "
-        "(default: auto with --strategy auto, else {time decay})",
+        "(default: auto with --strategy auto, else {half_life})",
     ),
     "assignments": _option(
         list[str],
