@@ -54,7 +54,7 @@ class Memo:
         return self._once(name, make)
 
     def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
-        """What a strategy has meta-trained, made the first time only."""
+        """The meta-parameters of a strategy, trained the first time only."""
         return self._once(name, make)
 
     def _once(self, name: str, make: Callable[[], _Result]) -> _Result:
@@ -202,7 +202,7 @@ class Fitting:
             learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(self.plan.build(), Blend)
             if self.unchosen is not None or not learns:
                 return {}
-            self.progress.stage(f"{name} is meta-trained on the selection window")
+            self.progress.stage(f"meta-training {name} on the selection window")
             pretraining, start = self.window()
             return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 

@@ -26,7 +26,7 @@ from melon.types import Plain
 class WindowMetaTraining:
     """Streams through the window of a log, which begins at `start`, behind the `past` before it.
 
-    The head of a recommender is meta-trained on `earlier` windows, too, where they are asked for (ADR 22).
+    The head of a recommender is trained on `earlier` windows, too, where they are asked for (ADR 22).
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class WindowMetaTraining:
         return meta_training | self.of_head(strategy, start, stop, meta_training, pretraining)
 
     def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> MetaTraining:
-        """Let a learned strategy meta-train on the window up to `stop`: several passes in time order, each from a
-        recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to meta-train.
+        """Meta-train a learned strategy on the window up to `stop`: several passes in time order, each from a
+        recommender and a history from before the window (docs/methods.md 8.2). Others have no meta-parameters.
         """
         meta_training: MetaTraining = {}
         if isinstance(strategy, LinearStrategy | UnrolledStrategy):
@@ -91,7 +91,7 @@ class WindowMetaTraining:
     ) -> list[HeadExamples]:
         """Training examples of the windows before this one, each with rows that were trained on what precedes it.
 
-        A window that cannot be meta-trained on is left out: these are examples beside those of the selection window.
+        A window that gives no examples is left out: these are examples beside those of the selection window.
         """
         head_batches: list[HeadExamples] = []
         for first, stop in self._earlier:
