@@ -8,13 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from melon.tables import decay
-from melon.tables.decay import DecayFactors, decay_factor
 
 from melon import tables
 from melon.errors import LearningError, SettingsError
 from melon.kernels import policy
-from melon.tables import Clock, Moment, Table, TableSpec
+from melon.tables import Clock, Moment, Table, TableSpec, decay
+from melon.tables.decay import DecayFactors, decay_factor
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 

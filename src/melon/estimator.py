@@ -43,7 +43,7 @@ class Melon(Arguments):
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" lets idle rows decay too.
+        strategy: a name such as "default" or "melon", or a `Strategy` class; "auto" lets idle rows decay, too.
         seed: the root of everything random; the same seed on the same machine gives the same model.
         epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
         batch_size: how many interactions are learned in one step.

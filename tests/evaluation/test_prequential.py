@@ -191,7 +191,7 @@ def test_the_users_past_agrees_with_a_slow_twin(pairs: list[tuple[int, int]], da
 
 @pytest.mark.parametrize("mode", ["catalogue", "known"])
 def test_full_ranking_agrees_with_a_slow_twin(mode: str) -> None:
-    """Under `known` the catalogue is what was there when the batch began: an item that comes later would only be in the way."""
+    """Under `known` the catalogue is what was there when the batch began, without items that come later."""
     log = changing_log()
     tally = Tally()
     start_of: dict[int, int] = {}

@@ -121,7 +121,7 @@ class BlendHead:
 
     @property
     def resting(self) -> bool:
-        """Whether the inputs have no scales yet: without training on a window, they are those of the first interactions."""
+        """Whether the inputs have no scales yet: without a training window, the first interactions give them."""
         return self.settings.rest > 0 and _STEPS not in self._memory and not bool(self.centre.any())
 
     def memory(self) -> Arrays:

@@ -61,7 +61,7 @@ def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
         if not wait([loaded], patience).done:
             alarm(
                 "kernels",
-                "the learner loads its kernels, and compiles them once per machine; events are stored and learned later.",
+                "the learner loads its kernels, compiled once per machine; events are stored and learned later.",
             )
         loaded.result()
     alarm("kernels", None)
