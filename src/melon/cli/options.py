@@ -43,7 +43,7 @@ EVALUATION: Mapping[str, Any] = {
         str,
         MODEL,
         "Half-life of idle items: off, auto (searched or learned), or a number of interactions. "
-        "(default: auto with --strategy auto, else {time decay})",
+        "(default: auto with --strategy auto, else {half_life})",
     ),
     "assignments": _option(
         list[str],
