@@ -1,6 +1,4 @@
 """The conformance checks under their former name; they live in `melon.testing`."""
 
-import melon.testing
 from melon.testing import *  # noqa: F403
-
-__all__ = melon.testing.__all__
+from melon.testing import __all__  # noqa: F401

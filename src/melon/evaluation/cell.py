@@ -12,7 +12,15 @@ import numpy as np
 
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
-from melon.evaluation.predictors import RIVALS, UNCHOSEN, Frozen, Popularity, Predictor, Retrained, make_baseline
+from melon.evaluation.predictors import (
+    SIMPLE_BASELINES,
+    UNCHOSEN,
+    Frozen,
+    Popularity,
+    Predictor,
+    Retrained,
+    make_baseline,
+)
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.record import CellRecord
 from melon.evaluation.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
@@ -115,7 +123,7 @@ class Cell:
         choices, plain, selection = self.fitting.choose(beside=("default",)), PlainKeeper(), self.selection
         if self.fitting.unchosen is not None:
             settings: Plain = {"recent_popularity": {"half_life": 3_000}}
-            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in RIVALS.items()}
+            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in SIMPLE_BASELINES.items()}
             return choices | {name: without_trials(chosen) for name, chosen in settings.items()}
 
         def half_life() -> Plain:
@@ -174,7 +182,7 @@ class Cell:
                 name: lambda name=name: make_baseline(  # type: ignore[misc]
                     name, choices[name]["settings"], training, Frozen(self._updater("default", {}, state))
                 )
-                for name in RIVALS
+                for name in SIMPLE_BASELINES
             },
             "default": lambda: self._updater(
                 "default", choices["default"]["settings"], state, meta_training["default"]

@@ -84,7 +84,7 @@ class StateKeeper:
 
 
 class MetaTrainingKeeper:
-    """What a strategy has meta-trained on the selection window: safetensors."""
+    """Meta-parameters trained on the selection window: safetensors."""
 
     suffix = ".safetensors"
 

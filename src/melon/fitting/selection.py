@@ -112,8 +112,8 @@ class Selection:
     def judges_again(self) -> bool:
         """Whether strategies are judged on a recommender that was trained again.
 
-        They meta-train on the one from before the window, and are deployed on another. Where weights are shared by all
-        users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        They are meta-trained on the one from before the window, and deployed on another. Where all users share
+        weights, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
         """
         recommender = self.plan.build()
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
