@@ -43,11 +43,11 @@ class Melon(Arguments):
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" decays idle rows too.
+        strategy: a name such as "default" or "melon", or a `Strategy` class; "auto" lets idle rows decay, too.
         seed: the root of everything random; the same seed on the same machine gives the same model.
         epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
         batch_size: how many interactions are learned in one step.
-        time decay: how idle items decay: "off", "auto" (the half-life is searched, or learned by the strategy), or a
+        half_life: time decay of idle items: "off", "auto" (the half-life is searched, or learned by the strategy), or a
             half-life in interactions. By default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; `fit` chooses the others on the end of the log.
         recommender_settings: the recommender's settings.

@@ -29,7 +29,7 @@ from melon.types import AnyArray, Plain
 
 ReportText = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.meta-training`).
-MetaTraining = dict[str, AnyArray]
+MetaParameters = dict[str, AnyArray]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
@@ -74,7 +74,7 @@ class PretrainedState:
 
     @property
     def headed(self) -> bool:
-        """Whether the recommender has a head, which is meta-trained on the selection window."""
+        """Whether the recommender has a head, which is trained on the selection window."""
         return isinstance(self.fresh(), Blend)
 
     def fresh(self) -> Recommender:
@@ -145,7 +145,7 @@ def deploy(
     strategy: Strategy,
     start: PretrainedState,
     log: Interactions,
-    meta_training: MetaTraining | None = None,
+    meta_training: MetaParameters | None = None,
     *,
     rows_alone: bool = False,
 ) -> Updater:

@@ -70,7 +70,7 @@ class Updater:
     # Reading: nothing is written.
 
     def moment(self, time: int) -> Moment:
-        """A time of the stream as a moment of reading: the time decay clock then, and half-lives as they are by now."""
+        """A time of the stream as a moment of reading: the decay clock then, and half-lives as they are by now."""
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
         now = self.history.events if self.decay_clock == "interactions" else time
         by_now = self.strategy.half_lives(self._specs) if self._followed is None else self._followed
@@ -219,7 +219,7 @@ class Updater:
     # Meta-training: what is trained on the selection window and deployed with other rows.
 
     def train_head(self, head_batches: Sequence[HeadExamples]) -> Memory:
-        """What the recommender's head learns from recorded training examples, as part of a meta-training."""
+        """What the recommender's head learns from recorded training examples, as part of meta-training."""
         return self._teacher.meta_train(head_batches)
 
     def teach_head(self, head_examples: HeadExamples) -> None:

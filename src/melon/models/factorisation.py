@@ -69,7 +69,7 @@ class FactorCatalogue(Catalogue):
         now: int,
         near: Near | None = None,
     ) -> None:
-        """`now` is the time of the time decay clock: that of the moment, where one is given."""
+        """`now` is the time of the decay clock: that of the moment, where one is given."""
         self._kernels, self._tables, self._n_items = kernels, tables, n_items
         self._at, self._now, self._near = at, now, near
 

@@ -63,7 +63,7 @@ class ReadableTable(Protocol):
 class Surroundings:
     """Read-only context of the compact copy: the history, and any row of any table.
 
-    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the time decay clock.
+    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the decay clock.
     `idle` says how long ago each compact row was last touched, where rows decay.
     """
 

@@ -73,7 +73,7 @@ class LearnedStrategy(Strategy):
         return self._phi.tensors
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """Learned, from the one in the settings: log₂ of each item table's half-life moves by `half_life_speed` · φ."""
+        """Learned, from the one in the settings on: log₂ of each table's half-life moves by `half_life_speed` · φ."""
         start = super().half_lives(specs)
         phi = {name: float(self.parameters()[half_life_name(name)].detach()) for name in start}
         return {

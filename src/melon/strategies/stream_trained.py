@@ -1,4 +1,4 @@
-"""Strategies with log-linear rates that meta-train through a whole stream and are then frozen (docs/methods.md 4.12).
+"""Strategies with log-linear rates, meta-trained through a whole stream and then frozen (docs/methods.md 4.12).
 
 Before meta-training they are exactly the plain step. Online they weigh each touch of a row.
 """

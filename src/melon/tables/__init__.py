@@ -37,7 +37,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Moment:
-    """When rows are read: a time of the time decay clock, and the half-life of each table whose idle rows decay.
+    """When rows are read: a time of the decay clock, and the half-life of each table whose idle rows decay.
 
     Reading at a moment changes nothing, so any number of readers may look at different moments.
     """
@@ -154,7 +154,7 @@ class Table:
         return self._values, self._touched, half_life or 0.0
 
     def decayed(self, kernels: policy.Kernels, rows: int, at: Moment | None = None) -> tuple[Singles, np.float32]:
-        """What time decay has left of the first rows at a moment, for lists: a weight for each, and one factor for all.
+        """Decay factors of the first rows at a moment, for lists: a weight for each, and one factor for all.
 
         The weights are empty where nothing decays. They are this table's own, and right until it is asked again.
         """
