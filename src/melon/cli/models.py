@@ -116,7 +116,7 @@ def pretrain(
     why = why_auto(request, {})
     if why is not None:
         say(why)
-    say(f'wrote {out}: use it with melon recommend {out} --user …, or in Python with melon.load("{out}")')
+    say(f'wrote {out}. Next: melon recommend {out} --user ID; or melon serve {out}; or in Python melon.load("{out}")')
 
 
 #: Arguments that `Melon` has under the same name.

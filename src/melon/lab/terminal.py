@@ -29,6 +29,10 @@ from melon.learning.rate_matrix import BatchRates, RateFacts
 from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
 
 
+#: A filter that drops a larger share than this is worth a warning.
+_MUCH = 0.1
+
+
 def show_preparation(report: PreparationReport, out: Path) -> None:
     """Print what was read, dropped and written."""
     console = Console(soft_wrap=True, highlight=False)
@@ -36,10 +40,16 @@ def show_preparation(report: PreparationReport, out: Path) -> None:
         f"[bold]{escape(str(out))}[/bold]: {counted(report.interactions, 'interaction')} of "
         f"{counted(report.users, 'user')} and {counted(report.items, 'item')}"
     )
+    few = f"their user or item has fewer than {report.min_interactions} interactions"
+    dropped = f", {report.filtered:,} dropped because {few}" if report.min_interactions > 1 else ""
     console.print(
-        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad, "
-        f"{report.filtered:,} dropped because their user or item has fewer than {report.min_interactions} interactions"
+        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad{dropped}"
     )
+    if report.dropped_share > _MUCH:
+        console.print(
+            f"[bold red]warning[/bold red]: the filter dropped {report.dropped_share:.0%} of the interactions, because "
+            f"{few}. Keep more with a lower --min-interactions; 1 keeps everything."
+        )
     for text in (*report.notes, *map(str, report.bad)):
         console.print(indent(text, "  "), markup=False)
     if any(bad.reason in ("missing user", "missing item") for bad in report.bad):
