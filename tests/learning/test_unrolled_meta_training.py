@@ -149,7 +149,7 @@ def test_a_recommender_whose_gradients_are_closed_is_refused() -> None:
     class Own(BPR):
         """A recommender that meta-training knows nothing of."""
 
-    with pytest.raises(SettingsError, match="form = meta-trained needs gradients that can be differentiated"):
+    with pytest.raises(SettingsError, match="form = stream needs gradients that can be differentiated"):
         stream_trained("sml", Own({"dim": 3}, seed=3, dtype=torch.float64))
 
 

@@ -19,7 +19,7 @@ from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import selection_score
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, deploy, refit
+from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Curve, Search, Trial, search, words
 from melon.fitting.workers import Workers
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
@@ -247,7 +247,7 @@ class Selection:
 
     def train_meta_model(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
-    ) -> MetaTraining:
+    ) -> MetaParameters:
         """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice.of`)."""
         return self._meta_training.of(strategy, start, stop, pretraining)
 

@@ -217,4 +217,4 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
 
 def half_life_name(table: str) -> str:
     """The meta-parameter that moves a table's half-life."""
-    return f"time decay.{table}"
+    return f"half_life.{table}"

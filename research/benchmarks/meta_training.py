@@ -1,0 +1,155 @@
+"""Rates meta-trained through the stream on the selection windows of streams in $MELON_DATA; test parts are not read.
+
+    python research/benchmarks/meta-training.py yelp amazon_book
+    python research/benchmarks/meta-training.py yelp --arms melon melon:decay=false melon:inputs=age,idle mwnet mwnet:form=linear
+    python research/benchmarks/meta-training.py yelp --recommender ncf --arms default mwnet melon
+    STATES=folder FADING=1 python research/benchmarks/meta-training.py yelp
+
+Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md). An arm is a strategy with its settings
+in configs/ and what is given besides; with form=linear (mwnet, metasgd) or form=meta-trained (s2meta, sml) a published
+strategy is meta-trained too, from the tuned plain step.
+The first score is that of a recommender from before the window which goes on; where weights are shared there is a
+second one, of a recommender that was trained again before the judged part. FADING=1 takes research/configs/half_life, where
+half-lives are learned. STATES names a folder of pre-trained rows, which are written where they are missing.
+GRADIENT=held leaves out how rates depend on rows through the loss. CANDIDATES=99 lets NCF meta-train among that many
+candidates in each pass instead of 30.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from accuracy import DATA
+from melon.data.files import load_stream
+from melon.data.interactions import Interactions
+from melon.fitting.config import CellConfig, parse_assignments, read_config
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.pretrained import PretrainedState, deploy, refit
+from melon.fitting.selection import Selection
+from melon.kernels import policy
+from melon.learning.meta_training import stream as stream_meta_training
+from melon.learning.meta_training.loop import meta_training_candidates
+from melon.learning.meta_training.record import RecordedStream, record
+from melon.strategies.melon.linear import MeLON
+from melon.strategies.melon.rates import DECAY_UNIT, LinearRates
+from melon.strategies.stream_trained import LinearStrategy
+from melon.stream.batch import batch_of
+from melon.stream.split import DEFAULT_SPLIT, batches, split
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+STREAMS = ("amazon_grocery", "amazon_electronics", "yelp", "amazon_book", "news_globo")
+
+
+def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
+    torch.set_num_threads(1)
+    folder = CONFIGS / "half_life" if os.environ.get("HALF_LIVES") else CONFIGS
+    config = read_config(folder / f"{stream}-{recommender}-default.toml")
+    log = load_stream(DATA / f"{stream}.parquet")
+    parts = split(log, tuple(config.get("split", DEFAULT_SPLIT)))
+    plan = Plan(recommender, protocol=EvaluationProtocol(seed))
+    selection = Selection(log.head(parts.validation_stop), parts, plan)
+    name, pretraining = f"{recommender}-{stream}-{seed}", config["pretrain_settings"]
+    start = state_of(plan, selection.before_window, pretraining, f"{name}-window.safetensors")
+    again = None
+    if selection.judges_again:
+        again = state_of(plan, selection.before_judged, pretraining, f"{name}-again.safetensors")
+    for arm in arms:
+        strategy, _, assigned = arm.partition(":")
+        given = parse_assignments([one for one in re.split(r",(?=\w+=)", assigned) if one])["strategy"]
+        own = folder / f"{stream}-{recommender}-{strategy}.toml"
+        if given.get("form") in ("linear", "stream") or not own.exists():
+            tuned = read_config(
+                own if strategy.startswith("melon") else folder / f"{stream}-{recommender}-default.toml"
+            )
+            tuned["settings"] = {k: v for k, v in tuned["settings"].items() if k in ("lr", "most_step", "half_life")}
+        else:
+            tuned = read_config(own)
+        settings = {**CellConfig(**tuned).fixed, **given}
+        began = time.process_time()
+        updater = selection.at_window(strategy, settings, start)
+        stream_trained, meta_training = time.process_time() - began, updater.meta_training()
+        scores = [f"{selection.judged(updater):.4f}"]
+        if again is not None:
+            deployed = deploy(plan.make_strategy(settings, strategy), again, selection.before_judged, meta_training)
+            scores.append(f"{selection.judged(deployed):.4f}")
+        print(f"| {stream}, {arm} | {' | '.join(scores)} | {stream_trained:.0f} |", flush=True)
+        if isinstance(updater.strategy, LinearStrategy):
+            print(learned(updater.strategy.rates), flush=True)
+
+
+def learned(rates: LinearRates) -> str:
+    """What meta-training made of it: rates of a middling touch by role, what a touch takes away, half-lives, τ."""
+    numbers = {name: value.numpy() for name, value in rates.phi.items()}
+    shown = {
+        "rates": np.exp(numbers["rates"][:, 0]),
+        "decay": numbers["decay"] * DECAY_UNIT,
+        "half-lives": np.exp(numbers["half_lives"]),
+        "τ": np.exp(numbers["temperature"]),
+    }
+    return "  " + "  ".join(f"{name} {' '.join(f'{each:.3g}' for each in values)}" for name, values in shown.items())
+
+
+def state_of(plan: Plan, log: Interactions, settings: dict[str, Any], name: str) -> PretrainedState:
+    folder = os.environ.get("STATES")
+    if folder and (Path(folder) / name).exists():
+        tables: dict[str, dict[str, torch.Tensor]] = {}
+        for key, value in load_file(Path(folder) / name).items():
+            table, part = key.split("/")
+            tables.setdefault(table, {})[part] = value
+        return PretrainedState(plan, tables, {})
+    state = refit(plan, log, settings, observed={})
+    if folder:
+        flat = {
+            f"{table}/{part}": value.contiguous()
+            for table, parts in state.tables.items()
+            for part, value in parts.items()
+        }
+        save_file(flat, Path(folder) / name)
+    return state
+
+
+def recorded_meta_training(selection: Selection, strategy: MeLON, start: PretrainedState) -> RecordedStream:
+    """The meta-training stream of a window, up to its judged part, as meta-training records it."""
+    log, parts, protocol = selection.log.head(selection.parts.judged_from), selection.parts, selection.protocol
+    updater = deploy(strategy, start, selection.before_window)
+    coming = [batch_of(log, *bounds) for bounds in batches(parts.window_start, len(log), protocol.batch_size)]
+    return record(updater, coming, meta_training_candidates(log, protocol.seed, protocol.negatives), 2)
+
+
+def held(kernels: SimpleNamespace) -> SimpleNamespace:
+    """The loops, with rates that do not follow the loss on the way back."""
+
+    def backward(replay: Any, rows: Any, rates: Any, *rest: Any) -> None:
+        kernels.backward(replay, rows, rates._replace(slopes=np.zeros_like(rates.slopes)), *rest)
+
+    return SimpleNamespace(forward=kernels.forward, backward=backward)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("streams", nargs="+")
+    parser.add_argument("--recommender", default="bpr")
+    parser.add_argument("--arms", nargs="+", default=["default", "melon"])
+    asked = parser.parse_args()
+    if os.environ.get("GRADIENT") == "held":
+        load = policy.load
+        policy.load = lambda name, *rest, **more: (
+            held(load(name)) if name == "meta_training" else load(name, *rest, **more)
+        )
+    if os.environ.get("CANDIDATES"):
+        stream_meta_training._MOST_CANDIDATES = int(os.environ["CANDIDATES"])
+    print("| stream, arm | going on | (trained again) | CPU s of meta-training |\n|---|---|---|---|", flush=True)
+    for each in asked.streams:
+        main(each, asked.recommender, asked.arms, int(os.environ.get("SEED", "0")))
