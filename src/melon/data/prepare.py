@@ -83,9 +83,10 @@ def prepare(
     """Prepare raw files as one stream and write it to `out` with its side-cars.
 
     Everything is kept by default. Users and items with fewer than `min_interactions` are dropped: by counts taken once
-    on the input, or with `k_core` again and again until nothing more goes. Events are in time order at the resolution of the source, and equal times
-    keep the order of the files. A failure leaves whatever was at `out` before. Whatever is None about the files is
-    guessed, and the report's notes say so; `missing` are the texts that mean "no id" beside the empty one.
+    on the input, or with `k_core` again and again until nothing more goes. Events are in time order at the resolution
+    of the source, and equal times keep the order of the files. A failure leaves whatever was at `out` before. Whatever
+    is None about the files is guessed, and the report's notes say so; `missing` are the texts that mean "no id" beside
+    the empty one.
     """
     began = clock.perf_counter()
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)

@@ -31,7 +31,7 @@ from melon.types import Plain
 
 ReportText = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.meta_training`).
-MetaTraining = dict[str, Tensor]
+MetaParameters = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
@@ -163,7 +163,7 @@ def deploy(
     strategy: Strategy,
     start: PretrainedState,
     log: Interactions,
-    meta_training: MetaTraining | None = None,
+    meta_training: MetaParameters | None = None,
     *,
     rows_alone: bool = False,
 ) -> Updater:

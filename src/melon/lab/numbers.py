@@ -168,7 +168,7 @@ def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:
 
 
 #: Fewer batches than this show no trend.
-_FEWEST_BATCHES = 5
+_FEWEST_BATCHES = 20
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,9 @@ def slope(gap: Floats, weights: Ints) -> Slope | None:
 
 
 def t_quantile(degrees: int) -> float:
-    """Student's t at 97.5 %, by the expansion of Cornish and Fisher: within 0.2 % from three degrees of freedom on."""
-    terms = (
-        (_Z**3 + _Z) / 4,
-        (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96,
-        (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384,
-        (79 * _Z**9 + 776 * _Z**7 + 1482 * _Z**5 - 1920 * _Z**3 - 945 * _Z) / 92_160,
-    )
-    return float(_Z + sum(term / degrees**power for power, term in enumerate(terms, start=1)))
+    """Student's t at 97.5 %, by the expansion of Cornish and Fisher: within 0.1 % from 18 degrees of freedom on."""
+    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / degrees + second / degrees**2
 
 
 def frontier(points: Mapping[str, tuple[float, float]]) -> list[str]:

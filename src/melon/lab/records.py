@@ -16,7 +16,7 @@ import polars as pl
 from melon.errors import DataError
 from melon.evaluation import labels
 from melon.evaluation.ranking import Metrics, metrics
-from melon.evaluation.record import is_auto, method_name, read_any_json
+from melon.evaluation.record import is_auto, method_name, read_any_json, read_json
 from melon.evaluation.work import RatesKeeper
 from melon.types import Flags, Floats, Ints, Plain
 
@@ -252,6 +252,13 @@ class Bench:
     @property
     def runs(self) -> list[Run]:
         return [run for comparison in self.comparisons for run in comparison.runs]
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that wrote the records, as the folders of benches have them."""
+        files = [source / "bench.json" for source in self.sources]
+        kept = [read_json(file).get("commands", []) for file in files if file.exists()]
+        return [str(command) for commands in kept for command in commands]
 
     def fast(self, stream: str) -> bool:
         """Whether what was popular lately beats the best recommender that is never updated: a fast stream."""

@@ -292,6 +292,7 @@ def score_table(comparison: MethodComparison, view: View) -> ResultTable:
     """Methods down, metrics across, the best of each column marked."""
     scores = table_of(comparison, view)
     lines = [(comparison.label(m), m, {name: each.mean for name, each in line.items()}) for m, line in scores.items()]
+    lines.sort(key=lambda line: -line[2].get(METRIC, 0.0))
     errors = {(m, name): e.error for m, line in scores.items() for name, e in line.items() if e.error is not None}
     table = metric_table(lines, list(METRICS), errors=errors)
     gaps = [
@@ -617,9 +618,6 @@ def milliseconds_text(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
-_NOT_OPTIONS = ("recommender", "strategy", "seed", "settings", "preset", "split")
-
-
 def choices(bench: Bench) -> Section:
     """What was chosen before the test part was read, with how many trials, and how far each strategy moves."""
     rows = []
@@ -666,7 +664,7 @@ def made_of(bench: Bench, command: str) -> Section:
                 *(f"data: {stream}, sha256 {sha[:16]}" for stream, sha in hashes),
             ]
         ),
-        Part("Commands", "As the records have them; the last one made this report.", [Code(_commands(bench, command))]),
+        Part("Commands", "", [Code("\n".join([*bench.commands, command]))]),
     ]
     if bench.gaps:
         seeds_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -716,44 +714,6 @@ def _trials(comparison: MethodComparison, method: str, chosen: Sequence[Plain]) 
         return "given"
     counts = sorted({len(choice["trials"]) for choice in chosen if "trials" in choice})
     return " | ".join(map(str, counts)) or "–"
-
-
-def _commands(bench: Bench, command: str) -> str:
-    folders: dict[str, list[Run]] = defaultdict(list)
-    for run in bench.runs:
-        folders[str(run.path.parent)].append(run)
-    lines = []
-    for folder, runs in folders.items():
-        words = ["melon", "bench", *(f"{stream}.parquet" for stream in dict.fromkeys(run.stream for run in runs))]
-        for option, name in (("--recommenders", "recommender"), ("--strategies", "strategy")):
-            words += [option, ",".join(dict.fromkeys(str(run.record[name]) for run in runs))]
-        words += ["--seeds", str(1 + max(run.seed for run in runs))]
-        splits = {run.stream: ",".join(f"{share:g}" for share in run.record["dataset"]["split"]) for run in runs}
-        words += [word for stream, split in splits.items() for word in ("--split", f"{stream}={split}")]
-        words += _options(runs[0].request)
-        words += ["--rates"] if any(run.rates for run in runs) else []
-        lines.append(shlex.join([*words, "--out", folder]))
-    return "\n".join([*lines, command])
-
-
-def _options(request: Mapping[str, object]) -> list[str]:
-    """What was asked for beyond the defaults, as words of a command."""
-    from melon.fitting.config import CellConfig
-
-    usual = CellConfig().plain()
-    words = []
-    for name, value in request.items():
-        if name in _NOT_OPTIONS or value == usual.get(name) or name not in usual:
-            continue
-        option = "--" + name.replace("_", "-")
-        if isinstance(value, dict):
-            section = name.partition("_")[0]
-            words += [word for key, each in value.items() for word in ("--set", f"{section}.{key}={json.dumps(each)}")]
-        elif value is True:
-            words.append(option)
-        else:
-            words += [option, str(value)]
-    return words
 
 
 def _key(method: str, run: Run) -> str:

@@ -21,13 +21,12 @@ from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
 from melon.evaluation import labels
 from melon.evaluation.ranking import METRICS, metrics
-from melon.evaluation.record import ResultLine, result_lines
+from melon.evaluation.record import ResultLine, judged_section, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table, number
 from melon.lab.advice import Advice, difference_text, method_text
 from melon.lab.bench import BenchResult, CellOutcome, Task
 from melon.learning.rate_matrix import BatchRates, RateFacts
 from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
-
 
 #: A filter that drops a larger share than this is worth a warning.
 _MUCH = 0.1
@@ -221,7 +220,10 @@ class BenchProgress(LiveProgress):
 def show_bench(result: BenchResult) -> int:
     """The table and the failed cells; returns the exit code of the command."""
     table = bench_table(result.tasks, result.outcomes)
-    table.title = "HR@5, mean over seeds"
+    records = [outcome.record for outcome in result.outcomes.values() if outcome.record is not None]
+    repeats = any(judged_section(record) == "without_repeats" for record in records)
+    without = "; streams with repeats of what a user already had: without them, as melon report judges"
+    table.title = f"HR@5, mean over seeds{without if repeats else ''}"
     Console(soft_wrap=True).print(table)
     failed = result.failed
     for outcome in failed:
@@ -250,7 +252,7 @@ def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], runn
     if ended and all(outcome.not_applicable for outcome in ended):
         return "N/A"
     records = [outcome.record for outcome in ended if outcome.record is not None]
-    rates = [record["metrics"]["HR@5"] for record in records if record["metrics"]]
+    rates = [record[judged_section(record)]["HR@5"] for record in records if record["metrics"]]
     text = f"{np.mean(rates):.3f}" if rates else "–"
     marks = "✗" * sum(outcome.problem is not None for outcome in ended) + "…" * sum(t.key in running for t in tasks)
     return f"{text} {len(rates)}/{len(tasks)}{marks}" if len(rates) < len(tasks) else f"{text}{marks}"
@@ -261,7 +263,9 @@ def outcome_text(outcome: CellOutcome) -> str:
     if outcome.record is not None and not outcome.record["metrics"]:
         return "no event could be ranked: there are too few items beside what users have taken (--negatives)"
     if outcome.record is not None:
-        return f"HR@5 {outcome.record['metrics']['HR@5']:.4f} in {outcome.seconds:.0f} s"
+        section = judged_section(outcome.record)
+        without = " without repeats" if section == "without_repeats" else ""
+        return f"HR@5 {outcome.record[section]['HR@5']:.4f}{without} in {outcome.seconds:.0f} s"
     if outcome.not_applicable is not None:
         return f"N/A: {outcome.not_applicable}"
     return f"failed: {last_line(outcome.problem)}"

@@ -1,22 +1,26 @@
-"""Verdicts: each claim can be held, fail, and stay open, and says by which number."""
+"""Conclusions: each claim can be held, fail, and stay open, and says by which number."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from melon.lab.numbers import PairedTests
-from melon.lab.paper import (
+from claims import (
     affordable,
     both_paces,
     claim_results,
     claims,
     consistent_gains,
+    paper_report,
     quick_adaptation,
     together,
     two_directions,
 )
+from melon.lab.numbers import PairedTests
+from melon.lab.page import html_page
 from melon.lab.records import MethodComparison
+from melon.lab.report import report
 from report_scenes import bench_of, comparison_of, ranks_with, write_run
 
 N = 400
@@ -106,12 +110,12 @@ class TestAffordable:
 
 class TestQuickAdaptation:
     def test_a_growing_lead_holds(self, tmp_path: Path) -> None:
-        rank = [9.0, 9.0, 5.0, 5.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+        rank = np.repeat([9.0, 5.0, 3.0, 2.0, 1.0, 1.0], 8).tolist()
         write_run(tmp_path, rank=rank, batch=2)
         assert quick_adaptation([comparison_of(tmp_path)]).outcome == "held"
 
     def test_a_closing_gap_fails(self, tmp_path: Path) -> None:
-        rank = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 5.0, 5.0, 9.0, 9.0]
+        rank = np.repeat([1.0, 1.0, 2.0, 3.0, 5.0, 9.0], 8).tolist()
         write_run(tmp_path, rank=rank, batch=2)
         found = quick_adaptation([comparison_of(tmp_path)])
         assert found.outcome == "not held"
@@ -166,3 +170,18 @@ def test_the_report_says_which_form_of_melon_is_judged(tmp_path: Path, form: str
     lead = claims(bench_of(tmp_path), PairedTests()).lead
     assert says in lead
     assert "not as published" in lead
+
+
+def test_the_papers_sections_stand_in_the_report_and_its_numbers_are_labelled_as_theirs(tmp_path: Path) -> None:
+    for name, hits in (("melon", 300), ("melon_i", 200), ("melon_p", 150), ("eals", 120)):
+        write_contest(tmp_path, "yelp", **{name: hits})
+    bench = bench_of(tmp_path)
+    html = html_page(paper_report(report(bench, "melon report runs"), bench, PairedTests()))
+    for key in ("claims", "ablation", "paper"):
+        assert f'<section id="{key}">' in html
+    at = html.index("<h3>Yelp · BPR</h3>")
+    part = html[at : html.index("</table>", at)]
+    assert "yelp stands in for Yelp" in part
+    line = part[part.index("MeLON</td>") :].split("</tr>")[1]
+    assert 'class="words theirs">paper</td>' in line
+    assert ".619" in line
