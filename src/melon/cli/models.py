@@ -96,20 +96,19 @@ def pretrain(
     from melon.errors import StoppedError
     from melon.estimator import Melon
     from melon.fitting.auto import settle_auto, why_auto
-    from melon.fitting.config import config_from
     from melon.progress import say
     from melon.strategies.registry import STRATEGIES
 
-    checked = config_from(settle_auto(request))  # also what concerns an evaluation only
-    fixed = STRATEGIES[checked.strategy].preset(checked.preset)
+    strategy = settle_auto(request)["strategy"]
+    fixed = STRATEGIES[strategy].preset(request.get("preset", "default"))
     arguments = {name: value for name, value in request.items() if name in _ARGUMENTS}
-    model = Melon(**arguments | {"settings": {**fixed, **checked.settings}})
+    model = Melon(**arguments | {"settings": {**fixed, **request["settings"]}})
     require_writable(out / "model")
     log = load_stream(stream)
     try:
         model.fit(log)
     except KeyboardInterrupt:
-        raise StoppedError(_how_to_repeat(model.choices_, checked.strategy, out)) from None
+        raise StoppedError(_how_to_repeat(model.choices_, strategy, out)) from None
     model.save(out)
     for name, settings in model.choices_.items():
         say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")

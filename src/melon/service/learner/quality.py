@@ -33,7 +33,7 @@ _Z = 1.96
 
 
 class Quality:
-    """Ranks events among items born before their batch, and adds up."""
+    """Ranks events among items known before their batch, and adds up."""
 
     def __init__(self, negatives: int, seed: int, frozen: Updater | None = None) -> None:
         self._candidates = LiveCandidates(seed=seed, count=negatives) if negatives else None
