@@ -32,6 +32,7 @@ from melon.lab.numbers import (
     frontier,
     milliseconds,
     on_top,
+    rate_texts,
     slope,
     split_by,
     table_of,
@@ -39,7 +40,7 @@ from melon.lab.numbers import (
 )
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
 from melon.lab.records import REFERENCE, Bench, MethodComparison, Run, View, read_bench
-from melon.learning.rate_matrix import BatchRates, RateFacts
+from melon.learning.rate_matrix import BatchRates
 from melon.progress import counted
 from melon.types import Floats, Plain
 
@@ -500,8 +501,8 @@ def cold_users(bench: Bench) -> Section | None:
 
 
 def learning_rates(bench: Bench) -> Section | None:
-    """Learning-rate matrices with their numbers, where `melon bench --rates` matrices them."""
-    figures, rows = [], []
+    """Learning-rate matrices with their numbers, where `melon bench --rates` kept them."""
+    figures, rows, names = [], [], list[str]()
     for comparison in bench.main:
         matrices = {method: matrix for method in comparison.strategies if (matrix := _rates_of(comparison, method))}
         facts = {method: matrix.facts() for method, matrix in matrices.items()}
@@ -516,19 +517,18 @@ def learning_rates(bench: Bench) -> Section | None:
             for part, numbers in parts.items():
                 whose = {"rows": "users and items"}.get(part, "shared weights")
                 name_cell = TableCell(comparison.label(method), method=method)
-                rows.append([TableCell(where(comparison)), name_cell, TableCell(whose, "soft"), *_rate_cells(numbers)])
-    head = ["", "method", "parameters of", "mean rate", "σ₂/σ₁", "with loss", "with |gradient|", "by interaction"]
-    head += ["by parameter", "by neither", "from one per interaction", "from one per parameter"]
+                texts = (TableCell(text) for text in rate_texts(numbers).values())
+                rows.append([TableCell(where(comparison)), name_cell, TableCell(whose, "soft"), *texts])
+                names = list(rate_texts(numbers))
     caption = (
-        "Rank correlations of the rate with loss and gradient; shares of its variance; and its relative distance "
-        "(Frobenius) from the best matrix with one rate per interaction, and per parameter."
+        "Distances (spectral, Frobenius) are relative, from the best matrix with one rate per interaction or parameter."
     )
     lead = (
         "How far each interaction (left to right) moves each parameter (top to bottom) in the last full batch, with "
         "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
         "Drawn for the best strategy of a comparison whose rates vary."
     )
-    table = ResultTable(head, rows, caption, left=3, grouped=True)
+    table = ResultTable(["", "method", "parameters of", *names], rows, caption, left=3, grouped=True)
     return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
 
 
@@ -589,26 +589,6 @@ def _cost_row(
 def _with_strategies(bench: Bench) -> Sequence[MethodComparison]:
     """Contests that are more than their baselines, if any is."""
     return [comparison for comparison in bench.main if comparison.strategies] or bench.main
-
-
-def _rate_cells(facts: RateFacts) -> list[TableCell]:
-    def share(value: float | None) -> TableCell:
-        return TableCell("–" if value is None else f"{value:.0%}")
-
-    def correlation(value: float | None) -> TableCell:
-        return TableCell("–" if value is None else signed(value, 2))
-
-    return [
-        TableCell(f"{facts.mean:.3g}"),
-        TableCell(f"{facts.sigma_ratio:.3f}"),
-        correlation(facts.with_loss),
-        correlation(facts.with_gradient),
-        share(facts.by_interaction),
-        share(facts.by_parameter),
-        share(facts.neither),
-        share(facts.from_one_rate_per_interaction.frobenius),
-        share(facts.from_one_rate_per_parameter.frobenius),
-    ]
 
 
 def milliseconds_text(value: float | None) -> str:

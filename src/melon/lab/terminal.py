@@ -25,7 +25,8 @@ from melon.evaluation.record import ResultLine, judged_section, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table, number
 from melon.lab.advice import Advice, difference_text, method_text
 from melon.lab.bench import BenchResult, CellOutcome, Task
-from melon.learning.rate_matrix import BatchRates, RateFacts
+from melon.lab.numbers import rate_texts
+from melon.learning.rate_matrix import BatchRates
 from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
 
 #: A filter that drops a larger share than this is worth a warning.
@@ -138,35 +139,16 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
         f" learned; {about['interactions']:,} from event {about['event']:,} on ({about['note']})"
     )
     names = {"rows": "rows of users and items", "shared": "shared weights"}
-    columns = [_rate_lines(part) for part in facts.values()]
+    columns = [rate_texts(part) for part in facts.values()]
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
     table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
     console.print(table)
+    if facts["rows"].neither is None:
+        say(
+            f"All rates are equal: {about['strategy']} takes plain steps here. Rates that differ come from a learned "
+            "strategy that was meta-trained: melon pretrain … --strategy melon, with a --budget of 1 or more."
+        )
     console.print(f"wrote {out}", markup=False, highlight=False)
-
-
-def _rate_lines(facts: RateFacts) -> dict[str, str]:
-    def share(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1%}"
-
-    def signed(value: float | None) -> str:
-        return "–" if value is None else f"{value:+.3f}"
-
-    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
-    return {
-        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
-        "least, mean, most": f"{facts.least:.4g}, {facts.mean:.4g}, {facts.most:.4g}",
-        "numerical rank": f"{facts.rank}",
-        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
-        "rank correlation with the loss": signed(facts.with_loss),
-        "rank correlation with |gradient|": signed(facts.with_gradient),
-        "rank correlation with the gradient": signed(facts.with_signed_gradient),
-        "variance by interaction": share(facts.by_interaction),
-        "variance by parameter": share(facts.by_parameter),
-        "variance by neither": share(facts.neither),
-        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
-        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
-    }
 
 
 class BenchProgress(LiveProgress):
