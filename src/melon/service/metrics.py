@@ -135,7 +135,11 @@ def quality_between(first: LoggedStep | None, last: LoggedStep | None) -> dict[s
     full, ranked = counts.get("full", {}), sum(part["ranked"] for part in counts.get("served", {}).values())
     return {
         "models": {name: _told(counts[name]) for name in MODELS if name in counts},
-        "full_rank": {"sampled": round(full.get("ranked", 0) / max(ranked, 1), 5), **_shares(full)},
+        "full_rank": {
+            "sampled": round(full.get("ranked", 0) / max(ranked, 1), 5),
+            **_shares(full),
+            **{name: _shares(full[name]) for name in MODELS if name in full},
+        },
         "events": counts.get("events", 0),
         "cold_events": round(counts.get("cold", 0) / events, 4),
         "unranked": counts.get("unranked", 0),
