@@ -22,10 +22,16 @@ playwright = pytest.importorskip("playwright.sync_api", reason="pip install play
 
 ROOT = Path(__file__).parents[2]
 AXE = Path(os.environ.get("MELON_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 WIDTHS = (390, 1280, 1920)
 
 

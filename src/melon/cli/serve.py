@@ -94,7 +94,7 @@ def serve(
     supervisor = Supervisor(settings, listen(settings))
     supervisor.run(
         lambda url: say(
-            f"serving on {url}, with the console at {url}/; the log is in {settings.folder}; stop with Ctrl-C"
+            f"serving on {url}; the console is at {url}/; the log is in {settings.folder}; stop with Ctrl-C"
         )
     )
 
