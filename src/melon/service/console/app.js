@@ -12,8 +12,8 @@ const THEMES = { auto: "◐", light: "☀", dark: "☾" };
 // A service that is younger than half of the range fills the charts with what there is.
 function fit(data, seconds) {
   const first = Math.min(data.annotations[0]?.time ?? Infinity, data.time[data.learned_s.findIndex((value) => value !== null)] ?? Infinity);
-  const minutes = Math.ceil((data.now - first) / 60) + 1;
-  return minutes < seconds / 120 ? `${minutes}m` : null;
+  const age = 30 * Math.ceil((data.now - first) / 30 + 0.3);
+  return age < seconds / 2 ? `${age}s` : null;
 }
 
 function state({ data, error }) {

@@ -37,8 +37,8 @@ export function verdict(overview) {
   const frozen = ofPart(quality.models.frozen, part).served_ahead;
   return {
     word, tone,
-    text: `HR@10 is ${share(served["HR@10"])}, recent popularity has ${share(popular["HR@10"])}: ${signed(ahead["HR@10"])} (95 %: ${between(ahead.interval, signed)}) on ${where}.`
-      + (frozen ? ` Learning adds ${signed(frozen["HR@10"])} (${between(frozen.interval, signed)}) to the model as it was deployed.` : ""),
+    text: `HR@10 is ${share(served["HR@10"])}, recent popularity has ${share(popular["HR@10"])}: ${signed(ahead["HR@10"])} (95 %: ${signed(low)} to ${signed(high)}) on ${where}.`
+      + (frozen ? ` Learning adds ${signed(frozen["HR@10"])} (${frozen.interval.map(signed).join(" to ")}) to the model as it was deployed.` : ""),
   };
 }
 
@@ -100,7 +100,7 @@ export function Health({ overview, frame, admin }) {
       : html`<p class="verdict"><b class="good">No alarms.</b></p>`}
     <dl class="tiles">
       <${Tile} name="events posted" value=${num(last(process.posted_s) ?? 0, 1)} note="/s" /><${Tile} name="lists served" value=${num(last(process.lists_s) ?? 0, 1)} note="/s" />
-      <${Tile} name="a list takes" value=${last(process.p50_ms) === null ? none : num(last(process.p50_ms), 1)} note=${last(process.p99_ms) === null ? "" : `ms, 99 %: ${num(last(process.p99_ms), 1)} ms`} />
+      <${Tile} name="a list takes" value=${last(process.p50_ms) === null ? none : num(last(process.p50_ms), 1)} note=${last(process.p99_ms) === null ? "" : `ms, 99 %: ${num(last(process.p99_ms), 1)}`} />
       <${Tile} name="lag" value=${num(status.lag)} note="events" bad=${status.lag > 5000} /><${Tile} name="quarantined" value=${num(status.quarantined)} note="batches" bad=${status.quarantined > 0} />
       <${Tile} name="lists taken from" value=${status.served.lists ? percent(status.served.taken / status.served.lists) : none} note=${`of ${num(status.served.lists)}`} />
       <${Tile} name="users" value=${num(status.users)} /><${Tile} name="items" value=${num(status.items)} /><${Tile} name="events in the log" value=${num(status.log.events)} />

@@ -16,7 +16,7 @@ export function num(value, digits = 3) {
 
 export const share = (value) => (value === null || value === undefined ? none : value.toFixed(3));
 export const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(3);
-export const between = (pair, each = share) => (pair ? `${each(pair[0])} to ${each(pair[1])}` : "");
+export const between = (pair, each = share) => (pair ? `${each(pair[0])}${each === share ? "–" : " … "}${each(pair[1])}` : "");
 export const percent = (value) => `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`;
 
 export function duration(seconds) {
