@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from conftest import Service, Start
 from melon.learning.deltas import state_digest
 from melon.service import learner
-from melon.service.activity import quantile
+from melon.service.activity import Activity, quantile
 from melon.service.http.console import console_files
 from melon.service.http.overview import Sharing
 from melon.service.keys import keys_of
@@ -212,3 +213,16 @@ def test_quantiles_of_a_histogram_are_near_those_of_the_values(share: float) -> 
     assert quantile(bounds.tolist(), counts, share) == pytest.approx(np.quantile(values, share), abs=0.01)
     assert quantile(bounds.tolist(), [0.0] * 101, share) is None
     assert quantile([1.0], [0.0, 5.0], share) == 1.0
+
+
+def test_two_hours_are_kept_in_full_and_a_week_in_part(service: Service) -> None:
+    activity = Activity(service.app.state.backend)
+    first = activity.sample(0.0)
+    week = 7 * 86_400
+    for number, moment in enumerate(range(0, week, 5)):
+        activity.keep(replace(first, time=float(moment), lag=number), older=number % 60 == 0)
+    newest = replace(first, time=float(week))
+    old, middle, young, now = activity.at([week / 2, week - 7_300.0, week - 61.0, week], newest)
+    assert [one and one.time for one in (old, middle, young)] == [week / 2, week - 7_500.0, week - 65.0]
+    assert now is newest
+    assert activity.at([-1.0], newest) == [None]

@@ -1,4 +1,4 @@
-"""What an API process did over the last day: its counters, sampled, from which rates and quantiles are made."""
+"""What an API process did over the last week: its counters, sampled, from which rates and quantiles are made."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from prometheus_client import Histogram
 
 from melon.service.backend import Backend
 from melon.service.log.base import Position, Published
+from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, buckets, counted
 
-#: Seconds between two samples, and how many are kept: a day.
-SAMPLE_S, _KEPT = 5.0, 17_280
+#: Seconds between two samples. Those of the last two hours are kept, and one in sixty of the last week.
+SAMPLE_S, _RECENT, _EACH, _WEEK = 5.0, 1_440, 60, 2_016
 #: Batches whose way from arrival to served is remembered.
 _BATCHES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ActivitySample:
     """Counters at one moment. A histogram is a tuple of cumulative counts, one for each bound."""
 
     time: float
@@ -49,10 +47,9 @@ class Activity:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._samples: deque[Sample] = deque(maxlen=_KEPT)
+        self._recent: deque[ActivitySample] = deque(maxlen=_RECENT)
+        self._older: deque[ActivitySample] = deque(maxlen=_WEEK)
         self.batches: deque[AppliedBatch] = deque(maxlen=_BATCHES)
-        self.list_bounds = _bounds(backend.metrics.request_seconds.labels("/v1/recommendations/{user}", "200"))
-        self.freshness_bounds = _bounds(backend.metrics.freshness)
         backend.replica.when_applied(self._applied)
 
     @contextlib.asynccontextmanager
@@ -60,8 +57,8 @@ class Activity:
         """Take a sample every few seconds."""
 
         async def go_on() -> None:
-            while True:
-                self.sample(time.time())
+            for number in itertools.count():
+                self.keep(self.sample(time.time()), older=number % _EACH == 0)
                 await asyncio.sleep(SAMPLE_S)
 
         task = asyncio.create_task(go_on())
@@ -70,24 +67,29 @@ class Activity:
         finally:
             task.cancel()
 
-    def sample(self, now: float) -> Sample:
+    def sample(self, now: float) -> ActivitySample:
         """Read the counters."""
         metrics, replica = self._backend.metrics, self._backend.replica
         known = replica.position.offset if replica.ready else 0
-        sample = Sample(
+        return ActivitySample(
             now,
-            sum(_counts(metrics.events, "melon_events_total").values()),
-            sum(_counts(metrics.sources, "melon_source_total").values()),
-            _buckets(metrics.request_seconds, "melon_request_seconds_bucket", self.list_bounds, "/v1/recommendations"),
-            _buckets(metrics.freshness, "melon_freshness_seconds_bucket", self.freshness_bounds),
+            counted(metrics.events),
+            counted(metrics.sources),
+            buckets(metrics.request_seconds, LATENCY_BOUNDS, route="/v1/recommendations"),
+            buckets(metrics.freshness, FRESHNESS_BOUNDS),
             max(self._backend.log.offset - known, 0),
         )
-        self._samples.append(sample)
-        return sample
 
-    def at(self, moments: Sequence[float]) -> list[Sample | None]:
+    def keep(self, sample: ActivitySample, *, older: bool) -> None:
+        """Remember a sample; where `older` is set, for a week."""
+        self._recent.append(sample)
+        if older:
+            self._older.append(sample)
+
+    def at(self, moments: Sequence[float], newest: ActivitySample) -> list[ActivitySample | None]:
         """The last sample by each moment (in order of time); None where there was none yet."""
-        samples = list(self._samples)
+        recent = [*self._recent, newest]
+        samples = [*(one for one in self._older if one.time < recent[0].time), *recent]
         times = [sample.time for sample in samples]
         places = [bisect.bisect_right(times, moment) - 1 for moment in moments]
         return [samples[place] if place >= 0 else None for place in places]
@@ -119,32 +121,3 @@ def more(later: Sequence[float], earlier: Sequence[float] | None) -> list[float]
 def apart(cumulative: Sequence[float]) -> list[float]:
     """The count of each bucket alone."""
     return [later - earlier for earlier, later in itertools.pairwise([0.0, *cumulative])]
-
-
-def _bounds(histogram: Histogram) -> tuple[float, ...]:
-    bounds = [
-        float(sample.labels["le"])
-        for metric in histogram.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_bucket")
-    ]
-    return tuple(bound for bound in bounds if bound != float("inf"))
-
-
-def _counts(metric: Any, name: str) -> dict[tuple[str, ...], float]:
-    return {
-        tuple(sample.labels.values()): sample.value
-        for family in metric.collect()
-        for sample in family.samples
-        if sample.name == name
-    }
-
-
-def _buckets(metric: Any, name: str, bounds: Sequence[float], route: str = "") -> tuple[float, ...]:
-    """Cumulative counts by bound, over all labels; the last one counts everything."""
-    totals = dict.fromkeys([*bounds, float("inf")], 0.0)
-    for family in metric.collect():
-        for sample in family.samples:
-            if sample.name == name and sample.labels.get("route", "").startswith(route):
-                totals[float(sample.labels["le"])] += sample.value
-    return tuple(totals.values())

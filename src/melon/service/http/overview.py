@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from melon.errors import MelonError
 from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import RateCells, batch_rates, evenly_spaced
-from melon.service.activity import Activity, Sample, apart, more, quantile
+from melon.service.activity import Activity, ActivitySample, apart, more, quantile
 from melon.service.backend import Backend
 from melon.service.http.errors import answers
 from melon.service.http.shapes import LearningOut, OverviewOut, TrendsOut
@@ -31,7 +31,7 @@ from melon.service.learner.replay_state import typed
 from melon.service.log.base import LoggedStep, LogId, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
-from melon.service.metrics import quality_between, wilson
+from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, quality_between, wilson
 from melon.stream.batch import Batch
 
 router = APIRouter(route_class=Route, tags=["service"])
@@ -54,7 +54,7 @@ _ANNOTATED = {
 }
 
 Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")]
-Part = Literal["all", "organic", "recommended", "repeats"]
+EventPart = Literal["all", "organic", "recommended", "repeats"]
 
 
 class Sharing:
@@ -88,7 +88,7 @@ async def overview(
     request: Request,
     window: Window = "1h",
     points: Annotated[int, Query(ge=2, le=240, description="Points of each series.")] = 60,
-    part: Annotated[Part, Query(description="The events that the series of quality are about.")] = "all",
+    part: Annotated[EventPart, Query(description="The events that the series of quality are about.")] = "all",
 ) -> Response:
     """Status, quality and series of a window, with what happened in it: everything that the console's charts show."""
     backend: Backend = request.app.state.backend
@@ -101,7 +101,6 @@ async def overview(
         status = await backend.status()
         learned = await backend.from_steps(lambda steps: _learned(steps, edges, part), _learned(None, edges, part))
         stages = await backend.from_steps(lambda steps: _stages(steps, activity), _stages(None, activity))
-        activity.sample(now)
         return {
             "now": now,
             "window_s": float(seconds),
@@ -109,7 +108,7 @@ async def overview(
             "status": status,
             "time": edges[1:],
             **learned,
-            **_process(activity, edges),
+            **_process(activity, edges, now),
             "stages_ms": stages,
         }
 
@@ -148,7 +147,7 @@ async def trends(
     return await sharing.get(("trends", events), _LOOKED_S, lambda: backend.from_log(lambda log: _trends(log, events)))
 
 
-def _learned(steps: StepReader | None, edges: Sequence[float], part: Part) -> dict[str, Any]:
+def _learned(steps: StepReader | None, edges: Sequence[float], part: EventPart) -> dict[str, Any]:
     """What the learner recorded: quality and events of each point, the whole window's quality, and what happened."""
     found = [None if steps is None else steps.since(edge) for edge in edges]
     totals: list[Mapping[str, Any]] = [{} if step is None else step.totals for step in found]
@@ -170,7 +169,7 @@ def _learned(steps: StepReader | None, edges: Sequence[float], part: Part) -> di
     }
 
 
-def _part(parts: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+def _part(parts: Mapping[str, Any], part: EventPart) -> Mapping[str, Any]:
     counts: Mapping[str, Any] = {}
     for name in PARTS if part == "all" else (part,):
         counts = added(counts, parts.get(name, {}))
@@ -198,20 +197,20 @@ def _annotations(steps: StepReader, since: float) -> list[dict[str, Any]]:
     return sorted(marks, key=lambda mark: mark["time"])
 
 
-def _process(activity: Activity, edges: Sequence[float]) -> dict[str, Any]:
+def _process(activity: Activity, edges: Sequence[float], now: float) -> dict[str, Any]:
     """What this process did at each point: posts, lists, latency, freshness and lag; and the window's histogram."""
-    samples = activity.at(edges)
-    points = [_between(activity, earlier, later) for earlier, later in itertools.pairwise(samples)]
+    samples = activity.at(edges, activity.sample(now))
+    points = [_between(earlier, later) for earlier, later in itertools.pairwise(samples)]
     first, last = samples[0], samples[-1]
     spent = [] if last is None else apart(more(last.freshness, None if first is None else first.freshness))
     names = ("posted_s", "lists_s", "p50_ms", "p99_ms", "fresh_p50_s", "fresh_p95_s", "lag")
     return {
         "process": {name: [point.get(name) for point in points] for name in names},
-        "freshness": {"bounds_s": list(activity.freshness_bounds), "events": spent},
+        "freshness": {"bounds_s": list(FRESHNESS_BOUNDS), "events": spent},
     }
 
 
-def _between(activity: Activity, earlier: Sample | None, later: Sample | None) -> dict[str, Any]:
+def _between(earlier: ActivitySample | None, later: ActivitySample | None) -> dict[str, Any]:
     if later is None:
         return {}
     point: dict[str, Any] = {"lag": later.lag}
@@ -223,9 +222,9 @@ def _between(activity: Activity, earlier: Sample | None, later: Sample | None) -
     point["posted_s"] = _round((later.posted - earlier.posted) / gap)
     point["lists_s"] = _round((later.lists - earlier.lists) / gap)
     for share, name in ((0.5, "p50_ms"), (0.99, "p99_ms")):
-        point[name] = _round(quantile(activity.list_bounds, waited, share), 1000.0)
+        point[name] = _round(quantile(LATENCY_BOUNDS, waited, share), 1000.0)
     for share, name in ((0.5, "fresh_p50_s"), (0.95, "fresh_p95_s")):
-        point[name] = _round(quantile(activity.freshness_bounds, aged, share))
+        point[name] = _round(quantile(FRESHNESS_BOUNDS, aged, share))
     return point
 
 
