@@ -116,7 +116,7 @@ def test_the_first_screen_says_who_won_then_the_table_then_the_rules(html: str) 
     assert sentence < table < rules
 
 
-def test_one_contest_has_one_sentence(tmp_path: Path) -> None:
+def test_one_comparison_has_one_sentence(tmp_path: Path) -> None:
     n = 400
     for name, hits in (("melon", 320), ("eals", 80)):
         write_run(tmp_path, name, ranks_with(hits, n), baselines={"default": ranks_with(200, n)})
@@ -279,7 +279,7 @@ class TestCommand:
         assert "melon report needs the extra 'plots'" in ended.said
 
 
-def test_the_fewest_seeds_of_a_contest_are_told(tmp_path: Path) -> None:
+def test_the_fewest_seeds_of_a_comparison_are_told(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path, seed=seed)
     assert "3 seeds" in report(read_bench([tmp_path]), "melon report").facts

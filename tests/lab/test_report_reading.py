@@ -11,7 +11,7 @@ from melon.lab.records import read_bench
 from report_scenes import write_run
 
 
-def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
+def test_other_protocols_are_other_comparisons(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / "usual", seed=seed)
     write_run(tmp_path / "known", candidates="known")
@@ -21,7 +21,7 @@ def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
     assert bench.comparisons[0].seeds == [0, 1]
 
 
-def test_other_streams_and_recommenders_are_other_contests(tmp_path: Path) -> None:
+def test_other_streams_and_recommenders_are_other_comparisons(tmp_path: Path) -> None:
     write_run(tmp_path, stream="one")
     write_run(tmp_path, stream="one", recommender="ncf")
     write_run(tmp_path, stream="two-part", recommender="ncf", budget=3)

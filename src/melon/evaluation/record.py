@@ -213,8 +213,13 @@ def read_any_json(path: Path) -> Any:
         ) from None
 
 
+def judged(repeats: Flags) -> Flags:
+    """The events that conclusions are about: without repeats where a stream has some (docs/methods.md 5.8)."""
+    return ~repeats if repeats.any() and not repeats.all() else np.ones(len(repeats), dtype=bool)
+
+
 def judged_section(record: Mapping[str, Any]) -> str:
-    """The metrics that conclusions go by: without repeats where the stream has some (docs/methods.md 5.8)."""
+    """The part of a record with the metrics of these events."""
     without = record["without_repeats"]
     return "without_repeats" if without and without != record["metrics"] else "metrics"
 

@@ -16,7 +16,7 @@ import polars as pl
 from melon.errors import DataError
 from melon.evaluation import labels
 from melon.evaluation.ranking import Metrics, metrics
-from melon.evaluation.record import is_auto, method_name, read_any_json, read_json
+from melon.evaluation.record import is_auto, judged, method_name, read_any_json, read_json
 from melon.evaluation.work import RatesKeeper
 from melon.types import Flags, Floats, Ints, Plain
 
@@ -190,13 +190,13 @@ class MethodComparison:
 
     @property
     def headline(self) -> View:
-        """Streams with repeats are judged without them (docs/methods.md 5.8)."""
-        return "first" if self.repeats.any() and not self.repeats.all() else "all"
+        """The view that conclusions are about."""
+        return "all" if self.judged.all() else "first"
 
     @property
     def judged(self) -> Flags:
         """Which events the headline is about."""
-        return ~self.repeats if self.headline == "first" else np.ones(len(self.repeats), dtype=bool)
+        return judged(self.repeats)
 
     def ranks(self, method: str) -> dict[int, Floats]:
         """Ranks of all events by seed."""

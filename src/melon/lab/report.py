@@ -587,7 +587,7 @@ def _cost_row(
 
 
 def _with_strategies(bench: Bench) -> Sequence[MethodComparison]:
-    """Contests that are more than their baselines, if any is."""
+    """Comparisons that are more than their baselines, if any is."""
     return [comparison for comparison in bench.main if comparison.strategies] or bench.main
 
 
