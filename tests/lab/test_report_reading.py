@@ -84,6 +84,11 @@ class TestTrouble:
         with pytest.raises(DataError, match=r"toy-bpr-1-melon\.json is not valid JSON"):
             read_bench([tmp_path])
 
+    def test_a_record_of_an_earlier_version_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "x.json").write_text('{"metrics": {"HR@5": 1}, "fading": null}', encoding="utf-8")
+        with pytest.raises(DataError, match=r"x\.json was written by an earlier version.*run the bench again"):
+            read_bench([tmp_path])
+
     def test_half_a_record_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text('{"metrics": {"HR@5": 1}}', encoding="utf-8")
         with pytest.raises(DataError, match=r"x\.json is no whole result: it has no 'dataset'"):

@@ -96,9 +96,12 @@ def pretrain(
     from melon.errors import StoppedError
     from melon.estimator import Melon
     from melon.fitting.auto import settle_auto, why_auto
+    from melon.fitting.values import whole_number
     from melon.progress import say
     from melon.strategies.registry import STRATEGIES
 
+    if "epochs" in request:
+        whole_number("epochs", request["epochs"], 1)
     strategy = settle_auto(request)["strategy"]
     fixed = STRATEGIES[strategy].preset(request.get("preset", "default"))
     arguments = {name: value for name, value in request.items() if name in _ARGUMENTS}

@@ -333,6 +333,8 @@ def _record(path: Path) -> Plain | None:
     record = read_any_json(path)
     if not isinstance(record, dict) or not ("metrics" in record or "not_applicable" in record):
         return None
+    if "fading" in record:
+        raise DataError(f"{path} was written by an earlier version of melon, with other names; run the bench again.")
     if "metrics" in record:
         for name in _NEEDED:
             if name not in record:
