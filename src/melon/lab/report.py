@@ -240,8 +240,12 @@ def short(bench: Bench) -> Section:
 
 
 def overview(bench: Bench) -> ResultTable:
-    """Methods down and comparisons across; the other way round where there are many comparisons."""
-    methods = list(dict.fromkeys(method for comparison in bench.main for method in comparison.methods))
+    """Methods down, the best first, and comparisons across; the other way round where there are many comparisons."""
+    rates = defaultdict(list)
+    for comparison in bench.main:
+        for method in comparison.methods:
+            rates[method].append(comparison.hit_rate(method))
+    methods = sorted(rates, key=lambda method: -float(np.mean(rates[method])))
     names = [f"{where(comparison)} ({bench.pace(comparison.stream)})" for comparison in bench.main]
     columns = [_overview_cells(comparison, methods) for comparison in bench.main]
     if len(columns) > _MOST_ACROSS:
@@ -306,7 +310,7 @@ def score_table(comparison: MethodComparison, view: View) -> ResultTable:
 def difference(comparison: MethodComparison, tests: PairedTests) -> Figure:
     """The figure of a comparison's tests."""
     family, beside = _compared(comparison, tests)
-    near = family | {method: each for method, each in beside.items() if _near(each, family)}
+    near = _best_first(family | {method: each for method, each in beside.items() if _near(each, family)})
     name, reference = f"difference-{slug(comparison)}", comparison.label(REFERENCE)
     far = [label(method) for method in beside if method not in near]
     words = f"{where(comparison)}: difference to {reference}" + (f"; far below: {', '.join(far)}" if far else "")
@@ -318,7 +322,7 @@ def against_reference(comparison: MethodComparison, tests: PairedTests) -> Resul
     family, beside = _compared(comparison, tests)
     rows = [
         _compared_row(comparison, method, each, tests.second(comparison, method), judged=method in family)
-        for method, each in (family | beside).items()
+        for method, each in _best_first(family | beside).items()
     ]
     head = ["", METRIC, "95 % by user", "by item", "± over seeds", "p", "smallest visible", "conclusion"]
     head += [SECOND_METRIC, "95 % by user"]
@@ -328,6 +332,10 @@ def against_reference(comparison: MethodComparison, tests: PairedTests) -> Resul
         f"{counted(len(family), 'comparison')} of {whose}. Margin: {number(comparison.margin)}. p is not yet corrected."
     )
     return ResultTable(head, rows, caption)
+
+
+def _best_first(compared: Mapping[str, Compared]) -> dict[str, Compared]:
+    return dict(sorted(compared.items(), key=lambda each: -each[1].difference.difference))
 
 
 def where(comparison: MethodComparison) -> str:
