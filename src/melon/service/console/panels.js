@@ -132,7 +132,7 @@ function Quarantined({ count, admin }) {
 // What is it learning?
 
 export function Learning({ session }) {
-  const { data: batch, error } = usePoll("v1/learning", 6, session), { data: trends } = usePoll("v1/trends", 6, session);
+  const { data: batch, error } = usePoll("v1/learning", 15, session), { data: trends } = usePoll("v1/trends", 15, session);
   return html`<${Card} id="learning" title="What is it learning?">
     ${error && !batch && html`<p class="note">${error.message}</p>`}
     ${batch && (batch.batch === null ? html`<p class="note">${batch.note}</p>` : html`
