@@ -26,7 +26,7 @@ from melon.service.backend import Backend
 from melon.service.http.errors import answers
 from melon.service.http.shapes import LearningOut, OverviewOut, TrendsOut
 from melon.service.http.strict import Route, needs, ready_backend
-from melon.service.learner.quality import MODELS, PARTS, added, between, shares
+from melon.service.learner.quality import MODELS, PARTS, added, anytime_difference, between, shares
 from melon.service.learner.replay_state import typed
 from melon.service.log.base import LoggedStep, LogId, StoredEvent
 from melon.service.log.events import LogReader
@@ -192,7 +192,26 @@ def _learned(
             None if step is None else _round(one.get("events", 0) / gap)
             for step, one, gap in zip(found[1:], counts, gaps, strict=True)
         ],
+        "since_start": {} if steps is None else _since_start(steps, found[-1], part),
         "annotations": [] if steps is None else _annotations(steps, edges[0]),
+    }
+
+
+def _since_start(steps: StepReader, last: LoggedStep | None, part: EventPart) -> dict[str, Any]:
+    """How far the served model is ahead of each baseline since it began, with intervals that hold at all times."""
+    if last is None:
+        return {}
+    switches = steps.of_kind("switch", -1)
+    counts = between(last.totals, switches[-1].totals if switches else {})
+    compared = {name: _part(counts.get(name, {}), part) for name in MODELS if name != "served"}
+    ahead = {name: anytime_difference(one) for name, one in compared.items()}
+    return {
+        name: {
+            "HR@10": round(mean, 5),
+            "interval": [round(low, 5), round(high, 5)],
+            "ranked": compared[name]["ranked"],
+        }
+        for name, (mean, low, high) in ((name, one) for name, one in ahead.items() if one is not None)
     }
 
 
