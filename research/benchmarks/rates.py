@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from meta_training import CONFIGS, STREAMS, recorded_meta_training, state_of
 
 from accuracy import DATA
 from melon.data.files import load_stream
@@ -31,7 +32,6 @@ from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import KNOTS
 from melon.stream.split import split
 from melon.types import Floats
-from meta_training import CONFIGS, STREAMS, recorded_meta_training, state_of
 
 #: Role, its table, the slot of its touches (user, item taken, item drawn), colour, dashes.
 ROLES = (
