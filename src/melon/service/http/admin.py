@@ -19,6 +19,7 @@ from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, Quali
 from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import plain_id
 from melon.service.log.base import LoggedStep
+from melon.service.log.erasure import VERIFIED
 from melon.service.log.exchange import exported
 from melon.service.metrics import quality_between
 
@@ -130,7 +131,7 @@ async def job(
     control = await backend.from_log(lambda log: log.control_after(int(number) - 1))
     if control is None or control.offset != int(number) or control.kind != kind:
         raise ServiceError(404, "not_found", f"There is no job {job!r}.")
-    erased = control.body.get("user") == control.body.get("pseudonym")
+    erased = kind != "forget" or control.erased == VERIFIED
     if erased and control.body.get("unlearn"):
         erased = control.offset <= await backend.from_steps(lambda steps: steps.unlearned(), 0)
     return JSONResponse(_job(kind, int(number), backend, erased=erased))

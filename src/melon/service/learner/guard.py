@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from melon.learning.updater import Updater
 from melon.service.config import ServeSettings
 from melon.service.learner.quality import between, difference
-from melon.service.log.base import LoggedStep, Position
+from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepBook
 
@@ -86,6 +86,19 @@ class Alarms:
             self._texts[name] = text
             logger.warning("%s", text)
         self._write(list(self._texts.values()))
+
+
+def cut(events: Sequence[StoredEvent], user_most: int) -> int:
+    """The offset at which a batch ends: of the last event, or before a user has more than `user_most` events in it.
+
+    A batch in which one user stands again and again would move that user's row, and the guard, by a long way.
+    """
+    counts = Counter[LogId]()
+    for before, event in zip((None, *events), events, strict=False):
+        counts[event.user] += 1
+        if before is not None and counts[event.user] > user_most:
+            return before.offset
+    return events[-1].offset
 
 
 def quarantined_in_a_row(newest: list[LoggedStep]) -> list[int]:
