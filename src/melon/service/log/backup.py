@@ -71,8 +71,7 @@ def back_up(folder: Path, out: Path) -> BackedUp:
     part = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:
         part.mkdir(mode=0o700, parents=True)
-        checkpoint = _copied_model(folder, part)
-        _copied(folder / EVENTS, part / EVENTS)
+        checkpoint = _copied_together(folder, part)
         with LogReader(part) as log:
             offset, events = log.last()
             step = 0
@@ -96,17 +95,20 @@ def back_up(folder: Path, out: Path) -> BackedUp:
     return about
 
 
-def _copied_model(folder: Path, part: Path) -> int | None:
-    """Copy the newest checkpoint, the one from which replays begin, and the steps; the number of the newest.
+def _copied_together(folder: Path, part: Path) -> int | None:
+    """Copy the newest checkpoint, the one from which replays begin, the steps and the log; the number of the newest.
 
-    The learner goes on meanwhile and may remove a checkpoint: then all of it is tried again.
+    The service goes on meanwhile. Where it removes a checkpoint, or erases ids that the copied steps still need, all of
+    it is tried again.
     """
     if not (folder / BATCHES).exists():
+        _copied(folder / EVENTS, part / EVENTS)
         return None
     source, target = Checkpoints(folder), Checkpoints(part)
     for again in range(_TRIES):
         shutil.rmtree(target.folder, ignore_errors=True)
-        (part / BATCHES).unlink(missing_ok=True)
+        for name in (BATCHES, EVENTS):
+            (part / name).unlink(missing_ok=True)
         with suppress(OSError, CheckpointError, shutil.Error):
             with StepReader(folder) as steps:
                 bases = steps.bases()
@@ -115,9 +117,11 @@ def _copied_model(folder: Path, part: Path) -> int | None:
                 for number in {numbers[-1], *(base for base in bases[-1:] if base in numbers)}:
                     shutil.copytree(source.path(number), target.path(number))
                 _copied(folder / BATCHES, part / BATCHES)
-                with StepReader(part) as steps:
-                    whole = steps.bases()[-1] in target.numbers()
+                _copied(folder / EVENTS, part / EVENTS)
+                with StepReader(part) as steps, LogReader(part) as log:
                     step, at = steps.step(numbers[-1]), target.position(numbers[-1])[0]
+                    whole = steps.bases()[-1] in target.numbers() and log.erased() <= steps.forgotten()
+                    whole = whole and log.first() <= steps.begin() + 1
                 if whole and (not numbers[-1] or (step is not None and step.digest == at.digest)):
                     return numbers[-1]
         time.sleep(0.05 * again)

@@ -520,6 +520,10 @@ class LogReader(Reader):
         rows = self._rows(f"SELECT offset, kind, body, arrived, erased FROM controls WHERE {where} ORDER BY offset")
         return [_control(row) for row in rows]
 
+    def erased(self) -> int:
+        """The last control whose person's ids have left the log; 0 where there is none."""
+        return int(self._rows("SELECT coalesce(max(offset), 0) FROM controls WHERE erased")[0][0])
+
     def events(self, first: int, last: int) -> Iterator[StoredEvent]:
         """The events from one offset to another, in order."""
         while first <= last:
