@@ -86,7 +86,7 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
         )
         for user in (users or [None])
     ]
-    lists = await backend.coalescer.lists(queries)
+    lists = await backend.lists(queries)
     results = [
         {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
         for query, listed in zip(queries, lists, strict=True)
@@ -155,7 +155,7 @@ async def list_for(backend: Backend, wanted: Wanted, after: int | None, wait_ms:
     """One list, as JSON, by a model that knows the offset `after` if it does in time."""
     started = time.perf_counter()
     stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
-    (listed,) = await backend.coalescer.lists([wanted])
+    (listed,) = await backend.lists([wanted])
     return _one(backend, listed, wanted.user, stale, started)
 
 
