@@ -474,6 +474,23 @@ def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
             assert len(reader.of_user(str(control.body["user"]), 99)) == 9
 
 
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_forgetting_right_after_a_restart_gives_the_same_bytes(tmp_path: Path, pairing: str) -> None:
+    model, folder = saved_model(tmp_path / "model", pairing), tmp_path / "live"
+    with EventLog(folder, LOG) as log:
+        log.append(stream(100))
+        with Learner(settings(folder, model)) as learner:
+            learn_all(learner)
+            learner.save(wait=True)
+            log.forget("u3").result()
+            log.append(stream(30, start=100))
+            learn_all(learner)
+            digest = learner.position.digest
+        with Learner(settings(folder, model)) as learner:  # takes the last steps again, from the checkpoint
+            assert learner.position.digest == digest
+            assert learner.book.alarms() == []
+
+
 @pytest.mark.parametrize("start", ["deployed", "cold"])
 def test_a_person_is_unlearned(tmp_path: Path, start: str) -> None:
     """The model is what it would be had the person never come."""

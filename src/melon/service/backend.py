@@ -57,7 +57,7 @@ class Backend:
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
-        self._maker = ListMaker(self.facts, self.served, self.hidden_from)
+        self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
         self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
         self.uses = settings.uses()
         self.problem: str | None = None

@@ -240,7 +240,7 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get(
     "/metrics", tags=["health"], responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    response_class=Response,
+    response_class=Response, **needs("read"),
 )  # fmt: skip
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms in the text format of Prometheus."""
