@@ -45,7 +45,10 @@ class TestFilesThatDoNotFit:
         shutil.copytree(live, old)
         served(live, model, 100, 100)
         shutil.copy(old / EVENTS, live / EVENTS)
-        with EventLog(live, LOG), pytest.raises(LogError, match=r"ends at offset 100.*learned up to 200.*melon restore"):
+        with (
+            EventLog(live, LOG),
+            pytest.raises(LogError, match=r"ends at offset 100.*learned up to 200.*melon restore"),
+        ):
             Learner(settings(live, model))
         with pytest.raises(LogError, match="ends at offset 100"):
             list(verify(live))
@@ -62,7 +65,7 @@ class TestFilesThatDoNotFit:
         live = tmp_path / "live"
         served(live, model, 0, 100)
         (live / BATCHES).rename(tmp_path / BATCHES)
-        with EventLog(live, LOG), pytest.raises(LogError, match="batches.db is new.*checkpoints and deltas.db away"):
+        with EventLog(live, LOG), pytest.raises(LogError, match=r"batches.db is new.*checkpoints and deltas.db away"):
             Learner(settings(live, model))
         with pytest.raises(LogError, match="is new"):
             list(verify(live))
@@ -205,7 +208,9 @@ def under_load(folder: Path, model: Path) -> Iterator[list[int]]:
         with EventLog(folder, LOG) as log:
             while not stop.is_set():
                 first, count = acknowledged[-1], rng.randrange(1, 20)
-                events = [Event(f"u{n % 37}", f"i{n % 91}", 10**6 + n, event_id=f"e{n}") for n in range(first, first + count)]
+                events = [
+                    Event(f"u{n % 37}", f"i{n % 91}", 10**6 + n, event_id=f"e{n}") for n in range(first, first + count)
+                ]
                 log.append(events)
                 acknowledged.append(first + count)
                 if rng.random() < 0.02:

@@ -331,7 +331,6 @@ class TestGuard:
                 learn_all(learner)
                 assert learner.position.offset == 101
 
-
     def test_learning_goes_on_by_itself_in_small_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG) as log, Learner(settings(folder, model, stop_after=2, resume_s=0.5)) as learner:

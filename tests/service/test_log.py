@@ -12,8 +12,8 @@ import pytest
 from service_scenes import wait_until
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.config import ServeSettings
 from melon.service.clock import Clock
+from melon.service.config import ServeSettings
 from melon.service.log.base import Event
 from melon.service.log.erasure import left_over
 from melon.service.log.events import EventLog, LogReader

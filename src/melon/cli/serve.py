@@ -135,7 +135,9 @@ def backup(
     from melon.service.log.backup import back_up
 
     done = back_up(folder, out)
-    model = "no model yet" if done.checkpoint is None else f"steps up to {done.step}, the model of step {done.checkpoint}"
+    model = (
+        "no model yet" if done.checkpoint is None else f"steps up to {done.step}, the model of step {done.checkpoint}"
+    )
     typer.echo(f"wrote {out}: {done.events} events up to offset {done.offset}, {model}")
 
 
@@ -153,7 +155,9 @@ def restore(
     from melon.service.log.backup import restore as bring_back
 
     done = bring_back(source, folder, replace=replace)
-    typer.echo(f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; what came later is lost")
+    typer.echo(
+        f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; what came later is lost"
+    )
     if done.before is not None:
         typer.echo(f"what was there is in {done.before}; delete it when it is not needed any more")
         typer.echo(f"{done.forgotten} people forgotten since the backup will be forgotten when the service runs")

@@ -214,7 +214,9 @@ class Backend:
         """Use facts whose last has a version, the ones before it the versions before; never older ones for newer."""
         with self.facts.lock:
             numbered = zip(facts.items(), range(version - len(facts) + 1, version + 1), strict=True)
-            newer = {item: (one, number) for (item, one), number in numbered if number > self._fact_versions.get(item, 0)}
+            newer = {
+                item: (one, number) for (item, one), number in numbered if number > self._fact_versions.get(item, 0)
+            }
             self.facts.put({item: one for item, (one, _) in newer.items()})
             self._fact_versions.update({item: number for item, (_, number) in newer.items()})
 
@@ -243,7 +245,9 @@ class Backend:
 
     def alarms(self) -> dict[str, str]:
         """What an operator should know of this process, by name."""
-        kernels = None if self.warm or not self._loaded else "kernels are compiled, once per machine; lists are popular items"
+        kernels = (
+            None if self.warm or not self._loaded else "kernels are compiled, once per machine; lists are popular items"
+        )
         named = {**self.log.alarms, "damage": self._damage, "load": self.problem, "api kernels": kernels}
         if self.replica.ready and self.log.offset - self.replica.position.offset > self.settings.max_lag:
             lag = self.log.offset - self.replica.position.offset
@@ -294,7 +298,7 @@ class Backend:
                 },
             }
 
-        nothing = {"quality": {"HR@10": None}, "quarantined": 0, "alarms": [], "batch_size": {}}
+        nothing: dict[str, Any] = {"quality": {"HR@10": None}, "quarantined": 0, "alarms": [], "batch_size": {}}
         learned = await self.from_steps(steps_of, nothing)
         model = await self.reading(self._model_now) if self.replica.ready else {"model": None, "users": 0, "items": 0}
         learned["alarms"] = [*learned["alarms"], *self.alarms().values()]

@@ -47,6 +47,6 @@ class Clock:
         if self._state[2] is None:
             return None
         return (
-            f"the machine's clock jumped by {self._read() - now:+.0f} s; events without a time are stamped as if it had "
-            f"not, and a jump that lasts {self._believe_s:.0f} s is believed. Look at the machine's time service."
+            f"the machine's clock jumped by {self._read() - now:+.0f} s; events without a time are stamped as if it "
+            f"had not, and a jump that lasts {self._believe_s:.0f} s is believed. Look at the machine's time service."
         )

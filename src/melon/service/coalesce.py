@@ -149,6 +149,14 @@ class Coalescer:
                 break
         return turns
 
+    def _account(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]], failed: set[int]) -> None:
+        """Count what was taken, and take out what is left of jobs that failed."""
+        with self._free:
+            for job, part in turns:
+                self._count(job, -max(len(part), 1))
+            for job in [job for job in self._jobs if id(job) in failed]:
+                self._withdraw(job)
+
     def _work(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]]) -> None:
         started, lists = time.perf_counter(), [query for _, part in turns for query in part]
         done: list[tuple[_ScoringRequest, Any, BaseException | None]] = []
@@ -178,11 +186,7 @@ class Coalescer:
         except BaseException as problem:
             done = [(job, None, problem) for job, _ in turns]
             failed = {id(job) for job, _ in turns}
-        with self._free:
-            for job, part in turns:
-                self._count(job, -max(len(part), 1))
-            for job in [job for job in self._jobs if id(job) in failed]:
-                self._withdraw(job)
+        self._account(turns, failed)
         if lists:
             self._observe(len(lists), time.perf_counter() - started)
         if done:

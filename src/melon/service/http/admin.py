@@ -82,7 +82,9 @@ async def stream(
             while not backend.stopping and (not most or sent < most):
                 # Batches of a while go out together: a listener costs the same however often the model learns.
                 await asyncio.sleep(_TOGETHER_S)
-                waiting = [queue.get_nowait() for _ in range(min(queue.qsize(), most - sent if most else queue.qsize()))]
+                waiting = [
+                    queue.get_nowait() for _ in range(min(queue.qsize(), most - sent if most else queue.qsize()))
+                ]
                 sent, quiet = sent + len(waiting), 0.0 if waiting else quiet + _TOGETHER_S
                 if waiting:
                     yield "".join(waiting)

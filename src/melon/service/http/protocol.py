@@ -33,7 +33,8 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
             self._start()
             if len(self.connections) > connections:
                 # Whoever only keeps a connection makes room for somebody who asks.
-                idle = [one for one in self.connections if one is not self and one._idle()]
+                others = [one for one in self.connections if isinstance(one, Patient) and one is not self]
+                idle = [one for one in others if one._idle()]
                 if idle:
                     min(idle, key=lambda one: one._began)._end()
                 else:
@@ -75,6 +76,8 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
         def eof_received(self) -> bool:  # type: ignore[override]
             """A client that has said everything may still read its answers."""
             self._ended = self._whole and self._busy()
+            if self._ended:
+                self.scope["ended"] = True  # type: ignore[typeddict-unknown-key]
             return self._ended
 
         def on_response_complete(self) -> None:

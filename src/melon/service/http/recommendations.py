@@ -12,7 +12,6 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import StringConstraints
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect
 
 from melon.data.ids import Id
 from melon.errors import ServiceError
@@ -45,6 +44,8 @@ WaitMs = Annotated[int, Query(ge=0, le=MOST_WAIT_MS, description="How long to wa
 ForUser = Annotated[str | None, Query(min_length=1, max_length=256, description="Leave out what this user has had.")]
 #: Answers that took so much work are encoded in a thread.
 _IN_THREAD = 2_000
+#: Seconds between two looks whether a client is still there.
+_LOOK_S = 0.25
 T = TypeVar("T")
 #: Similar items of a user's last items that `explain` names.
 _BECAUSE = 5
@@ -124,13 +125,14 @@ def work_of(wanted: ListsIn) -> int:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do work for a client, and cancel it when the client has gone."""
+    """Do work for a client, and cancel it when the client has gone, or says that it will send nothing more."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())  # the body was read: what comes next is the end
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
+        while not task.done():
+            if gone.done() or request.scope.get("ended"):
+                raise ServiceError(408, "gone", "The client has gone.")
+            await asyncio.wait({task, gone}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         return task.result()
     finally:
         task.cancel()

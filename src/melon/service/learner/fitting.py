@@ -99,8 +99,8 @@ class Fitter:
         version = f"{FITTED}{offset}" if cold or version.startswith(FITTED) else version
         if not version.startswith(FITTED) and log.first() > 1:
             self.problem = (
-                f"{len(people)} people cannot be unlearned: the log begins at offset {log.first()}, so the model cannot "
-                "be replayed from its start; they are forgotten, and their events have no ids any more"
+                f"{len(people)} people cannot be unlearned: the log begins at offset {log.first()}, so the model "
+                "cannot be replayed from its start; they are forgotten, and their events have no ids any more"
             )
             return
         self.unlearns = last

@@ -77,7 +77,7 @@ def replay(
 
 
 def verify(folder: Path) -> Iterator[str]:
-    """Read every byte: files, order, boundaries, checkpoints, digests; a line for each thing that holds, or an error."""
+    """Read every byte of files, steps, checkpoints and deltas: a line for each thing that holds, or an error."""
     try:
         yield from _verified(folder)
     except (apsw.Error, OSError, ArithmeticError, LookupError, TypeError, ValueError) as problem:
@@ -136,7 +136,9 @@ def _checked_deltas(folder: Path, steps: StepReader) -> int:
             for delta in some:
                 before, step, number = steps.step(delta.number - 1), steps.step(delta.number), delta.number
                 if before is not None and before.digest and chained(before.digest, delta.content) != delta.digest:
-                    raise LogError(f"delta {number} in {folder / DELTAS} is damaged; stop the service and delete the file.")
+                    raise LogError(
+                        f"delta {number} in {folder / DELTAS} is damaged; stop the service and delete the file."
+                    )
                 if step is not None and step.done is not None and step.digest != delta.digest:
                     raise LogError(f"delta {number} in {folder / DELTAS} is of another step; delete the file.")
                 count += 1

@@ -67,8 +67,8 @@ def check_together(folder: Path, steps: StepReader, checkpoints: Checkpoints, lo
     learned = steps.reached()
     if learned > offset:
         raise LogError(
-            f"{folder / EVENTS} ends at offset {offset}, and {folder / BATCHES} has learned up to {learned}: the log is "
-            f"older than the rest, or its -wal file is missing. {advice}; to go on with this log alone, "
+            f"{folder / EVENTS} ends at offset {offset}, and {folder / BATCHES} has learned up to {learned}: the log "
+            f"is older than the rest, or its -wal file is missing. {advice}; to go on with this log alone, "
             f"{way_out(folder / BATCHES).partition(', or ')[2]}"
         )
     for number in checkpoints.numbers():

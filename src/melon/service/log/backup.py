@@ -216,7 +216,9 @@ def _forgotten_since(folder: Path, source: Path, about: BackedUp) -> tuple[set[L
                 if control.erased:
                     # The ids are gone here; the backup has them at the offsets of what is now the pseudonym's.
                     events = newer.of_user(user, 1, about.offset + 1)
-                    rows = older._rows("SELECT user FROM events WHERE offset = ?", (events[0].offset,)) if events else []
+                    rows = (
+                        older._rows("SELECT user FROM events WHERE offset = ?", (events[0].offset,)) if events else []
+                    )
                     user = rows[0][0] if rows else None
                 if user is None:
                     unknown += 1
@@ -242,4 +244,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-

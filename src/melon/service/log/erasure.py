@@ -133,7 +133,9 @@ def left_over(path: Path, ids: list[LogId]) -> bool:
             for needle in needles:
                 for at in _places(block, needle):
                     page = at // size
-                    if _unused(block[page * size : (page + 1) * size], at % size, len(needle), first=number + page == 0):
+                    if _unused(
+                        block[page * size : (page + 1) * size], at % size, len(needle), first=number + page == 0
+                    ):
                         return True
             number += len(block) // size
     return False
