@@ -81,16 +81,30 @@ class Quality:
         return counts
 
     def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
-        """Counters of the exact ranks among all items that the users have not had."""
+        """Counters of the exact ranks among all items that the users have not had: of lists as they are served.
+
+        Those of the served model stand by themselves, those of baselines under their names.
+        """
         started, history = time.thread_time(), model.updater.history
-        everything, ranks = np.arange(history.known_items), []
+        everything = np.arange(history.known_items)
+        updaters = {"served": model.updater} | ({} if self.frozen is None else {"frozen": self.frozen})
+        popular = model.popular.read(everything)[None, :, 0]
+        ranks: dict[str, list[Floats]] = {name: [] for name in (*updaters, "popular")}
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
-            lines = model.updater.score_catalogue(np.array([user]), len(everything), moment)
             seen = history.seen.contains(pair_keys(np.full(len(everything), user), everything))
             hidden = np.zeros(int(seen.sum()), dtype=np.int64), np.flatnonzero(seen)
-            ranks.append(rank_among_all(lines, np.array([item]), hidden, "the live quality among all items").rank)
+            lines = {
+                name: updater.score_catalogue(np.array([user]), len(everything), moment)
+                for name, updater in updaters.items()
+            }
+            for name, line in {**lines, "popular": popular}.items():
+                place = f"the live quality of {name!r} among all items"
+                ranks[name].append(rank_among_all(line, np.array([item]), hidden, place).rank)
+        whole = {name: np.concatenate(some) for name, some in ranks.items()}
+        served = whole.pop("served")
+        baselines = {name: _counts(rank) | _duel(served, rank) for name, rank in whole.items()}
         self._spent += time.thread_time() - started
-        return _counts(np.concatenate(ranks))
+        return {**_counts(served), **baselines}
 
     def loss_rose(self, model: LiveModel) -> bool | None:
         """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
