@@ -12,7 +12,7 @@ import pytest
 from service_scenes import wait_until
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.clock import Clock
+from melon.service.clock import WallClock
 from melon.service.config import ServeSettings
 from melon.service.log.base import Event
 from melon.service.log.erasure import left_over
@@ -150,7 +150,7 @@ class FakeTime:
 
 def test_a_clock_that_jumps_is_not_followed_until_it_lasts() -> None:
     now = FakeTime()
-    clock = Clock(600.0, lambda: now.wall, lambda: now.run)
+    clock = WallClock(600.0, lambda: now.wall, lambda: now.run)
     now.pass_by(5, jump=1.0)  # corrected by a little
     assert clock.now() == 1e9 + 6
     assert clock.problem is None

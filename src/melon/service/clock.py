@@ -14,7 +14,7 @@ def steady() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-class Clock:
+class WallClock:
     """Unix seconds that do not follow a jump of the wall clock until it has lasted for `believe_s` seconds.
 
     Safe for threads: its state is one tuple, replaced as a whole.

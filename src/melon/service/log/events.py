@@ -19,7 +19,7 @@ from typing import Any, cast
 import apsw
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.clock import Clock, steady
+from melon.service.clock import WallClock, steady
 from melon.service.config import MOST_AHEAD_S, USES, ServeSettings
 from melon.service.log.aging import Aging
 from melon.service.log.base import Appended, Control, ControlKind, Event, LogId, StoredEvent
@@ -88,7 +88,7 @@ class EventLog(Closing):
         except BaseException:
             self._held.close()
             raise
-        self.clock = Clock()
+        self.clock = WallClock()
         self._reserve = Reserve(folder, self.settings.reserve_bytes)
         #: Why nothing can be written now.
         self._trouble: LogError | None = None if self._reserve.make() else self._no_room()
