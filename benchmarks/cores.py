@@ -24,7 +24,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import numpy as np
 
 from melon.kernels.melon import functions
-from melon.kernels.threads import pieces_of
+from melon.kernels.threads import pieces_of, use_threads
 from step import WARM_UP, Sized
 
 
