@@ -107,7 +107,7 @@ def test_models_that_are_not_there_are_refused(tmp_path: Path, model: str) -> No
 @pytest.mark.slow
 def test_it_runs_in_a_process_of_its_own_and_comes_back_when_killed(tmp_path: Path) -> None:
     words = [Path(sys.executable).with_name("melon"), "serve", "--data", tmp_path, "--port", "0"]
-    command = [*words, "--challenger", "other=bpr/default", "--set", "fit_after=0"]
+    command = [*words, "--challenger", "other=bpr/default", "--set", "fit_after=0", "--set", "negatives=15"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
