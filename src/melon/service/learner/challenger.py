@@ -149,7 +149,7 @@ class Challenger(Closing):
 
 def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | None = None) -> None:
     """Follow the learner until `stop` is set or the process is asked to end. Waits for the first recorded step."""
-    from melon.fitting.fit import threads
+    from melon.kernels.threads import using_threads
 
     stop = stop or threading.Event()
     if threading.current_thread() is threading.main_thread():
@@ -165,7 +165,7 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
         stop.wait(0.2)
     if stop.is_set():
         return
-    with threads(settings.threads), Challenger(settings, name) as challenger:
+    with using_threads(settings.threads), Challenger(settings, name) as challenger:
         challenger.run(stop)
 
 
