@@ -61,8 +61,8 @@ class MissingExtraError(MelonError):
 
     def __init__(self, purpose: str, extra: str) -> None:
         super().__init__(
-            f"{purpose} needs the extra {extra!r}. In a clone of melon: pip install -e '.[{extra}]'; with a wheel: "
-            f"pip install 'melon-recommender[{extra}] @ file:///path/to/the.whl'"
+            f"{purpose} needs the extra {extra!r}: pip install 'melon-recommender[{extra}]' "
+            f"(in a clone of melon: pip install -e '.[{extra}]')."
         )
 
 
@@ -154,3 +154,11 @@ def require_serving(purpose: str) -> None:
         for name in ("apsw", "fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
     ):
         raise MissingExtraError(purpose, "serve")
+
+
+def require_torch(purpose: str) -> None:
+    """Raise now if PyTorch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(purpose, "torch") from None

@@ -21,9 +21,9 @@ from melon.evaluation.work import Work, start_afresh, work_folder
 from melon.fitting import values
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.config import CellConfig, config_from
-from melon.fitting.fit import threads as limited_threads
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
-from melon.fitting.workers import cores
+from melon.kernels.threads import cores
+from melon.kernels.threads import using_threads as limited_threads
 from melon.models.registry import RECOMMENDERS
 from melon.progress import Progress, model_progress
 from melon.registry import Entry, Registry, Space
@@ -57,7 +57,6 @@ def evaluate(
     full_ranking: bool | None = None,
     retrain_every: int | None = None,
     threads: int | None = None,
-    device: str | None = None,
     json: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -84,7 +83,6 @@ def evaluate(
         full_ranking: whether to rank among the whole catalogue too.
         retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.
         threads: threads of the arithmetic.
-        device: where the tables live.
         json: a file for the full result, with the rank of every event beside it.
         resume: whether to resume the same evaluation where it was stopped.
         progress: whether to show on standard error its progress.

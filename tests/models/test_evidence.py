@@ -1,12 +1,13 @@
 """Per-interaction gradients: closed forms, the general path and a plain loop over interactions are one and the same."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from melon.models.base import Recommender
+from melon.models.autograd import Differentiable
 from melon.models.bpr import BPR
 from melon.models.evidence import (
     DenseGradient,
@@ -41,13 +42,13 @@ LOSSES = {"bpr": BPRLoss, "squared": SquaredLoss, "bce": CrossEntropyLoss, "soft
 USERS, ITEMS = 3, 4
 
 
-def make(kind: str, loss: str, dim: int) -> Recommender:
+def make(kind: str, loss: str, dim: int) -> Differentiable:
     if kind == "bpr":
-        return BPR({"dim": dim}, loss=LOSSES[loss](), dtype=torch.float64)
-    return NCF({"dim": dim, "layers": (dim + 2, dim + 1, dim)}, loss=LOSSES[loss](), dtype=torch.float64)
+        return BPR({"dim": dim}, loss=LOSSES[loss](), dtype=np.float64).differentiable()
+    return NCF({"dim": dim, "layers": (dim + 2, dim + 1, dim)}, loss=LOSSES[loss](), dtype=np.float64)
 
 
-def values_of(recommender: Recommender, seed: int) -> dict[str, Tensor]:
+def values_of(recommender: Differentiable, seed: int) -> dict[str, Tensor]:
     generator, sizes = torch.Generator().manual_seed(seed), {"user": USERS, "item": ITEMS}
     return {
         spec.name: torch.randn(sizes.get(spec.role, spec.rows), spec.dim, generator=generator, dtype=torch.float64)
@@ -55,7 +56,9 @@ def values_of(recommender: Recommender, seed: int) -> dict[str, Tensor]:
     }
 
 
-def loop(recommender: Recommender, values: dict[str, Tensor], examples: Examples) -> tuple[Tensor, dict[str, Tensor]]:
+def loop(
+    recommender: Differentiable, values: dict[str, Tensor], examples: Examples
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses, and for each table n × rows × dim: one backward pass after another."""
     losses, gradients = [], {name: [] for name in values}
     for x in range(len(examples)):
@@ -161,7 +164,7 @@ def test_branches_can_be_kept_apart(kind: str, loss: str, batch: Examples, seed:
         assert torch.allclose(summed[gradient.table].summed(rows), gradient.summed(rows), **NEAR)
 
 
-def _by_copies(recommender: Recommender, values: dict[str, Tensor], batch: Examples) -> dict[str, Tensor]:
+def _by_copies(recommender: Differentiable, values: dict[str, Tensor], batch: Examples) -> dict[str, Tensor]:
     """n × branches × dim for each user table: a copy of the user's row for every branch, and one backward pass."""
     sides, width = {spec.name: spec.role for spec in recommender.specs}, batch.items.shape[1]
     found: dict[str, list[Tensor]] = {name: [] for name, side in sides.items() if side == "user"}

@@ -133,7 +133,7 @@ _ARGUMENTS = frozenset(
         "recommender_settings",
         "pretrain_settings",
     )
-) | {"budget", "minutes", "threads", "device"}
+) | {"budget", "minutes", "threads"}
 
 
 def explain(

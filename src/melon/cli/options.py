@@ -77,8 +77,7 @@ EVALUATION: Mapping[str, Any] = {
         CHOICE,
         "Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
     ),
-    "threads": _option(int, MACHINE, "Torch threads. (default: {threads})"),
-    "device": _option(str, MACHINE, "Where the tables live: cpu, cuda, … (default: {device})"),
+    "threads": _option(int, MACHINE, "Threads of the arithmetic. (default: {threads})"),
 }
 #: The same where nothing has to be named.
 AUTO_EVALUATION: Mapping[str, Any] = {

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
 from melon.atomic import cannot_write, replacing, write_text
 from melon.data.interactions import Interactions
@@ -27,7 +25,7 @@ from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, ReportText, silent
 from melon.learning.rate_matrix import BatchRates, RateCells
-from melon.types import Arrays, Plain
+from melon.types import AnyArray, Arrays, Plain
 
 _Result = TypeVar("_Result")
 #: What reading a file raises that is empty, cut short or not the kind it should be.
@@ -66,20 +64,20 @@ class StateKeeper:
 
     suffix = ".safetensors"
 
-    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, Tensor]]], PretrainedState]) -> None:
+    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, AnyArray]]], PretrainedState]) -> None:
         self._rebuild = rebuild
 
     def write(self, result: PretrainedState, path: Path) -> None:
         _save(
-            {f"{table}/{part}": t.cpu().numpy() for table, state in result.tables.items() for part, t in state.items()},
+            {f"{table}/{part}": held for table, state in result.tables.items() for part, held in state.items()},
             path,
         )
 
     def read(self, path: Path) -> PretrainedState:
-        tables: dict[str, dict[str, Tensor]] = {}
+        tables: dict[str, dict[str, AnyArray]] = {}
         for name, array in load_file(path).items():
             table, _, part = name.rpartition("/")
-            tables.setdefault(table, {})[part] = torch.from_numpy(array)
+            tables.setdefault(table, {})[part] = array
         return self._rebuild(tables)
 
 
@@ -89,10 +87,10 @@ class MetaTrainingKeeper:
     suffix = ".safetensors"
 
     def write(self, result: MetaParameters, path: Path) -> None:
-        _save({name: tensor.detach().cpu().numpy() for name, tensor in result.items()}, path)
+        _save(result, path)
 
     def read(self, path: Path) -> MetaParameters:
-        return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
+        return load_file(path)
 
 
 class TallyKeeper:

@@ -10,14 +10,10 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError
 from melon.fitting.plan import EvaluationProtocol
 from melon.fitting.pretrained import MetaParameters, PretrainedState
-from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.models.blend.head import HeadExamples
 from melon.strategies.base import Strategy
-from melon.strategies.learned import LearnedStrategy
-from melon.strategies.stream_trained import LinearStrategy
-from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 from melon.types import Plain
@@ -53,7 +49,9 @@ class WindowMetaTraining:
         recommender and a history from before the window (docs/methods.md 8.2). Others have no meta-parameters.
         """
         meta_training: MetaParameters = {}
-        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
+        if strategy.stream_trained:
+            from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
+
             updater = self._before_window(strategy, start, meta_training)
             past, size = self._log.head(stop), self._protocol.batch_size
             coming = [batch_of(past, *bounds) for bounds in batches(self._start, stop, size)]
@@ -61,8 +59,7 @@ class WindowMetaTraining:
                 updater, coming, meta_training_candidates(past, self._protocol.seed, self._protocol.negatives)
             )
             meta_training = updater.meta_training()
-        passes = strategy.settings.passes if isinstance(strategy, LearnedStrategy) and strategy.looks_ahead else 0
-        for number in range(passes):
+        for number in range(getattr(strategy.settings, "passes", 0) if strategy.looks_ahead else 0):
             updater = self._before_window(strategy, start, meta_training)
             for first, last in batches(self._start, stop, self._protocol.batch_size):
                 updater.learn(batch_of(self._log, first, last).in_epoch(number), teach_head=False)

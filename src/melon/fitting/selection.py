@@ -65,7 +65,7 @@ class Selection:
             )
         self.log, self.parts, self.plan, self.protocol = log, parts, plan, plan.protocol
         self.progress, self.stop = progress or Progress(), stop or Stop()
-        one_by_one = plan.threads > 1 or plan.device != "cpu" or len(log) > _SIDE_BY_SIDE
+        one_by_one = plan.threads > 1 or len(log) > _SIDE_BY_SIDE
         self.workers = Workers(1 if one_by_one else workers, self._go_quiet)
         self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
         judged = parts.validation_stop - parts.judged_from
@@ -91,13 +91,13 @@ class Selection:
                 score, epochs, state = self._train_while_it_helps(training)
             except LearningError as problem:
                 return Trial(point, None, str(problem))
-            return Trial({**point, "epochs": epochs}, score, gives=state.arrays())
+            return Trial({**point, "epochs": epochs}, score, gives=state.tables)
 
         def keep(trial: Trial, budget: int) -> None:
             after = "" if trial.score is None else f" after {trial.settings['epochs']} epochs"
             self._report("pre-training", trial, budget, after)
             if trial.score is not None and all(trial.score > each for each in scores):
-                states["best"] = PretrainedState.from_arrays(plan, trial.gives, self._observed)
+                states["best"] = PretrainedState(plan, trial.gives, self._observed)
             scores.append(trial.score or float("-inf"))
 
         scores: list[float] = []

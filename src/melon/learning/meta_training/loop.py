@@ -65,7 +65,7 @@ def meta_train_through(updater: Updater, batches: Sequence[Batch], candidates: C
         return meta_train(strategy, UnrolledMetaTraining(recommender, strategy, recorded).run)
     kernels = None
     if recommender.factorised:
-        kernels = policy.load("meta_training", like=recommender.tables["item_factors"].view().storage)
+        kernels = policy.load("meta_training", dtype=recommender.dtype)
     if kernels is None:
         return meta_train(strategy, GenericMetaTraining(recommender, strategy, recorded).run)
     return meta_train(strategy, FactorMetaTraining(recommender, strategy, recorded, kernels).run)

@@ -115,7 +115,6 @@ def surroundings(threads: int) -> dict[str, Any]:
         "host": platform.node(),
         "cpu": cpu,
         "melon": __version__,
-        "torch": version("torch"),
         "numba": version("numba"),
         "threads": threads,
         "kernel": os.environ.get("MELON_KERNEL") or "numba",
@@ -124,6 +123,6 @@ def surroundings(threads: int) -> dict[str, Any]:
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """What two surroundings do not share, in words."""
-    names = ("cpu", "melon", "torch", "numba", "threads", "kernel")
+    names = ("cpu", "melon", "numba", "threads", "kernel")
     words = [f"{name} {one.get(name)!r} and {other.get(name)!r}" for name in names if one.get(name) != other.get(name)]
     return ", ".join(words) or "nothing that is recorded"
