@@ -181,7 +181,6 @@ def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tm
         (("--epochs", "0"), 2, "epochs = 0"),
         (("--seed", "-1"), 2, "seed = -1"),
         (("--threads", "0"), 2, "threads = 0"),
-        (("--device", "abacus"), 2, "device = 'abacus' is not available here"),
         (("--recommender", "ials", "--strategy", "mwnet"), 2, "strategy 'mwnet' has nothing to update"),
         (("--config", "none.toml"), 2, "the config file none.toml cannot be read"),
         (("--json", "result.txt"), 2, "--json result.txt must end in .json"),
