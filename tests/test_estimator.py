@@ -248,9 +248,12 @@ def twin(model: Melon, user: str, k: int, filter_seen: bool) -> list[tuple[str, 
     for item in range(tables["item_factors"].rows):
         if filter_seen and history.seen.contains(pair_keys(np.array([row]), np.array([item])))[0]:
             continue
-        at_user, at_item = torch.tensor([row]), torch.tensor([item])
+        at_user, at_item = np.array([row]), np.array([item])
         score = float(tables["user_factors"].gather(at_user, at)[0] @ tables["item_factors"].gather(at_item, at)[0])
-        score += float(tables["user_bias"].gather(at_user, at)) + float(tables["item_bias"].gather(at_item, at))
+        score += sum(
+            float(tables[f"{side}_bias"].gather(at_one, at)[0, 0])
+            for side, at_one in (("user", at_user), ("item", at_item))
+        )
         scored.append((-score, item))
     return [(live.items.ids([item])[0], -score) for score, item in sorted(scored)[:k]]
 
@@ -368,7 +371,7 @@ class TestSaving:
         through, stopped = (quick(**told, dtype=dtype).fit(log[:700]) for _ in range(2))
         stream_trained = through.updater.strategy.memory()
         untrained = quick(**told | {"budget": 0}, dtype=dtype).fit(log[:700]).updater.strategy.memory()
-        assert any(not torch.equal(stream_trained[name], old) for name, old in untrained.items())
+        assert any(not np.array_equal(stream_trained[name], old) for name, old in untrained.items())
         stopped.partial_fit(log[700:800]).save(tmp_path / "cut")
         stopped = melon.load(tmp_path / "cut").partial_fit(log[800:])
         through.partial_fit(log[700:800]).partial_fit(log[800:])
@@ -509,7 +512,6 @@ class TestErrors:
             ({"budget": 1.5}, "budget = 1.5"),
             ({"threads": 0}, "threads = 0"),
             ({"dtype": "float16"}, "float32, float64"),
-            ({"device": "abacus"}, "device = 'abacus'"),
         ],
     )
     def test_what_cannot_be_made(self, told: Mapping[str, Any], said: str) -> None:
