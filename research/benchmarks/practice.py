@@ -42,9 +42,9 @@ from melon.kernels import policy
 from melon.learning.meta_training import stream as stream_meta_training
 from melon.learning.meta_training.loop import meta_training_candidates
 from melon.learning.meta_training.record import RecordedStream, record
-from melon.strategies.melon.linear import MeLON
-from melon.strategies.melon.rates import DECAY_UNIT, LinearRates
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.melon.rates import DECAY_UNIT, Rates
+from melon.strategies.melon.stream import MeLON
+from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import DEFAULT_SPLIT, batches, split
 
@@ -69,7 +69,7 @@ def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
         strategy, _, assigned = arm.partition(":")
         given = parse_assignments([one for one in re.split(r",(?=\w+=)", assigned) if one])["strategy"]
         own = folder / f"{stream}-{recommender}-{strategy}.toml"
-        if given.get("form") in ("linear", "stream") or not own.exists():
+        if given.get("form") == "stream" or not own.exists():
             tuned = read_config(
                 own if strategy.startswith("melon") else folder / f"{stream}-{recommender}-default.toml"
             )
@@ -85,15 +85,15 @@ def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
             deployed = deploy(plan.make_strategy(settings, strategy), again, selection.before_judged, meta_training)
             scores.append(f"{selection.judged(deployed):.4f}")
         print(f"| {stream}, {arm} | {' | '.join(scores)} | {stream_trained:.0f} |", flush=True)
-        if isinstance(updater.strategy, LinearStrategy):
+        if isinstance(updater.strategy, StreamTrainedStrategy):
             print(learned(updater.strategy.rates), flush=True)
 
 
-def learned(rates: LinearRates) -> str:
+def learned(rates: Rates) -> str:
     """What meta-training made of it: rates of a middling touch by role, what a touch takes away, half-lives, τ."""
-    numbers = {name: value.numpy() for name, value in rates.phi.items()}
+    numbers = rates.phi
     shown = {
-        "rates": np.exp(numbers["rates"][:, 0]),
+        "rates": np.exp(numbers["facts"][:, 0]),
         "decay": numbers["decay"] * DECAY_UNIT,
         "half-lives": np.exp(numbers["half_lives"]),
         "τ": np.exp(numbers["temperature"]),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from meta_training_scenes import SLOW_LOOPS, ahead, behind, in_one_graph, scene, stream
+from meta_training_scenes import SLOW_KERNELS, ahead, behind, exact_functions, in_one_graph, scene, stream
 
 from melon.errors import LearningError
 from melon.kernels import policy
@@ -17,8 +17,8 @@ from melon.learning.meta_training.loop import meta_train, meta_train_through, me
 from melon.learning.meta_training.record import record
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
-from melon.strategies.melon.linear import MeLON, MeLONI, MeLONP
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
+from melon.strategies.stream_trained import StreamTrainedStrategy
 
 MetaTraining = FactorMetaTraining | GenericMetaTraining
 
@@ -36,7 +36,7 @@ class Opaque(NCF):
 
 
 def differences(
-    meta_training: MetaTraining, strategy: LinearStrategy, entries: int, skipped: tuple[str, ...] = ()
+    meta_training: MetaTraining, strategy: StreamTrainedStrategy, entries: int, skipped: tuple[str, ...] = ()
 ) -> None:
     """Every kind of parameter against central differences, some entries of each."""
     loss, gradient = meta_training.run(0)
@@ -44,26 +44,31 @@ def differences(
     for name, slopes in gradient.items():
         if name in skipped:
             continue
-        flat, largest = slopes.reshape(-1), float(slopes.abs().max())
-        assert largest > 1e-6, name
-        for place in np.linspace(0, len(flat) - 1, min(entries, len(flat))).astype(int):
+        free = np.flatnonzero(strategy.free(name))
+        flat, largest = slopes.reshape(-1), float(np.abs(slopes).max(initial=0.0))
+        assert not len(free) or largest > 1e-6, name
+        for place in free[np.linspace(0, len(free) - 1, min(entries, len(free))).astype(int)]:
             values = []
             for step in (1e-6, -1e-6):
-                kept = strategy.rates.phi[name]
-                strategy.rates.phi[name] = kept.clone()
-                strategy.rates.phi[name].view(-1)[place] += step
+                kept = strategy.rates.phi
+                moved = kept[name].copy()
+                moved.reshape(-1)[place] += step
+                strategy.rates.phi = {**kept, name: moved}
                 values.append(meta_training.run(0)[0])
-                strategy.rates.phi[name] = kept
+                strategy.rates.phi = kept
             found = (values[0] - values[1]) / 2e-6
             assert found == pytest.approx(float(flat[place]), rel=1e-4, abs=1e-5 * largest), (name, place)
 
 
 class TestGradient:
-    @pytest.mark.parametrize("negatives", [1, 3])
-    def test_of_the_loops_is_exact(self, negatives: int) -> None:
+    @pytest.mark.parametrize(("kind", "negatives"), [(MeLON, 1), (MeLON, 3), (MeLONI, 1), (MeLONP, 2)])
+    def test_of_the_kernels_is_exact(self, kind: type[StreamTrainedStrategy], negatives: int) -> None:
+        """Through every feature of the role, the splines, time decay and the shrinking of rows."""
         model = bpr(negatives=negatives)
-        recorded, strategy = scene(model)
-        differences(FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS), strategy, entries=4)
+        recorded, strategy = scene(model, kind)
+        with exact_functions():
+            meta_training = FactorMetaTraining(model, strategy, recorded, SLOW_KERNELS, np.float64)
+            differences(meta_training, strategy, entries=6)
 
     def test_of_any_recommender_is_exact(self) -> None:
         model = ncf()
@@ -98,12 +103,12 @@ class TestGradient:
     @pytest.mark.parametrize("kind", [MeLON, MeLONI, MeLONP])
     @pytest.mark.parametrize("settings", [{}, {"half_life": None, "inputs": "age,idle"}])
     def test_of_the_loops_is_that_of_any_recommender(
-        self, kind: type[LinearStrategy], settings: dict[str, Any]
+        self, kind: type[StreamTrainedStrategy], settings: dict[str, Any]
     ) -> None:
         model = bpr(negatives=2)
         recorded, strategy = scene(model, kind, **settings)
         for number in (0, 1):
-            loss, slopes = FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS).run(number)
+            loss, slopes = FactorMetaTraining(model, strategy, recorded, SLOW_KERNELS).run(number)
             same, generic = GenericMetaTraining(model, strategy, recorded).run(number)
             assert loss == pytest.approx(same, rel=1e-12)
             for name, slope in slopes.items():
@@ -129,7 +134,7 @@ class TestGradient:
         exact_model, model = bpr(negatives=2), bpr(torch.float32, negatives=2)
         recorded, strategy = scene(exact_model)
         same, other = scene(model)
-        loss, slopes = FactorMetaTraining(exact_model, strategy, recorded, SLOW_LOOPS).run(0)
+        loss, slopes = FactorMetaTraining(exact_model, strategy, recorded, SLOW_KERNELS).run(0)
         found, compiled = FactorMetaTraining(model, other, same, kernels).run(0)
         assert found == pytest.approx(loss, rel=1e-5)
         for name, slope in slopes.items():
@@ -145,11 +150,11 @@ class TestWay:
         rows = []
 
         def forward(replay: Any, now: Any, *rest: Any) -> float:
-            total: float = SLOW_LOOPS.forward(replay, now, *rest)
+            total: float = SLOW_KERNELS.forward(replay, now, *rest)
             rows.append([part.copy() for part in now])
             return total
 
-        FactorMetaTraining(model, strategy, recorded, SimpleNamespace(**{**vars(SLOW_LOOPS), "forward": forward})).run(
+        FactorMetaTraining(model, strategy, recorded, SimpleNamespace(**{**vars(SLOW_KERNELS), "forward": forward})).run(
             1
         )
         live = bpr(negatives=2)
@@ -167,7 +172,7 @@ class TestWay:
     def test_the_way_back_restores_every_row(self) -> None:
         model = bpr()
         recorded, strategy = scene(model)
-        meta_training = FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS)
+        meta_training = FactorMetaTraining(model, strategy, recorded, SLOW_KERNELS)
         first, again = meta_training.run(0), meta_training.run(0)
         assert first[0] == again[0]
         assert all(torch.equal(first[1][name], again[1][name]) for name in first[1])
@@ -205,7 +210,7 @@ class TestWay:
 
 
 class TestPasses:
-    def stream_trained(self, **settings: Any) -> tuple[list[float], int, LinearStrategy]:
+    def stream_trained(self, **settings: Any) -> tuple[list[float], int, StreamTrainedStrategy]:
         log, strategy = stream(), MeLON({"lr": 0.2, "passes": 12, **settings})
         updater = behind(bpr(torch.float32), strategy, log)
         stream_trained = meta_train_through(updater, ahead(log), meta_training_candidates(log, seed=5, count=7))

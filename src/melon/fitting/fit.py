@@ -29,7 +29,7 @@ from melon.models.blend.recommender import Blend
 from melon.progress import Progress, Stop
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
@@ -199,7 +199,9 @@ class Fitting:
 
         def train() -> MetaTraining:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
-            learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(self.plan.build(), Blend)
+            learns = isinstance(learner, LearnedStrategy | StreamTrainedStrategy) or isinstance(
+                self.plan.build(), Blend
+            )
             if self.unchosen is not None or not learns:
                 return {}
             self.progress.stage(f"{name} is meta-trained on the selection window")
@@ -239,7 +241,7 @@ class Fitting:
 
     def _tell_untrained(self, strategy: Strategy) -> None:
         """Say what a learned strategy is without its meta-training."""
-        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
+        if isinstance(strategy, StreamTrainedStrategy | UnrolledStrategy):
             instead = "it takes the plain steps of 'default'"
         elif isinstance(strategy, LearnedStrategy):
             instead = "it starts untrained and learns on the stream alone"

@@ -16,7 +16,7 @@ from melon.learning.updater import Updater
 from melon.models.blend.head import HeadExamples
 from melon.strategies.base import Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
@@ -53,7 +53,7 @@ class WindowMetaTraining:
         recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to meta-train.
         """
         meta_training: MetaTraining = {}
-        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
+        if isinstance(strategy, StreamTrainedStrategy | UnrolledStrategy):
             updater = self._before_window(strategy, start, meta_training)
             past, size = self._log.head(stop), self._protocol.batch_size
             coming = [batch_of(past, *bounds) for bounds in batches(self._start, stop, size)]

@@ -7,18 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from melon.errors import LearningError, StreamError
 from melon.learning.examples import Compact, Gatherer, Offered, Offers, RowStateTables
-from melon.learning.meta_training.online import OnlineMetaTraining
 from melon.models.base import Recommender
 from melon.models.plain import PlainSteps
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.stream_trained import LinearStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Table
@@ -96,9 +93,6 @@ class StepMaker:
         per_branch = isinstance(strategy, LearnedStrategy) and strategy.per_branch
         self._gatherer = Gatherer(recommender, history, row_state, per_branch=per_branch)
         self._offers = Offers(recommender, strategy, history, seed)
-        self._online = None
-        if isinstance(strategy, LinearStrategy) and strategy.settings.online != "frozen":
-            self._online = OnlineMetaTraining(recommender, strategy, history, seed)
         self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
 
     def of(self, batch: Batch, undo: ExitStack) -> ComputedStep | None:
@@ -109,14 +103,9 @@ class StepMaker:
         """
         if not self._recommender.specs:
             return None
-        if self._online is not None:
-            self._online.improve(batch, undo)
         offered = self._offers.of(batch)
         if offered is None:
             return None
-        if self._online is not None:
-            situation = self._gatherer.situation(self._compact(offered), offered)
-            self._online.remember(situation, offered.users, offered.items)
         plain = self._plain(offered, batch) if offered.pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
@@ -130,9 +119,8 @@ class StepMaker:
             return None
         if rates is None:
             return self._rated(kernels, offered, batch)
-        weights = np.full((len(offered.users), 1 + 2 * offered.items.shape[1]), rates.rate, dtype=np.float32)
         decay = dict.fromkeys(self._decaying, rates.decay)
-        rows = kernels.of(offered.users, offered.items, weights, decay, self._recommender.clock.now)
+        rows = kernels.of(offered.users, offered.items, rates.rate, decay, self._recommender.clock.now)
         if rows is None:
             return None
         if rows.broken is not None:
@@ -145,7 +133,7 @@ class StepMaker:
         rates = self._strategy.line_rates(kernels, offered.users, offered.items, self._history, now, state)
         if rates is None:
             return None
-        rows = kernels.of(offered.users, offered.items, rates.weights, rates.decay, now, rates.splines)
+        rows = kernels.rated(offered.users, offered.items, rates.facts, rates.model, rates.decay, now)
         if rows is None:
             return None
         if rows.broken is not None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from melon.kernels import policy
-from melon.kernels.factor import LineStatistics, RatedLines, StoredRows, TouchedRows
+from melon.kernels.factor import StoredRows, TouchedRows
+from melon.kernels.melon.online import LineStatistics
+from melon.kernels.melon.rates import FACTS, Line, RateModel
 from melon.models.losses import BPRLoss, Loss
 from melon.tables import Table
 from melon.types import Floats, Ints, Singles, SmallInts
 
 #: The tables of a factorised score that a pairwise loss teaches.
 TAUGHT = ("user_factors", "item_factors", "item_bias")
-#: Knots, logarithms of losses, and what each column's log rate gains there: columns × knots.
-Splines = tuple[Floats, Floats]
-NO_SPLINES: Splines = np.empty(0), np.empty((0, 0))
 _TableRows = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
 
 
@@ -63,57 +63,57 @@ class PlainSteps:
         self._like = self._tables[0].view().storage.new_empty(0)
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
-    def line_logs(
-        self, users: Ints, lines: Ints, met: tuple[Ints, Ints], now: int, counts: Singles, half_lives: Floats,
-        events: int, weights: Floats,
-    ) -> Floats | None:  # fmt: skip
-        """Log rates of lines n × columns, by what is known of their rows (`melon.kernels.factor.line_logs`)."""
-        kernels = policy.load("factor", like=self._like)
-        if kernels is None:
-            return None
+    def line_facts(
+        self, users: Ints, items: Ints, met: tuple[Ints, Ints], now: int, counts: Singles, half_lives: Floats,
+        events: int,
+    ) -> Singles:  # fmt: skip
+        """Facts of lines, n × slots × facts, from what is known of their rows (`melon.kernels.melon.online`)."""
         touched = self._tables[0].arrays()[1], self._tables[1].arrays()[1]
-        out = np.empty((len(users), len(weights)))
-        kernels.line_logs(users, lines, LineStatistics(*met, *touched, now, counts, half_lives, events), weights, out)
+        out = np.empty((len(users), 1 + items.shape[1], FACTS), dtype=np.float32)
+        known = LineStatistics(*met, *touched, now, counts.astype(np.float32, copy=False), half_lives, events)
+        policy.load("rates").line_facts(users, items, known, out)
         return out
 
-    def of(
-        self,
-        users: Ints,
-        lines: Ints,
-        weights: Singles,
-        decay: Mapping[str, float],
-        now: int,
-        splines: Splines = NO_SPLINES,
-    ) -> FactorStep | None:
+    def of(self, users: Ints, items: Ints, rate: float, decay: Mapping[str, float], now: int) -> FactorStep | None:
         """The step for lines of items n × (1 + negatives), the item taken first, on rows that exist.
 
-        Weights n × columns are those of a line's gradients: on its user, on the vectors of its items, on their biases.
-        Where there are splines, they follow the line's loss too. A touched row loses the share `decay` of itself, by
-        table.
+        A touched row loses the share `decay` of itself, by table.
         """
         kernels = policy.load("factor", like=self._like)
-        if kernels is None:
+        return None if kernels is None else self._step(kernels.plain_step, (users, items, rate), decay, now)
+
+    def rated(
+        self, users: Ints, items: Ints, facts: Singles, model: RateModel, decay: Mapping[str, float], now: int
+    ) -> FactorStep | None:
+        """The same with a rate of the model for each gradient, from facts of each touch (n × slots × facts)."""
+        if policy.load("factor", like=self._like) is None:
             return None
+        line = Line.room(facts.shape[1], self._tables[0].arrays()[0])
+        return self._step(policy.load("rates").rated_step, (users, items, facts, model, line), decay, now)
+
+    def _step(
+        self, kernel: Callable[..., Any], lines: tuple[Any, ...], decay: Mapping[str, float], now: int
+    ) -> FactorStep:
+        """What a kernel makes of lines, beside the tables."""
+        users, items = lines[:2]
         stored = [StoredRows(*table.arrays()) for table in self._tables]
         for n, rows_of in enumerate(stored[:2]):  # a number for each stored user and item
             if len(self._places[n]) < len(rows_of.touched):
                 self._places[n] = np.zeros(len(rows_of.touched), dtype=np.int32)
-        user_rows, item_rows = np.empty(len(users), dtype=np.int64), np.empty(lines.size, dtype=np.int64)
+        user_rows, item_rows = np.empty(len(users), dtype=np.int64), np.empty(items.size, dtype=np.int64)
         named = (TouchedRows(*each) for each in zip(self._places, (user_rows, item_rows), strict=True))
         blocks = [
             np.empty((len(rows), table.spec.dim), dtype=np.float32)
             for table, rows in zip(self._tables, (user_rows, item_rows, item_rows), strict=True)
         ]
         shares = np.array([decay.get(name, 0.0) for name in TAUGHT], dtype=np.float32)
-        rated = RatedLines(users, lines, weights, *splines)
-        n_users, n_items, loss, *moved = kernels.plain_step(rated, shares, now, *stored, *named, *blocks)
+        n_users, n_items, loss, *moved = kernel(*lines, shares, now, *stored, *named, *blocks)
         broken = None if math.isfinite(loss) else "the loss"
         if broken is None and not math.isfinite(sum(moved)):
             broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
         written: list[_TableRows] = []
         for table, rows, block in zip(self._tables, (user_rows, item_rows, item_rows), blocks, strict=True):
             count = n_users if rows is user_rows else n_items
-            stamps = np.empty(count, dtype=np.int64)
-            stamps.fill(now)
+            stamps = np.full(count, now, dtype=np.int64)
             written.append((table, rows[:count], block[:count], stamps))
-        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, kernels, written)
+        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, policy.load("factor"), written)

@@ -19,9 +19,10 @@ from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Table, TableSpec
-from melon.types import Floats, Ints, Singles
+from melon.types import Ints, Singles
 
 if TYPE_CHECKING:
+    from melon.kernels.melon.rates import RateModel
     from melon.models.plain import PlainSteps
 
 RowState = dict[str, dict[str, Tensor]]
@@ -144,15 +145,14 @@ class PlainRates:
 
 @dataclass(frozen=True)
 class LineRates:
-    """A step with a rate for each gradient of a line, which compiled kernels make.
+    """A step with a rate of the rate model for each gradient of a line, which compiled kernels make.
 
-    `weights` (n × columns) are those on the user, on the items' vectors, and on their biases; `splines` (knots, and
-    columns × knots) are what the loss adds to their logarithms. A touched row loses the share `decay`, by table.
-    `row_state` holds new values of some stored rows.
+    `facts` (n × slots × facts) are of the user, the item taken and the items drawn. A touched row loses the share
+    `decay`, by table. `row_state` holds new values of some stored rows.
     """
 
-    weights: Singles
-    splines: tuple[Floats, Floats]
+    facts: Singles
+    model: RateModel
     decay: Mapping[str, float]
     row_state: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
 

@@ -53,7 +53,7 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
 }
 
 #: Of strategies whose rates are a special case of MeLON's: they start at the plain step and meta-train as it does.
-STREAM_TRAINED: dict[str, object] = {"form": "linear"}
+STREAM_TRAINED: dict[str, object] = {"form": "stream"}
 #: Of strategies that keep their networks, start at the plain step and meta-train through the stream too.
 UNROLLED: dict[str, object] = {"form": "stream"}
 
@@ -192,7 +192,7 @@ _ENTRIES = (
             },
             "stream": STREAM_TRAINED,
         },
-        forms={"linear": _LINEAR_SPACE},
+        forms={"stream": _LINEAR_SPACE},
         in_comparison=True,
         label="MWNet",
         color=("#c58a14", "#f0c256"),
@@ -223,7 +223,7 @@ _ENTRIES = (
             },
             "stream": STREAM_TRAINED,
         },
-        forms={"linear": _LINEAR_SPACE},
+        forms={"stream": _LINEAR_SPACE},
         in_comparison=True,
         label="MetaSGD",
         color=("#2e6fdb", "#7eb0ff"),
@@ -271,7 +271,7 @@ _ENTRIES = (
     Entry(
         "melon",
         "a learned rate for every (interaction, row) pair; for every (interaction, parameter) pair with preset paper",
-        "melon.strategies.melon.linear:MeLON",
+        "melon.strategies.melon.stream:MeLON",
         _LINEAR_SPACE,
         MELON_PRESETS,
         forms={"network": _RATE_SPACE},
@@ -282,7 +282,7 @@ _ENTRIES = (
     Entry(
         "melon_i",
         "MeLON's ablation with one learned rate per interaction",
-        "melon.strategies.melon.linear:MeLONI",
+        "melon.strategies.melon.stream:MeLONI",
         _LINEAR_SPACE,
         MELON_PRESETS,
         forms={"network": _RATE_SPACE},
@@ -293,7 +293,7 @@ _ENTRIES = (
     Entry(
         "melon_p",
         "MeLON's ablation with one learned rate per row; per parameter with preset paper",
-        "melon.strategies.melon.linear:MeLONP",
+        "melon.strategies.melon.stream:MeLONP",
         _LINEAR_SPACE,
         MELON_PRESETS,
         forms={"network": _RATE_SPACE},
