@@ -1,16 +1,17 @@
 """Rates meta-trained through the stream on the selection windows of streams in $MELON_DATA; test parts are not read.
 
-    python research/benchmarks/meta-training.py yelp amazon_book
-    python research/benchmarks/meta-training.py yelp --arms melon melon:decay=false melon:inputs=age,idle mwnet mwnet:form=linear
-    python research/benchmarks/meta-training.py yelp --recommender ncf --arms default mwnet melon
-    STATES=folder FADING=1 python research/benchmarks/meta-training.py yelp
+    python research/benchmarks/practice.py yelp amazon_book
+    python research/benchmarks/practice.py yelp --arms melon melon:decay=false melon:inputs=age,idle mwnet mwnet:form=stream
+    python research/benchmarks/practice.py yelp --recommender ncf --arms default mwnet melon
+    STATES=folder HALF_LIVES=1 python research/benchmarks/practice.py yelp
 
 Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md). An arm is a strategy with its settings
-in configs/ and what is given besides; with form=linear (mwnet, metasgd) or form=meta-trained (s2meta, sml) a published
-strategy is meta-trained too, from the tuned plain step.
+in configs/ and what is given besides; with form=stream (mwnet, metasgd, s2meta, sml) a published
+strategy is meta-trained through the stream too, from the tuned plain step.
 The first score is that of a recommender from before the window which goes on; where weights are shared there is a
-second one, of a recommender that was trained again before the judged part. FADING=1 takes research/configs/half_life, where
-half-lives are learned. STATES names a folder of pre-trained rows, which are written where they are missing.
+second one, of a recommender that was trained again before the judged part. HALF_LIVES=1 takes research/configs/half_life, where
+half-lives are learned. DRAWS=4 gives means over that many draws of online negatives and candidates, the first of which
+is the project's. STATES names a folder of pre-trained rows, which are written where they are missing.
 GRADIENT=held leaves out how rates depend on rows through the loss. CANDIDATES=99 lets NCF meta-train among that many
 candidates in each pass instead of 30.
 """
@@ -42,10 +43,13 @@ from melon.kernels import policy
 from melon.learning.meta_training import stream as stream_meta_training
 from melon.learning.meta_training.loop import meta_training_candidates
 from melon.learning.meta_training.record import RecordedStream, record
+from melon.learning.updater import Updater
 from melon.strategies.melon.rates import DECAY_UNIT, Rates
 from melon.strategies.melon.stream import MeLON
 from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
+from melon.stream.candidates import Candidates
+from melon.stream.draws import Draws
 from melon.stream.split import DEFAULT_SPLIT, batches, split
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -80,13 +84,26 @@ def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
         began = time.process_time()
         updater = selection.at_window(strategy, settings, start)
         stream_trained, meta_training = time.process_time() - began, updater.meta_training()
-        scores = [f"{selection.judged(updater):.4f}"]
+        draws = [selection.judged(updater)]
+        for number in range(1, int(os.environ.get("DRAWS", "1"))):
+            live = deploy(plan.make_strategy(settings, strategy), start, selection.before_window, meta_training)
+            draws.append(judged_by_another_draw(selection, live, number))
+        selection._candidates = None
+        scores = [f"{np.mean(draws):.4f}" + (f" ({' '.join(f'{each:.4f}' for each in draws)})" if draws[1:] else "")]
         if again is not None:
             deployed = deploy(plan.make_strategy(settings, strategy), again, selection.before_judged, meta_training)
             scores.append(f"{selection.judged(deployed):.4f}")
         print(f"| {stream}, {arm} | {' | '.join(scores)} | {stream_trained:.0f} |", flush=True)
         if isinstance(updater.strategy, StreamTrainedStrategy):
             print(learned(updater.strategy.rates), flush=True)
+
+
+def judged_by_another_draw(selection: Selection, updater: Updater, number: int) -> float:
+    """The score with other online negatives and other candidates than the project's own."""
+    seed = selection.protocol.seed + 500 + number
+    updater._steps._offers._negatives = Draws(seed, "training negatives")
+    selection._candidates = Candidates(selection.log, seed=seed, count=selection.protocol.negatives)
+    return selection.judged(updater)
 
 
 def learned(rates: Rates) -> str:

@@ -38,7 +38,6 @@ PAIRINGS = [
     ("bpr", "sml", {"optimizer": "adam_lazy", "lr": 0.01, "residual": False}),
     ("ncf", "melon", {"form": "network", "pairwise": True}),
     ("bpr", "melon", {"form": "network", "reduction": "sqrt", "half_life": 200.0}),
-    ("bpr", "melon", {"online": "next_batch"}),
     ("bpr", "s2meta", {"form": "stream"}),
     ("ncf", "sml", {"form": "stream"}),
 ]

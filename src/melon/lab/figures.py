@@ -191,7 +191,9 @@ def rates(name: str, matrix: BatchRates, bar: str) -> Drawing:
         above = figure.add_subplot(grid[0, 0], sharex=heat)
         beside = figure.add_subplot(grid[1, 1], sharey=heat)
         n = cells.shape[1]
-        mesh = heat.pcolormesh(np.arange(n + 1), edges, cells, cmap="viridis", rasterized=True)
+        mesh = heat.pcolormesh(
+            np.arange(n + 1), edges, cells, cmap="viridis", norm=logarithmic(cells), rasterized=True
+        )
         bounds = edges[np.cumsum([0, *(size for _, size in groups)])]
         for bound in bounds[1:-1]:
             heat.axhline(bound, color="#ffffff", linewidth=0.7)
@@ -350,19 +352,28 @@ def draw_rates(matrix: BatchRates, out: Path) -> None:
         about = matrix.about
         figure.suptitle(
             f"{about['strategy']} on {about['recommender']}: the learning rates of {about['interactions']:,} "
-            f"interactions (rank {facts.rank} of {min(facts.interactions, facts.parameters)}, "
-            f"σ₂/σ₁ = {facts.sigma_ratio:.2g})",
-            fontsize=12,
+            f"interactions\n{facts.sentence}",
+            fontsize=11,
             color=_INK,
         )
         _panel(
-            figure, grid, 0, rates, edges, groups, "learning rate", _BAR, rates.mean(0), "mean rate of the interaction"
+            figure, grid, 0, rates, edges, groups, "learning rate (logarithmic)", _BAR, rates.mean(0), "mean rate of the interaction"
         )
         magnitude = np.log10(np.maximum(np.abs(gradients), _floor(gradients)))
         _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, matrix.rows.losses, "loss")
         with replacing(out) as unfinished:
             metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}.get(out.suffix)
             figure.savefig(unfinished, format=out.suffix[1:], dpi=160, metadata=metadata)
+
+
+def logarithmic(cells: Floats) -> Any:
+    """A logarithmic scale of colours from the 1st to the 99th percentile; a linear one where rates are not positive."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    low, high = (float(end) for end in np.quantile(cells, (0.01, 0.99)))
+    if high - low <= 1e-6 * abs(high):  # one rate for everything has one colour
+        return Normalize(min(0.0, 2 * low), max(0.0, 2 * high) or 1.0, clip=True)
+    return LogNorm(low, high, clip=True) if low > 0 else Normalize(low, high, clip=True)
 
 
 def stacked(matrix: BatchRates) -> tuple[Floats, Floats, list[tuple[str, int]]]:
@@ -389,16 +400,13 @@ def _panel(
     above = figure.add_subplot(grid[0, column], sharex=heat)
     beside = figure.add_subplot(grid[1, column + 1], sharey=heat)
     n = cells.shape[1]
-    low, high = float(cells.min()), float(cells.max())
-    if high - low <= 1e-6 * abs(high):  # one rate for everything has one colour
-        low, high = min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
+    low = float(cells.min())
     mesh = heat.pcolormesh(
         np.arange(n + 1),
         edges,
         cells,
         cmap="viridis" if column == 0 else "magma",
-        vmin=low,
-        vmax=high,
+        norm=logarithmic(cells) if column == 0 else None,
         rasterized=True,
     )
     heat.set_xlim(0, n)

@@ -133,6 +133,7 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
     table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
     console.print(table)
+    console.print(facts["rows"].sentence, markup=False, highlight=False)
     console.print(f"wrote {out}", markup=False, highlight=False)
 
 
@@ -147,7 +148,8 @@ def _rate_lines(facts: RateFacts) -> dict[str, str]:
     return {
         "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
         "least, mean, most": f"{facts.least:.4g}, {facts.mean:.4g}, {facts.most:.4g}",
-        "numerical rank": f"{facts.rank}",
+        "numerical rank, above 1 % of σ₁": f"{facts.rank}, {facts.patterns}",
+        "spread within a row": share(facts.within_rows),
         "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
         "rank correlation with the loss": signed(facts.with_loss),
         "rank correlation with |gradient|": signed(facts.with_gradient),

@@ -11,7 +11,7 @@ from melon.registry import Entry, Registry, Space
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
 
-#: Of MeLON and its ablations: linear rates meta-trained through the stream; the networks with what works best for them;
+#: Of MeLON and its ablations: the rate model meta-trained through the stream; networks with what works best for them;
 #: the paper; and its published code. Time decay is part of none: where it is asked for, each learns its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
@@ -270,7 +270,7 @@ _ENTRIES = (
     ),
     Entry(
         "melon",
-        "a learned rate for every (interaction, row) pair; for every (interaction, parameter) pair with preset paper",
+        "a learned rate for every (interaction, parameter) pair",
         "melon.strategies.melon.stream:MeLON",
         _LINEAR_SPACE,
         MELON_PRESETS,
@@ -292,7 +292,7 @@ _ENTRIES = (
     ),
     Entry(
         "melon_p",
-        "MeLON's ablation with one learned rate per row; per parameter with preset paper",
+        "MeLON's ablation with one learned rate per parameter",
         "melon.strategies.melon.stream:MeLONP",
         _LINEAR_SPACE,
         MELON_PRESETS,
