@@ -16,7 +16,7 @@ from torch import Tensor
 
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at, half_life_name
 from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
@@ -89,7 +89,7 @@ class MWNet(LearnedOptimizerStrategy):
 
     def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
         """By ∂loss/∂a_x = −η_v ⟨γ, g_x⟩, a product over what x touches, and then through V alone."""
-        net = {name: value for name, value in self.parameters().items() if not name.startswith("half_life.")}
+        net = {name: value for name, value in self.parameters().items() if not name.startswith(half_life_name(""))}
         with torch.enable_grad():
             weights = self.weights(situation)
         with torch.no_grad():
