@@ -11,7 +11,7 @@ import pytest
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError, StreamError
 from melon.evaluation.cell import Cell, CellResult
-from melon.evaluation.predictors import RIVALS
+from melon.evaluation.predictors import SIMPLE_BASELINES
 from melon.evaluation.ranking import METRICS as ALL_METRICS
 from melon.evaluation.ranking import metrics
 from melon.evaluation.work import Work
@@ -41,7 +41,7 @@ SHAPE: dict[str, Any] = {
     "full_ranking": None,
     "left_out": int,
     "cumulative_loss": float,
-    "baselines": ["frozen", "popularity", "recent_popularity", *RIVALS, "default"],
+    "baselines": ["frozen", "popularity", "recent_popularity", *SIMPLE_BASELINES, "default"],
     "tie_rate": float,
     "interactions_evaluated": int,
     "cold": ["users"],
@@ -161,7 +161,7 @@ def test_all_strategies_face_the_same_candidates(eals: CellResult, flips: Intera
 def test_default_beside_itself_is_the_tuned_baseline(flips: Interactions, small: MakeConfig) -> None:
     result = Cell(flips, small()).run()
     assert result.ranks["rank"].tobytes() == result.ranks["rank_default"].tobytes()
-    assert result.record["config"]["chosen"].keys() == {"pretrain", "default", "recent_popularity", *RIVALS}
+    assert result.record["config"]["chosen"].keys() == {"pretrain", "default", "recent_popularity", *SIMPLE_BASELINES}
 
 
 def test_every_strategy_and_baseline_got_the_same_number_of_trials(eals: CellResult) -> None:
@@ -315,7 +315,7 @@ def test_candidate_modes(mode: str, flips: Interactions, small: MakeConfig) -> N
     assert record["interactions_evaluated"] + record["left_out"] == 250
 
 
-def test_born_sets_aside_what_a_zero_count_would_give_away(small: MakeConfig) -> None:
+def test_known_candidates_leave_out_what_a_zero_count_would_give_away(small: MakeConfig) -> None:
     rng, when = np.random.default_rng(4), np.arange(1_000)
     log = Interactions.from_ids(rng.integers(0, 30, 1_000), rng.integers(0, 25 + when // 8), when)
     result = Cell(log, small(candidates="known")).run()
@@ -520,7 +520,7 @@ def test_what_was_finished_is_not_done_again(flips: Interactions, small: MakeCon
 
     Cell(flips, small(), Quiet(), Work(tmp_path)).run()
     assert done[-1] == stages[0] == "streaming recent_popularity"
-    assert stages == [f"streaming {name}" for name in ("recent_popularity", *RIVALS, "default")]
+    assert stages == [f"streaming {name}" for name in ("recent_popularity", *SIMPLE_BASELINES, "default")]
 
 
 def test_cells_of_one_stream_share_their_work(flips: Interactions, small: MakeConfig, timeless: Timeless) -> None:
@@ -550,7 +550,7 @@ def test_a_blend_runs_from_the_window_to_the_record(flips: Interactions, small: 
     )
     record = Cell(flips, config).run().record
     baselines = record["baselines"]
-    assert baselines.keys() == {"frozen", "popularity", "recent_popularity", *RIVALS, "retrained", "default"}
+    assert baselines.keys() == {"frozen", "popularity", "recent_popularity", *SIMPLE_BASELINES, "retrained", "default"}
     assert baselines["default"]["HR@5"] != baselines["frozen"]["HR@5"]
     assert record["full_ranking"].keys() == set(METRICS)
     assert record["config"]["asked"]["retrain_every"] == 120

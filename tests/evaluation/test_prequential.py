@@ -191,7 +191,7 @@ def test_the_users_past_agrees_with_a_slow_twin(pairs: list[tuple[int, int]], da
 
 @pytest.mark.parametrize("mode", ["catalogue", "known"])
 def test_full_ranking_agrees_with_a_slow_twin(mode: str) -> None:
-    """Under `known` the catalogue is what was there when the batch began: an unborn item would only be in the way."""
+    """Under `known` the catalogue is what was there when the batch began, without items that come later."""
     log = changing_log()
     tally = Tally()
     start_of: dict[int, int] = {}
@@ -294,13 +294,13 @@ def test_scoring_changes_nothing() -> None:
     assert state() == before
 
 
-def test_born_sets_aside_and_counts() -> None:
+def test_events_on_unknown_items_are_left_out_and_counted() -> None:
     log = changing_log()
     tally = Tally()
     for point in run(log, Spy(), "known", full_ranking=True):
         tally.add(point)
-        born = set(log.items[: point.start].tolist())
-        assert point.usable.tolist() == [item in born for item in log.items[point.start : point.stop].tolist()]
+        known = set(log.items[: point.start].tolist())
+        assert point.usable.tolist() == [item in known for item in log.items[point.start : point.stop].tolist()]
         assert len(point.ranks) == point.usable.sum() == len(point.events)
         assert point.full_ranks is not None
         assert len(point.full_ranks) == len(point.ranks)

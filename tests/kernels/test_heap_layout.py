@@ -1,4 +1,4 @@
-"""Compiled loops give the same bits wherever their arrays lie in memory.
+"""Kernels give the same bits wherever their arrays lie in memory.
 
 A compiler that cannot prove that two arrays are apart checks it at run time, and takes a loop without vector
 instructions if they might overlap. A sum that runs in such a loop has other last digits there. So the arrays of every
@@ -24,7 +24,7 @@ from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.catalogue import Within, best
 from melon.strategies.default import Default
-from melon.strategies.melon.linear import MeLON as LinearMeLON
+from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
@@ -134,7 +134,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
             updater.recommender.features(torch.arange(2), torch.arange(6).reshape(2, 3), updater._context(10**6))
             updater.recommender.fit_past(log.users, log.items)
             updater.recommender.stream.neighbours.add_up(np.array([[0, 1]]), np.ones((1, 2)), np.array([[2, 3]]))
-    updater, first, *rest = Updater(BPR({"dim": 7}), LinearMeLON({"passes": 2})), *toy_batches(log)[:4]
+    updater, first, *rest = Updater(BPR({"dim": 7}), RateMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
     meta_train_through(updater, rest, meta_training_candidates(log, 0, 5))
     PartnerRings().append(log.users, log.items)

@@ -80,6 +80,7 @@ RENAMED = {
     "tune": "melon evaluate STREAM --budget N --save-config FILE",
     "--tune": "--budget N: settings are searched on each cell's selection window",
     "--trials": "--budget",
+    "--fading": "--half-life",
 }
 
 

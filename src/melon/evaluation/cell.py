@@ -12,7 +12,15 @@ import numpy as np
 
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
-from melon.evaluation.predictors import RIVALS, UNCHOSEN, Frozen, Popularity, Predictor, Retrained, make_baseline
+from melon.evaluation.predictors import (
+    SIMPLE_BASELINES,
+    UNCHOSEN,
+    Frozen,
+    Popularity,
+    Predictor,
+    Retrained,
+    make_baseline,
+)
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.record import CellRecord
 from melon.evaluation.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
@@ -20,7 +28,7 @@ from melon.fitting.baselines import choose_baselines, choose_popularity
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.live_batches import measure_live_batches
-from melon.fitting.pretrained import MetaTraining, PretrainedState, deploy, refit, untrained
+from melon.fitting.pretrained import MetaParameters, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.pretrain import stamp_last_touches
@@ -115,7 +123,7 @@ class Cell:
         choices, plain, selection = self.fitting.choose(beside=("default",)), PlainKeeper(), self.selection
         if self.fitting.unchosen is not None:
             settings: Plain = {"recent_popularity": {"half_life": 3_000}}
-            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in RIVALS.items()}
+            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in SIMPLE_BASELINES.items()}
             return choices | {name: without_trials(chosen) for name, chosen in settings.items()}
 
         def half_life() -> Plain:
@@ -160,7 +168,7 @@ class Cell:
         return f"{self.config.strategy}{own}" if name == "strategy" else name
 
     def _predictors(
-        self, choices: Plain, state: PretrainedState, meta_training: dict[str, MetaTraining], log: Interactions
+        self, choices: Plain, state: PretrainedState, meta_training: dict[str, MetaParameters], log: Interactions
     ) -> dict[str, Callable[[], Predictor]]:
         """The baselines and the strategy, each made when its turn comes."""
         config, training, past_items = self.config, self._sealed.training, self._sealed.training.items
@@ -174,7 +182,7 @@ class Cell:
                 name: lambda name=name: make_baseline(  # type: ignore[misc]
                     name, choices[name]["settings"], training, Frozen(self._updater("default", {}, state))
                 )
-                for name in RIVALS
+                for name in SIMPLE_BASELINES
             },
             "default": lambda: self._updater(
                 "default", choices["default"]["settings"], state, meta_training["default"]
@@ -189,14 +197,14 @@ class Cell:
             predictors["strategy"] = lambda: self._trained_by_itself(settings, log)
         return predictors
 
-    def _from_scratch(self, choices: Plain, meta_training: MetaTraining, log: Interactions, stop: int) -> Updater:
+    def _from_scratch(self, choices: Plain, meta_training: MetaParameters, log: Interactions, stop: int) -> Updater:
         """A model trained on the first events of the log as the deployed one was on the training part."""
         past = log.head(stop)
         state = refit(self._plan, past, choices["pretrain"]["settings"], self.progress.tick)
         return deploy(self._plan.make_strategy({}, "default"), state, past, meta_training)
 
     def _updater(
-        self, name: str, settings: Plain, state: PretrainedState, meta_training: MetaTraining | None = None
+        self, name: str, settings: Plain, state: PretrainedState, meta_training: MetaParameters | None = None
     ) -> Updater:
         return self.fitting.deployed(self._plan.make_strategy(settings, name), state, meta_training)
 

@@ -111,7 +111,7 @@ class Popularity:
 HALF_LIVES = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
 WEIGHTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 #: Each baseline by its columns, the one to be preferred first.
-RIVALS: Mapping[str, tuple[str, ...]] = {
+SIMPLE_BASELINES: Mapping[str, tuple[str, ...]] = {
     "transitions_popularity": ("transitions_recent", "transitions"),
     "knn_popularity": ("neighbours", "neighbours_by_lag", "neighbours_recent"),
     "frozen_popularity": ("frozen",),
@@ -186,6 +186,6 @@ class Baseline:
 
 def make_baseline(name: str, settings: Mapping[str, Any], past: Interactions, frozen: Frozen | None) -> Predictor:
     """A baseline with the settings that were chosen for it, behind a log."""
-    settings = {"kind": RIVALS[name][0], **UNCHOSEN, **settings}
+    settings = {"kind": SIMPLE_BASELINES[name][0], **UNCHOSEN, **settings}
     columns = BaselineColumns(past, (settings["kind"],), frozen if settings["kind"] == "frozen" else None)
     return Baseline(columns, settings["kind"], settings["half_life"], settings["weight"])

@@ -20,7 +20,7 @@ from melon.atomic import replacing, write_text
 from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluation import labels
-from melon.evaluation.predictors import RIVALS
+from melon.evaluation.predictors import SIMPLE_BASELINES
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import metrics
 from melon.fitting.auto import settle_auto
@@ -66,7 +66,7 @@ class CellRecord:
         cold = log.users[events] >= self._known_users
         test_users = np.unique(log.users[self.parts.validation_stop :])
         baselines = {name: summary(tally, repeats, full=config.full_ranking) for name, tally in self._baselines.items()}
-        for name in ("recent_popularity", *RIVALS):
+        for name in ("recent_popularity", *SIMPLE_BASELINES):
             baselines[name] |= self.choices[name]["settings"]
         return {
             "dataset": {

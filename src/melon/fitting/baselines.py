@@ -7,7 +7,15 @@ from itertools import product
 
 import numpy as np
 
-from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, BaselineColumns, BaselineScores, Frozen, Popularity
+from melon.evaluation.predictors import (
+    HALF_LIVES,
+    SIMPLE_BASELINES,
+    WEIGHTS,
+    BaselineColumns,
+    BaselineScores,
+    Frozen,
+    Popularity,
+)
 from melon.evaluation.ranking import rank_first, selection_score
 from melon.fitting.pretrained import PretrainedState, deploy
 from melon.fitting.search import Choice, Curve, Trial, edges, words
@@ -35,12 +43,12 @@ def choose_popularity(selection: Selection) -> Choice:
 def choose_baselines(selection: Selection, start: PretrainedState) -> dict[str, Choice]:
     """The best mixture for each simple baseline, from one pass and a whole grid of half-lives and weights."""
     frozen = Frozen(deploy(selection.plan.make_strategy({}, "default"), start, selection.before_window))
-    kinds = [kind for kinds in RIVALS.values() for kind in kinds]
+    kinds = [kind for kinds in SIMPLE_BASELINES.values() for kind in kinds]
     trials = BaselineTrials(BaselineColumns(selection.before_window, kinds, frozen))
     for point in selection.through(trials):
         if point.start >= selection.parts.judged_from:
             trials.keep(point.usable)
-    choices = {name: trials.best(kinds) for name, kinds in RIVALS.items()}
+    choices = {name: trials.best(kinds) for name, kinds in SIMPLE_BASELINES.items()}
     for name, choice in choices.items():
         selection.progress.note(f"{name} {words(choice.settings)}: {choice.score or 0:.4f}")
     return choices

@@ -52,7 +52,6 @@ class CellConfig:
     retrain_every: int | None = None
     half_life: str | float = "off"
     threads: int = 1
-    device: str = "cpu"
     #: Whether `auto` filled in both names.
     auto: bool | None = None
     settings: Plain = field(default_factory=dict)
@@ -96,7 +95,6 @@ class CellConfig:
             epochs=self.epochs,
             minutes=self.minutes,
             protocol=EvaluationProtocol(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties),
-            device=self.device,
             threads=self.threads,
         )
 

@@ -191,9 +191,7 @@ def rates(name: str, matrix: BatchRates, bar: str) -> Drawing:
         above = figure.add_subplot(grid[0, 0], sharex=heat)
         beside = figure.add_subplot(grid[1, 1], sharey=heat)
         n = cells.shape[1]
-        mesh = heat.pcolormesh(
-            np.arange(n + 1), edges, cells, cmap="viridis", norm=logarithmic(cells), rasterized=True
-        )
+        mesh = heat.pcolormesh(np.arange(n + 1), edges, cells, cmap="viridis", norm=logarithmic(cells), rasterized=True)
         bounds = edges[np.cumsum([0, *(size for _, size in groups)])]
         for bound in bounds[1:-1]:
             heat.axhline(bound, color="#ffffff", linewidth=0.7)
@@ -356,9 +354,8 @@ def draw_rates(matrix: BatchRates, out: Path) -> None:
             fontsize=11,
             color=_INK,
         )
-        _panel(
-            figure, grid, 0, rates, edges, groups, "learning rate (logarithmic)", _BAR, rates.mean(0), "mean rate of the interaction"
-        )
+        name, along = "learning rate (logarithmic)", "mean rate of the interaction"
+        _panel(figure, grid, 0, rates, edges, groups, name, _BAR, rates.mean(0), along)
         magnitude = np.log10(np.maximum(np.abs(gradients), _floor(gradients)))
         _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, matrix.rows.losses, "loss")
         with replacing(out) as unfinished:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,18 +12,15 @@ from melon.kernels import policy
 from melon.kernels.factor import StoredRows, TouchedRows
 from melon.kernels.melon.online import LineStatistics
 from melon.kernels.melon.rates import FACTS, Line, RateModel
-from melon.models.losses import BPRLoss, Loss
 from melon.tables import Table
-from melon.types import Floats, Ints, Singles, SmallInts
+from melon.types import Floats, Ints, Scores, Singles, SmallInts
 
 #: The tables of a factorised score that a pairwise loss teaches.
 TAUGHT = ("user_factors", "item_factors", "item_bias")
-_TableRows = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
 
 
-@dataclass(frozen=True)
-class FactorStep:
-    """A plain step that compiled kernels have computed and not yet written.
+class FactorStep(NamedTuple):
+    """A plain step that kernels have computed and not yet written: rows of tables and their new values.
 
     `broken` names what is not finite in it, if anything; `moved` is how far a touched vector moves on average.
     """
@@ -33,34 +28,14 @@ class FactorStep:
     loss: float
     moved: float
     broken: str | None
-    _kernels: policy.Kernels
-    _blocks: list[_TableRows]
-
-    def write(self, undo: ExitStack | None = None) -> None:
-        """Put the new rows into the tables; closing `undo` puts the old ones back."""
-        self._exchange()
-        if undo is not None:
-            undo.callback(self._exchange)
-        for table, rows, *_ in self._blocks:
-            table.written(rows, undo)
-
-    def _exchange(self) -> None:
-        for table, rows, block, stamps in self._blocks:
-            values, touched, _ = table.arrays()
-            self._kernels.exchange(rows, block, stamps, values, touched)
-
-
-def plain_steps(loss: Loss, tables: Mapping[str, Table]) -> PlainSteps | None:
-    """Compiled plain steps for a factorised score, if the loss is BPR's."""
-    return PlainSteps(tables) if type(loss) is BPRLoss else None
+    writes: list[tuple[Table, Ints, Scores]]
 
 
 class PlainSteps:
-    """Plain steps of one factorised model under BPR's loss, where compiled kernels serve it."""
+    """Plain steps of one factorised model under BPR's loss; its rows are float32."""
 
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self._tables = [tables[name] for name in TAUGHT]
-        self._like = self._tables[0].view().storage.new_empty(0)
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
     def line_facts(
@@ -70,24 +45,21 @@ class PlainSteps:
         """Facts of lines, n × slots × facts, from what is known of their rows (`melon.kernels.melon.online`)."""
         touched = self._tables[0].arrays()[1], self._tables[1].arrays()[1]
         out = np.empty((len(users), 1 + items.shape[1], FACTS), dtype=np.float32)
-        known = LineStatistics(*met, *touched, now, counts.astype(np.float32, copy=False), half_lives, events)
+        known = LineStatistics(*met, *touched, now, counts, half_lives, events)
         policy.load("rates").line_facts(users, items, known, out)
         return out
 
-    def of(self, users: Ints, items: Ints, rate: float, decay: Mapping[str, float], now: int) -> FactorStep | None:
+    def of(self, users: Ints, items: Ints, rate: float, decay: Mapping[str, float], now: int) -> FactorStep:
         """The step for lines of items n × (1 + negatives), the item taken first, on rows that exist.
 
         A touched row loses the share `decay` of itself, by table.
         """
-        kernels = policy.load("factor", like=self._like)
-        return None if kernels is None else self._step(kernels.plain_step, (users, items, rate), decay, now)
+        return self._step(policy.load("factor").plain_step, (users, items, rate), decay, now)
 
     def rated(
         self, users: Ints, items: Ints, facts: Singles, model: RateModel, decay: Mapping[str, float], now: int
-    ) -> FactorStep | None:
+    ) -> FactorStep:
         """The same with a rate of the model for each gradient, from facts of each touch (n × slots × facts)."""
-        if policy.load("factor", like=self._like) is None:
-            return None
         line = Line.room(facts.shape[1], self._tables[0].arrays()[0])
         return self._step(policy.load("rates").rated_step, (users, items, facts, model, line), decay, now)
 
@@ -111,9 +83,8 @@ class PlainSteps:
         broken = None if math.isfinite(loss) else "the loss"
         if broken is None and not math.isfinite(sum(moved)):
             broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
-        written: list[_TableRows] = []
-        for table, rows, block in zip(self._tables, (user_rows, item_rows, item_rows), blocks, strict=True):
-            count = n_users if rows is user_rows else n_items
-            stamps = np.full(count, now, dtype=np.int64)
-            written.append((table, rows[:count], block[:count], stamps))
-        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, policy.load("factor"), written)
+        touched = user_rows[:n_users], item_rows[:n_items], item_rows[:n_items]
+        writes = [
+            (table, rows, block[: len(rows)]) for table, rows, block in zip(self._tables, touched, blocks, strict=True)
+        ]
+        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, writes)

@@ -18,6 +18,7 @@ from melon.models.plain import TAUGHT, PlainSteps
 from melon.strategies.base import (
     LearningRates,
     LineRates,
+    Memory,
     Proposal,
     RowStateSpec,
     Situation,
@@ -39,10 +40,9 @@ from melon.strategies.melon.rates import (
 )
 from melon.stream.history import History
 from melon.tables import TableSpec
-from melon.types import Floats, Ints, Scores
+from melon.types import AnyArray, Floats, Ints, Scores
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _RECENT = "recent"
@@ -78,11 +78,12 @@ class StreamTrainedStrategy(Strategy):
 
     settings_type = StreamTrainedSettings
     settings: StreamTrainedSettings
+    stream_trained: ClassVar[bool] = True
     #: Inputs that are never seen.
     unseen: ClassVar[tuple[RateInput, ...]] = ()
     decays: ClassVar[bool] = True
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def bind(self, specs: Mapping[str, TableSpec], dtype: np.dtype[np.floating]) -> None:
         """Start at the plain step; a strategy that has meta-trained on another recommender of the kind keeps that."""
         self.require_tables(specs)
         if hasattr(self, "rates"):
@@ -139,21 +140,18 @@ class StreamTrainedStrategy(Strategy):
     def line_rates(
         self, kernels: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
     ) -> LineRates | None:
-        import torch
-
         if self.settings.most_step is not None:
             return None
         counted, slots = self.rates.item_tables[0], items.shape[1]
-        counts = state[counted][_RECENT].gather(torch.from_numpy(items.reshape(-1))).numpy()
+        counts = state[counted][_RECENT].gather(items.reshape(-1)).astype(np.float32, copy=False)
         met = history.of_users.met(users), history.of_items.met(items)
         facts = kernels.line_facts(users, items, met, now, counts, np.array(HALF_LIVES), history.events)
         decay = {name: 1 - self.rates.kept(name) for name in TAUGHT}
         taken, first, times = np.unique(items[:, 0], return_index=True, return_counts=True)
         before = RecentCounts(counts[first * slots], history.events)
         after = before.after(np.repeat(np.arange(len(taken)), times))
-        counted_rows = torch.from_numpy(taken), torch.from_numpy(after)
         seen = np.ascontiguousarray(self.seen(facts), dtype=np.float32)
-        return LineRates(seen, self.rates.model(slots), decay, {counted: {_RECENT: counted_rows}})
+        return LineRates(seen, self.rates.model(slots), decay, {counted: {_RECENT: (taken, after)}})
 
     def learning_rates(self, situation: Situation) -> LearningRates:
         import torch
@@ -173,13 +171,11 @@ class StreamTrainedStrategy(Strategy):
                 shared[gradient.table] = rates[:, 0].expand(-1, old.numel()) / len(rates)
         return LearningRates(torch.cat(rows, dim=1), tuple(slots), shared)
 
-    def memory(self) -> dict[str, Tensor]:
-        import torch
+    def memory(self) -> Memory:
+        return {f"phi/{name}": value.copy() for name, value in self.rates.phi.items()}
 
-        return {f"phi/{name}": torch.from_numpy(value.copy()) for name, value in self.rates.phi.items()}
-
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
-        self.rates.take({name.removeprefix("phi/"): value.cpu().numpy() for name, value in memory.items()}, self.name)
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
+        self.rates.take({name.removeprefix("phi/"): value for name, value in memory.items()}, self.name)
 
     @property
     def phi(self) -> Phi:
@@ -255,12 +251,12 @@ class StreamTrainedStrategy(Strategy):
         assert around is not None
         users, items = situation.examples.users.cpu().numpy(), situation.examples.items.cpu().numpy()
         user_table = next((name for name, spec in situation.specs.items() if spec.role == "user"), None)
-        of_users = around.history.of_users.met(around.users.cpu().numpy())[users]
-        of_items = around.history.of_items.met(around.items.cpu().numpy())[items]
-        idle_items = around.tables[self.rates.item_tables[0]].idle(around.items).cpu().numpy()[items]
+        of_users = around.history.of_users.met(around.users)[users]
+        of_items = around.history.of_items.met(around.items)[items]
+        idle_items = around.tables[self.rates.item_tables[0]].idle(around.items)[items]
         idle_users = np.zeros_like(of_users)
         if user_table is not None:
-            idle_users = around.tables[user_table].idle(around.users).cpu().numpy()[users]
+            idle_users = around.tables[user_table].idle(around.users)[users]
         recent = self._recent(situation).now()[items]
         return batch_facts(users, items, (of_users, of_items), (idle_users, idle_items), recent)
 

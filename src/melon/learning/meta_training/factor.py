@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from melon.kernels.melon.rates import Line, Numbers
 from melon.kernels.meta_training.forms import (
@@ -81,8 +80,7 @@ def _rows_of(recommender: Recommender, recorded: RecordedStream, dtype: type[np.
     """The rows that the stream touches or predicts, as they are stored: not decayed."""
     rows = (recorded.user_rows, recorded.item_rows, recorded.item_rows)
     users, items, bias = (
-        recommender.tables[name].gather(torch.from_numpy(some), Moment(0)).numpy().astype(dtype)
-        for name, some in zip(TAUGHT, rows, strict=True)
+        recommender.tables[name].gather(some, Moment(0)).astype(dtype) for name, some in zip(TAUGHT, rows, strict=True)
     )
     return MetaTrainingRows(users, items, bias[:, 0].copy(), recorded.touched)
 

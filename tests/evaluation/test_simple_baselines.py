@@ -5,7 +5,15 @@ import pytest
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.evaluation.predictors import HALF_LIVES, RIVALS, WEIGHTS, BaselineColumns, Frozen, Retrained, make_baseline
+from melon.evaluation.predictors import (
+    HALF_LIVES,
+    SIMPLE_BASELINES,
+    WEIGHTS,
+    BaselineColumns,
+    Frozen,
+    Retrained,
+    make_baseline,
+)
 from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import deploy, refit
@@ -65,7 +73,7 @@ def test_frozen_is_the_recommender_and_popularity(log: Interactions) -> None:
     assert baseline.score(users, items, 0) == pytest.approx(np.array(wanted), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", SIMPLE_BASELINES)
 def test_batch_by_batch_is_as_if_all_had_been_the_past(log: Interactions, name: str) -> None:
     model = Frozen(Updater(BPR({"dim": 4}, seed=1), Default()))
     streamed, whole = make_baseline(name, {}, log.head(500), model), make_baseline(name, {}, log.head(700), model)
@@ -81,12 +89,12 @@ def test_the_best_of_the_grid_is_what_a_stream_through_the_window_gives(log: Int
     selection = Selection(log.head(parts.validation_stop), parts, plan)
     start = refit(plan, selection.before_window, {"epochs": 1})
     found = choose_baselines(selection, start)
-    assert found.keys() == RIVALS.keys()
+    assert found.keys() == SIMPLE_BASELINES.keys()
     for name, choice in found.items():
         frozen = Frozen(deploy(Default(), start, selection.before_window))
         baseline = make_baseline(name, choice.settings, selection.before_window, frozen)
         assert selection.judged(baseline) == pytest.approx(choice.score, abs=1e-9)
-        assert choice.settings["kind"] in RIVALS[name]
+        assert choice.settings["kind"] in SIMPLE_BASELINES[name]
         assert choice.settings["half_life"] in HALF_LIVES
         assert choice.settings["weight"] in WEIGHTS
         assert choice.score == max(trial.score or 0 for trial in choice.trials)
