@@ -47,7 +47,8 @@ def behind(recommender: Recommender, strategy: StreamTrainedStrategy, log: Inter
     generator = torch.Generator().manual_seed(1)
     for table in recommender.tables.values():
         values = table.everything()
-        values += 0.4 * torch.randn(values.shape, generator=generator, dtype=torch.float64).to(values)
+        noise = 0.4 * torch.randn(values.shape, generator=generator, dtype=torch.float64).numpy()
+        values += noise.astype(values.dtype)
     return updater
 
 

@@ -26,12 +26,12 @@ MetaTraining = FactorMetaTraining | GenericMetaTraining
 FACTS_AND_LOSS = "age,new,idle,touches,rates,partner,loss"
 
 
-def bpr(dtype: torch.dtype = torch.float64, **settings: Any) -> BPR:
+def bpr(dtype: Any = np.float64, **settings: Any) -> BPR:
     return BPR({"dim": 3, **settings}, seed=3, dtype=dtype)
 
 
 def ncf() -> NCF:
-    return NCF({"dim": 2, "layers": (4, 3)}, seed=3, dtype=torch.float64)
+    return NCF({"dim": 2, "layers": (4, 3)}, seed=3, dtype=np.float64)
 
 
 class Opaque(NCF):
@@ -91,7 +91,7 @@ class TestGradient:
 
     def test_of_closed_forms_is_that_of_second_derivatives(self) -> None:
         """Weights of a unit that is never active do not move, and have a gradient all the same."""
-        model, other = ncf(), Opaque({"dim": 2, "layers": (4, 3)}, seed=3, dtype=torch.float64)
+        model, other = ncf(), Opaque({"dim": 2, "layers": (4, 3)}, seed=3, dtype=np.float64)
         found = []
         for each in (model, other):
             recorded, strategy = scene(each, most_step=0.9)
@@ -134,7 +134,7 @@ class TestGradient:
 
     def test_of_compiled_kernels_is_the_same_in_single_precision(self) -> None:
         kernels = policy.load("meta_training")
-        exact_model, model = bpr(negatives=2), bpr(torch.float32, negatives=2)
+        exact_model, model = bpr(negatives=2), bpr(np.float32, negatives=2)
         recorded, strategy = scene(exact_model)
         same, other = scene(model)
         with exact_functions():
@@ -181,13 +181,13 @@ class TestWay:
         updater = behind(live, MeLON({"lr": 0.2, "half_life": 40.0, **settings}), log)
         updater.take_over(strategy.memory())
         fresh = updater.row_state["item_factors"]["recent"]
-        fresh.scatter(torch.arange(fresh.rows), torch.zeros(fresh.rows, fresh.spec.dim, dtype=torch.float64))
+        fresh.scatter(np.arange(fresh.rows), np.zeros((fresh.rows, fresh.spec.dim)))
         for batch in ahead(log):
             updater.learn(batch.in_epoch(1))
         places = (recorded.user_rows, recorded.item_rows, recorded.item_rows)
         for name, some, found in zip(("user_factors", "item_factors", "item_bias"), places, rows[0], strict=False):
-            stored = live.tables[name].view().storage[torch.from_numpy(some)]
-            np.testing.assert_allclose(found.reshape(len(some), -1), stored.numpy(), rtol=1e-4, atol=1e-5)
+            stored = live.tables[name].arrays()[0][some]
+            np.testing.assert_allclose(found.reshape(len(some), -1), stored, rtol=1e-4, atol=1e-5)
 
     def test_the_way_back_restores_every_row(self) -> None:
         model = bpr()
@@ -232,7 +232,7 @@ class TestWay:
 class TestPasses:
     def stream_trained(self, **settings: Any) -> tuple[list[float], int, StreamTrainedStrategy]:
         log, strategy = stream(), MeLON({"lr": 0.2, "passes": 12, **settings})
-        updater = behind(bpr(torch.float32), strategy, log)
+        updater = behind(bpr(np.float32), strategy, log)
         stream_trained = meta_train_through(updater, ahead(log), meta_training_candidates(log, seed=5, count=7))
         return stream_trained.losses, stream_trained.rejected, strategy
 

@@ -33,7 +33,7 @@ from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
-from melon.strategies.learned import LearnedStrategy
+from melon.strategies.learned import LearnedStrategy, half_life_name
 from melon.strategies.melon.strategy import NetworkMeLONI
 from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batch, toy_batches
@@ -47,13 +47,13 @@ class Battery:
         raise NotImplementedError
 
     def ready(self, kind: str, **settings: Any) -> Updater:
-        return updater_of(kind, self.made(**settings), past_and_batch()[0], dtype=torch.float32)
+        return updater_of(kind, self.made(**settings), past_and_batch()[0], dtype=np.float32)
 
 
 @EVERY_KIND
 class OddInput(Battery):
     def test_batches_of_one_from_the_first_event_on(self, kind: str) -> None:
-        updater = updater_of(kind, self.made(), dtype=torch.float32)
+        updater = updater_of(kind, self.made(), dtype=np.float32)
         for batch in toy_batches(size=1)[:25]:
             assert np.isfinite(updater.learn(batch))
         assert finite(updater)
@@ -105,7 +105,9 @@ class OddInput(Battery):
         strategy = updater.strategy
         assert isinstance(strategy, LearnedStrategy)
         moved = [
-            float(value.detach()) for name, value in strategy.parameters().items() if name.startswith("half_life.")
+            float(value.detach())
+            for name, value in strategy.parameters().items()
+            if name.startswith(half_life_name(""))
         ]
         assert moved
         assert all(moved)
@@ -116,7 +118,7 @@ class OwnRecommender(Battery):
     """A user's own recommender, with shared weights of its own and no closed form."""
 
     def updater(self, **settings: Any) -> Updater:
-        return Updater(Mixed(dtype=torch.float64), self.made(**settings), seed=7)
+        return Updater(Mixed(dtype=np.float64), self.made(**settings), seed=7)
 
     def test_it_learns(self) -> None:
         updater = self.updater()
@@ -151,14 +153,14 @@ class State(Battery):
     def test_a_checkpoint_goes_on_bit_for_bit(self, kind: str, half_life: float | None, tmp_path: Path) -> None:
         batches = toy_batches()
         strategy = self.made(keep_prelim=True, half_life=half_life)
-        original = updater_of(kind, strategy, batches[:8], dtype=torch.float32)
+        original = updater_of(kind, strategy, batches[:8], dtype=np.float32)
         require_saved_goes_on(original, tmp_path, *batches[8:12])
 
     @EVERY_KIND
     def test_what_is_remembered_is_recalled_exactly(self, kind: str) -> None:
         past, batch = past_and_batch()
         original = updater_of(kind, self.made(half_life=60.0), past)
-        copy = Updater(recommender_of(kind, torch.float64), self.made(half_life=60.0), original.history, seed=7)
+        copy = Updater(recommender_of(kind, np.float64), self.made(half_life=60.0), original.history, seed=7)
         for (_, source), (_, target) in zip(_all_tables(original), _all_tables(copy), strict=True):
             target.restore(source.state())
         copy.strategy.recall(original.strategy.memory())

@@ -19,11 +19,12 @@ from melon.models.bpr import BPR
 from melon.models.evidence import Values
 from melon.models.ncf import NCF
 from melon.strategies.base import Situation
-from melon.strategies.learned import LearnedStrategy, MetaLoss
+from melon.strategies.learned import LearnedStrategy, MetaLoss, half_life_name
 from melon.stream.batch import Batch
 from melon.tables import TableSpec
-from melon.testing.pairing import situation_of, state_of
+from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batches
+from melon.types import AnyArray
 
 KINDS = ("bpr", "ncf")
 #: Central differences are exact up to h², unless a ReLU flips within h; then a smaller h goes round it.
@@ -36,7 +37,7 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def recommender_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Recommender:
+def recommender_of(kind: str, dtype: Any = np.float64, **settings: Any) -> Recommender:
     if kind == "bpr":
         return BPR({"dim": 4, **settings}, dtype=dtype, seed=3)
     return NCF({"dim": 3, "layers": (5, 4), **settings}, dtype=dtype, seed=3)
@@ -47,7 +48,7 @@ def updater_of(
     strategy: LearnedStrategy,
     past: Sequence[Batch] = (),
     *,
-    dtype: torch.dtype = torch.float64,
+    dtype: Any = np.float64,
     noise: float = 0.0,
     phi_noise: float = 0.0,
     **settings: Any,
@@ -58,14 +59,13 @@ def updater_of(
         updater.learn(batch)
     generator = torch.Generator().manual_seed(11)
     for table in updater.recommender.tables.values():
-        held, rows = table.state(), torch.arange(table.rows)
-        table.scatter(
-            rows, held["values"] + noise * torch.randn(held["values"].shape, generator=generator, dtype=dtype)
-        )
+        held, rows = table.state(), np.arange(table.rows)
+        moved = noise * torch.randn(held["values"].shape, generator=generator, dtype=torch.float64).numpy()
+        table.scatter(rows, (held["values"] + moved).astype(dtype))
         table.stamp(rows, held["touched"])
     with torch.no_grad():
         for value in strategy.parameters().values():
-            value.add_(phi_noise * torch.randn(value.shape, generator=generator, dtype=dtype))
+            value.add_(phi_noise * torch.randn(value.shape, generator=generator, dtype=value.dtype))
     return updater
 
 
@@ -98,7 +98,7 @@ def look_ahead_of(updater: Updater, batch: Batch) -> tuple[Situation, MetaLoss]:
     raise AssertionError("the step did not look ahead")
 
 
-def tables_of(updater: Updater) -> dict[str, Tensor]:
+def tables_of(updater: Updater) -> dict[str, AnyArray]:
     return {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
 
 
@@ -179,7 +179,7 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
     read_at = strategy.half_lives(situation.specs)
 
     def loss_at(moved: float) -> float:
-        phi = strategy.parameters()[f"half_life.{table}"].detach()
+        phi = strategy.parameters()[half_life_name(table)].detach()
         phi += moved
         half_lives = strategy.half_lives(situation.specs)
         phi -= moved
@@ -187,7 +187,8 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
         def decayed(_: Situation, which: str, values: Tensor) -> Tensor:
             if which not in read_at:
                 return values
-            halvings = around.idle[which][: len(values), None].double() * (1 / half_lives[which] - 1 / read_at[which])
+            idle = torch.from_numpy(around.idle[which])[: len(values), None].double()
+            halvings = idle * (1 / half_lives[which] - 1 / read_at[which])
             return values * 0.5**halvings
 
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
@@ -209,12 +210,12 @@ def require_exact_half_lives(
     assert situation.around is not None
     lively = 0
     for table in situation.around.idle:
-        exact = float(gradients[f"half_life.{table}"])
+        exact = float(gradients[half_life_name(table)])
         found = half_life_difference(strategy, situation, meta_loss, table)
         assert found == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE), table
         lively += abs(exact) > 1e-6
     assert lively
-    rest = worst_error(strategy, situation, meta_loss, leave_out="half_life.", tensors=tensors)
+    rest = worst_error(strategy, situation, meta_loss, leave_out=half_life_name(""), tensors=tensors)
     assert max(rest.values()) < RELATIVE, rest
 
 
@@ -233,19 +234,20 @@ def require_exact_reach(strategy: LearnedStrategy, situation: Situation, meta_lo
 
 def require_others_untouched(updater: Updater, batch: Batch) -> None:
     """A batch is learned; rows of users and items that it does not touch keep their bytes, and their state too."""
-    compact, _ = situation_of(updater, batch)
+    around = updater.situation(batch).around
+    assert around is not None
     tables = dict(updater.recommender.tables)
     tables |= {f"{name}.{key}": each for name, kept in updater.row_state.items() for key, each in kept.items()}
-    before = {name: table.gather(torch.arange(table.rows)) for name, table in tables.items()}
+    before = {name: table.gather(np.arange(table.rows)) for name, table in tables.items()}
     updater.learn(batch)
     moved = 0
     for name, table in tables.items():
         if table.spec.role == "shared":
             continue
-        others = np.setdiff1d(np.arange(table.rows), compact.users if table.spec.role == "user" else compact.items)
-        now = table.gather(torch.arange(table.rows))
+        others = np.setdiff1d(np.arange(table.rows), around.users if table.spec.role == "user" else around.items)
+        now = table.gather(np.arange(table.rows))
         assert len(others)
-        assert torch.equal(now[others], before[name][others]), name
+        assert np.array_equal(now[others], before[name][others]), name
         moved += int((now != before[name]).sum())
     assert moved
 

@@ -26,7 +26,7 @@ USERS, ITEMS = 6, 8
 def model(kind: str, loss: str = "bpr") -> Recommender:
     settings: dict[str, Any] = {"loss": loss, "dim": 3}
     recommender = (
-        BPR(settings, dtype=torch.float64) if kind == "bpr" else NCF(settings | {"layers": (4, 3)}, dtype=torch.float64)
+        BPR(settings, dtype=np.float64) if kind == "bpr" else NCF(settings | {"layers": (4, 3)}, dtype=np.float64)
     )
     recommender.grow(USERS, np.arange(USERS), ITEMS, np.arange(ITEMS))
     for table in recommender.tables.values():
@@ -241,7 +241,7 @@ class TestUntouchedRows:
 
 def test_rarely_touched_rows_decay_as_the_facts_say() -> None:
     """3.0.7: fresh state, lr = wd = 1e-3, 0.1 → 0.054 after 50 untouched steps, 0.023 after 100, 0.002 after 200."""
-    recommender = BPR({"dim": 1}, dtype=torch.float64)
+    recommender = BPR({"dim": 1}, dtype=np.float64)
     recommender.grow(3, np.arange(3), 4, np.arange(4))
     recommender.tables["user_factors"].scatter(torch.tensor([2]), torch.tensor([[0.1]], dtype=torch.float64))
     updater = Updater(

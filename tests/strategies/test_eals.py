@@ -23,8 +23,8 @@ KINDS = pytest.mark.parametrize("kind", ["bpr", "ncf"])
 
 def model(kind: str) -> Recommender:
     if kind == "bpr":
-        return BPR({"dim": 4}, dtype=torch.float64)
-    return NCF({"dim": 3, "layers": (4, 3)}, dtype=torch.float64)
+        return BPR({"dim": 4}, dtype=np.float64)
+    return NCF({"dim": 3, "layers": (4, 3)}, dtype=np.float64)
 
 
 def batches(n: int = 12, size: int = 10) -> list[Batch]:

@@ -303,7 +303,7 @@ class Family:
 class TestOddInput(Family, OddInput):
     @pytest.mark.parametrize("preset", ["paper", "code"])
     def test_presets_take_batches_of_one(self, kind: str, preset: str) -> None:
-        updater = updater_of(kind, FAMILY[self.member_name](MELON_PRESETS[preset]), dtype=torch.float32)
+        updater = updater_of(kind, FAMILY[self.member_name](MELON_PRESETS[preset]), dtype=np.float32)
         for batch in toy_batches(size=1)[:8]:
             assert np.isfinite(updater.learn(batch))
         assert finite(updater)
@@ -379,7 +379,7 @@ class TestRefusals:
 def drifting(kind: str, strategy: RateStrategy, batches: int, size: int) -> Updater:
     """Learn a drifting stream, again and again from its start when it ends."""
     log = synthetic_stream("drift", n_events=100 * size, seed=0)
-    updater = Updater(recommender_of(kind, torch.float32), strategy, History(), seed=7)
+    updater = Updater(recommender_of(kind, np.float32), strategy, History(), seed=7)
     for number in range(batches):
         start = (number * size) % len(log)
         updater.learn(replace(batch_of(log, start, start + size), first_event=number * size))
@@ -394,7 +394,7 @@ def shared_norms(recommender: Recommender) -> dict[str, float]:
 def assert_alive(kind: str, updater: Updater) -> None:
     """Every number is finite, and shared weights have neither vanished nor burst."""
     assert finite(updater)
-    start, now = shared_norms(recommender_of(kind, torch.float32)), shared_norms(updater.recommender)
+    start, now = shared_norms(recommender_of(kind, np.float32)), shared_norms(updater.recommender)
     for key, norm in now.items():
         entries = updater.recommender.tables[key].everything().numel()
         assert start[key] / 5 < norm < 5 * entries**0.5, key

@@ -382,7 +382,7 @@ def quadratic(strategy: MetaSGD, curvature: Tensor, steps: int) -> Tensor:
     """Let it learn on ½ c (θ − t)², from a new place each time; the rates that it comes to."""
     rows, dim = curvature.shape
     spec = TableSpec("place", "user", "embedding", dim)
-    strategy.bind({"place": spec}, torch.float64, torch.device("cpu"))
+    strategy.bind({"place": spec}, np.dtype(np.float64))
     kept = {
         key: torch.full((rows, one.width or dim), one.start, dtype=torch.float64)
         for key, one in strategy.row_state(spec).items()
@@ -419,8 +419,8 @@ def test_a_shared_rate_becomes_that_of_the_common_curvature(share: str) -> None:
 @EVERY_KIND
 def test_the_paper_preset_runs_and_hardly_moves(kind: str) -> None:
     """3.4, the scale warning: α = 0.05 on the mean gradient is a small fraction of a plain step."""
-    paper = updater_of(kind, MetaSGD(PAPER), toy_batches()[:6], dtype=torch.float32)
-    default = Updater(recommender_of(kind, torch.float32), Default({"lr": 0.3}), seed=7)
+    paper = updater_of(kind, MetaSGD(PAPER), toy_batches()[:6], dtype=np.float32)
+    default = Updater(recommender_of(kind, np.float32), Default({"lr": 0.3}), seed=7)
     for batch in toy_batches()[:6]:
         default.learn(batch)
     assert 0 < paper.moved < 0.1 * default.moved
@@ -476,7 +476,7 @@ class TestAUsersOwnRecommender(OwnRecommender):
     def test_rates_of_rows_have_an_exact_gradient_too(self, share: str) -> None:
         past, batch = past_and_batch()
         strategy = made(share=share)
-        updater = Updater(Mixed(dtype=torch.float64), strategy, seed=7)
+        updater = Updater(Mixed(dtype=np.float64), strategy, seed=7)
         for one in past:
             updater.learn(one)
         situation, meta_loss = look_ahead_of(updater, batch)

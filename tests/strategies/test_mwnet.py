@@ -169,7 +169,7 @@ class TestMetaGradient:
         for name, settings in {"published": dict(PAPER), "ours": {}}.items():
             _, situation, meta_loss, _ = scene(kind, {})
             strategy = MWNet({**settings, "hidden": 7, "init": "drawn"}, seed=5)
-            strategy.bind(situation.specs, torch.float64, torch.device("cpu"))
+            strategy.bind(situation.specs, np.dtype(np.float64))
             gradients, _ = strategy.meta_gradient(situation, meta_loss)
             sizes[name] = max(float(gradient.abs().max()) for gradient in gradients.values())
         assert sizes["published"] < 1e-4
@@ -305,7 +305,7 @@ class TestOptimizers:
 
     @EVERY_KIND
     def test_the_paper_preset_runs(self, kind: str) -> None:
-        updater = updater_of(kind, MWNet(PAPER), toy_batches()[:6], dtype=torch.float32)
+        updater = updater_of(kind, MWNet(PAPER), toy_batches()[:6], dtype=np.float32)
         assert updater.strategy.dense
         assert all(torch.isfinite(table).all() for table in tables_of(updater).values())
 

@@ -35,7 +35,7 @@ SPECS = {
 }
 
 
-def learned(strategy: Strategy, kind: str = "bpr", dtype: Any = torch.float32, **settings: Any) -> Updater:
+def learned(strategy: Strategy, kind: str = "bpr", dtype: Any = np.float32, **settings: Any) -> Updater:
     updater = Updater(recommender_of(kind, dtype, **settings), strategy, seed=4)
     for batch in toy_batches()[:6]:
         updater.learn(batch)

@@ -315,7 +315,7 @@ class TestRates:
 @pytest.mark.parametrize("preset", S2META_PRESETS)
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
-    updater = updater_of(kind, S2Meta(S2META_PRESETS[preset]), toy_batches()[:8], dtype=torch.float32)
+    updater = updater_of(kind, S2Meta(S2META_PRESETS[preset]), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 
@@ -386,7 +386,7 @@ class TestOwnRecommender(OwnRecommender):
 @pytest.mark.slow
 @EVERY_KIND
 def test_many_batches_stay_finite_and_keep_shared_weights_alive(kind: str) -> None:
-    updater = updater_of(kind, S2Meta(), dtype=torch.float32)
+    updater = updater_of(kind, S2Meta(), dtype=np.float32)
     start = {t.spec.name: float(t.everything().norm()) for t in updater.recommender.tables.values()}
     batches = toy_batches()
     for number in range(300):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
@@ -70,7 +71,7 @@ def scene(kind: str, settings: dict[str, Any], **more: Any) -> tuple[SML, Situat
 
 
 def transfer_of(dim: int, **settings: Any) -> tuple[Transfer, Parameters]:
-    parameters = Parameters(3, torch.float64, torch.device("cpu"), "xavier")
+    parameters = Parameters(3, torch.float64, "xavier")
     return Transfer("table", dim, SMLSettings(**settings), parameters), parameters
 
 
@@ -145,7 +146,7 @@ class TestTransfer:
         assert parameters["table.2.weight"].shape == (5, 10)
         assert transfer(draw(0, 4), draw(0, 4)).shape == (0, 4)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     def test_a_row_of_zeros_is_finite_and_so_is_its_slope(self, dtype: torch.dtype) -> None:
         """3.6 test 4."""
         parameters = Parameters(3, dtype, torch.device("cpu"), "xavier")
@@ -369,7 +370,7 @@ def test_other_settings_conform_too(recommender: str, option: str) -> None:
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
     settings = STRATEGIES["sml"].presets[preset]
-    updater = updater_of(kind, SML(settings), toy_batches()[:8], dtype=torch.float32)
+    updater = updater_of(kind, SML(settings), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 
@@ -431,7 +432,7 @@ class TestOwnRecommender(Battery, OwnRecommender):
 @pytest.mark.slow
 @EVERY_KIND
 def test_many_batches_stay_finite(kind: str) -> None:
-    updater = updater_of(kind, SML({}), dtype=torch.float32)
+    updater = updater_of(kind, SML({}), dtype=np.float32)
     batches = toy_batches()
     for number in range(300):
         batch = batches[number % len(batches)]
