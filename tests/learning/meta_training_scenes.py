@@ -130,7 +130,7 @@ def _predicted(
                 there = bool(recorded.known[line]) if spec.role == "user" else item != forms.ABSENT
                 read[name] = rows if spec.role == "shared" else rows[[row]] * there
             one = torch.zeros((1, 1), dtype=torch.long)
-            scores.append(meta_training._recommender.taught_scores(read, one, one)[0, 0])
+            scores.append(meta_training._model.scores(read, one, one)[0, 0])
         line_scores = torch.stack(scores)
         losses.append(torch.logsumexp(torch.exp(phi["temperature"]) * (line_scores - line_scores[0]), 0))
     return torch.stack(losses).sum()

@@ -143,11 +143,11 @@ def test_half_lives_are_learned_where_items_decay(name: str) -> None:
 
 
 def test_a_recommender_whose_gradients_are_closed_is_refused() -> None:
-    class Own(BPR):
+    class Own(NCF):
         """A recommender that meta-training knows nothing of."""
 
     with pytest.raises(SettingsError, match="form = stream needs gradients that can be differentiated"):
-        stream_trained("sml", Own({"dim": 3}, seed=3, dtype=np.float64))
+        stream_trained("sml", Own({"dim": 2, "layers": (4, 3)}, seed=3, dtype=np.float64))
 
 
 @pytest.mark.parametrize(("name", "settings"), [("sml", {"bounded": False}), ("sml", {"residual": False})])

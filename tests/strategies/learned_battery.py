@@ -22,6 +22,7 @@ from learned_scenes import (
     past_and_batch,
     recommender_of,
     require_saved_goes_on,
+    same,
     slow,
     updater_of,
     worst_error,
@@ -126,7 +127,7 @@ class OwnRecommender(Battery):
         for batch in toy_batches():
             updater.learn(batch)
         assert finite(updater)
-        assert not torch.equal(updater.recommender.tables["mix"].state()["values"], start)
+        assert not same(updater.recommender.tables["mix"].state()["values"], start)
         rates = updater.learning_rates(toy_batches()[-1])
         assert {table: tuple(block.shape) for table, block in rates.shared.items()} == {
             "mix": (16, 12),
@@ -165,10 +166,10 @@ class State(Battery):
             target.restore(source.state())
         copy.strategy.recall(original.strategy.memory())
         wanted, found = (updater.learning_rates(batch) for updater in (original, copy))
-        assert torch.equal(wanted.rows, found.rows)
+        assert same(wanted.rows, found.rows)
         assert original.strategy.memory().keys() == copy.strategy.memory().keys()
         for name, tensor in original.strategy.memory().items():
-            assert torch.equal(copy.strategy.memory()[name], tensor), name
+            assert same(copy.strategy.memory()[name], tensor), name
 
     def test_the_memory_of_another_strategy_is_refused(self) -> None:
         other = NetworkMeLONI({}, seed=5)
@@ -197,7 +198,7 @@ class State(Battery):
             strategy.recall(memory)
         after = strategy.memory()
         assert before.keys() == after.keys()
-        assert all(torch.equal(before[key], after[key]) for key in before)
+        assert all(same(before[key], after[key]) for key in before)
         return str(refusal.value)
 
     def test_the_meta_training_of_others_is_refused(self) -> None:
@@ -261,7 +262,7 @@ class State(Battery):
         before = strategy.memory()
         updater_of(kind, strategy)
         assert before.keys() == strategy.memory().keys()
-        assert all(torch.equal(before[name], tensor) for name, tensor in strategy.memory().items())
+        assert all(same(before[name], tensor) for name, tensor in strategy.memory().items())
 
 
 def _all_tables(updater: Updater) -> list[tuple[str, Any]]:

@@ -98,8 +98,14 @@ def look_ahead_of(updater: Updater, batch: Batch) -> tuple[Situation, MetaLoss]:
     raise AssertionError("the step did not look ahead")
 
 
-def tables_of(updater: Updater) -> dict[str, AnyArray]:
-    return {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
+def tables_of(updater: Updater) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(table.state()["values"]) for name, table in updater.recommender.tables.items()}
+
+
+def same(one: Tensor | AnyArray, other: Tensor | AnyArray) -> bool:
+    """Whether tensors or arrays are equal, number by number."""
+    first, second = (part.detach().numpy() if isinstance(part, Tensor) else part for part in (one, other))
+    return np.array_equal(first, second)
 
 
 def finite(updater: Updater) -> bool:

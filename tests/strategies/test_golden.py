@@ -92,7 +92,7 @@ class Golden:
         users, items = numbers["users"], numbers["items"]
         recommender.grow(users, np.arange(users), items, np.arange(items))
         for name, table in recommender.tables.items():
-            table.scatter(torch.arange(table.rows), self.table("recommender_before", name))
+            table.scatter(np.arange(table.rows), self.table("recommender_before", name))
         sizes = {"interaction_width": numbers["meta_emb"], "extended_width": numbers["emb"]}
         strategy = NetworkMeLON({**MELON_PRESETS["code"], **sizes})
         history = History()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learned_battery import OddInput, OwnRecommender, State
-from learned_scenes import finite, require_others_untouched, slow
+from learned_scenes import finite, require_others_untouched, same, slow
 from melon_scenes import (
     FAMILY,
     KINDS,
@@ -32,7 +32,7 @@ from melon.strategies.melon.strategy import RateStrategy
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
-from melon.testing.pairing import situation_of, state_of
+from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batch, toy_batches, toy_log
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -124,13 +124,13 @@ class TestFamilies:
         _, _, rates = self.rates(kind, "melon_i", reduction=reduction)
         assert rates.raw is not None
         for matrix in (rates.raw, *rates.shared.values()):
-            assert torch.equal(matrix, matrix[:, :1].expand_as(matrix))
+            assert same(matrix, matrix[:, :1].expand_as(matrix))
             assert numerical_rank(matrix) == 1
         assert len(torch.unique(rates.raw[:, 0])) > 1
 
     def test_melon_p_is_constant_along_a_parameter(self, kind: str) -> None:
         updater, batch, rates = self.rates(kind, "melon_p")
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         repeated = 0
         for gradient in situation.evidence.row_gradients:
             slots = gradient.positions.shape[1]
@@ -139,10 +139,10 @@ class TestFamilies:
             for row in torch.unique(rows):
                 mine = lines[rows == row]
                 repeated += len(mine) > 1
-                assert torch.equal(mine, mine[:1].expand_as(mine)), gradient.table
+                assert same(mine, mine[:1].expand_as(mine)), gradient.table
         assert repeated > 3
         for matrix in rates.shared.values():
-            assert torch.equal(matrix, matrix[:1].expand_as(matrix))
+            assert same(matrix, matrix[:1].expand_as(matrix))
             assert numerical_rank(matrix) == 1
         assert kind == "bpr" or len(torch.unique(rates.shared["layer_1"][0])) > 1
 
@@ -161,14 +161,14 @@ class TestFamilies:
         twice = int(np.flatnonzero(np.bincount(batch.users) > 1)[0])
         first, second = np.flatnonzero(batch.users == twice)[:2]
         assert not torch.isclose(mine[first], mine[second]).any()  # one parameter, two interactions
-        assert len(situation_of(updater, batch)[1].examples) == len(batch)
+        assert len(updater.situation(batch).examples) == len(batch)
 
     @pytest.mark.parametrize(("reduction", "power"), [("sum", 0.0), ("row_mean", 1.0), ("sqrt", 0.5)])
     def test_realised_rates_are_the_raw_ones_over_the_touches(self, kind: str, reduction: str, power: float) -> None:
         updater, batch, rates = self.rates(kind, "melon", reduction=reduction)
         assert rates.raw is not None
         start = 0
-        for gradient in situation_of(updater, batch)[1].evidence.row_gradients:
+        for gradient in updater.situation(batch).evidence.row_gradients:
             n, slots, dim = gradient.gradient.shape
             touches = torch.bincount(gradient.positions.reshape(-1))[gradient.positions]
             here = slice(start, start + slots * dim)
@@ -184,7 +184,7 @@ class TestFamilies:
 
     @staticmethod
     def assert_explained(updater: Updater, batch: Batch, rates: LearningRates) -> None:
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         proposed = updater.strategy.propose(situation).values
         start = 0
         for gradient in situation.evidence.row_gradients:
@@ -234,10 +234,10 @@ class TestOnlyWhatIsTouched:
             stored = situation.around.users if role == "user" else situation.around.items
             beyond = stored[situation.reached(table) :]
             kept += len(beyond)
-            assert torch.equal(values[beyond], provisional[table].detach()[situation.reached(table) :])
+            assert same(values[beyond], provisional[table].detach()[situation.reached(table) :])
             assert not torch.isclose(values[beyond], tables_of(plain)[table][beyond]).all(1).any()
             others = np.setdiff1d(np.arange(len(values)), beyond)
-            assert torch.equal(values[others], tables_of(plain)[table][others])
+            assert same(values[others], tables_of(plain)[table][others])
         assert kept > 3
 
     def test_looking_ahead_leaves_no_trace(self, kind: str) -> None:
@@ -265,7 +265,7 @@ class TestTime:
                 rates.append(updater.learning_rates(batch).rows)
                 updater.learn(batch)
             told.append((rates, state_of(updater)))
-        assert all(torch.equal(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
+        assert all(same(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
         assert all(np.array_equal(told[0][1][key], told[1][1][key]) for key in told[0][1])
 
     def test_edges_of_the_batch_are_not_in_its_graph(self) -> None:
@@ -275,8 +275,8 @@ class TestTime:
         first = past[-1].first_event + len(past[-1])
         rows = [updater.learning_rates(toy_batch(first, np.array([1, 1]), np.array([2, i]))).raw for i in (3, 4)]
         assert rows[0] is not None
-        assert torch.equal(rows[0][0], rows[1][0])
-        assert not torch.equal(rows[0][1], rows[1][1])
+        assert same(rows[0][0], rows[1][0])
+        assert not same(rows[0][1], rows[1][1])
 
     def test_an_edge_of_the_past_is(self) -> None:
         past, _ = past_and_batch()
@@ -286,7 +286,7 @@ class TestTime:
             updater = updater_of("bpr", strategy_of(), past, noise=0.5, phi_noise=0.4)
             updater.history.append(np.ones(extra, dtype=np.int64), np.full(extra, 5))
             rates.append(updater.learning_rates(batch).raw)
-        assert not torch.equal(rates[0], rates[1])
+        assert not same(rates[0], rates[1])
 
 
 class Family:

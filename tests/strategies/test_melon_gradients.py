@@ -14,7 +14,6 @@ from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.melon import reference
 from melon.strategies.registry import MELON_PRESETS
 
-EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {name: value for name, value in MELON_PRESETS["paper"].items() if name != "role_width"},
@@ -23,12 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two layers": {"interaction_layers": 2},
     "linear role": {"role": "linear"},
     "pairwise": {"pairwise": True},
-    "touches": {"inputs": ["touches"]},
-    "idle": {"inputs": ["idle"]},
-    "item rate": {"inputs": ["item_rate"]},
-    "role": {"inputs": ["role"]},
-    "every input": {"inputs": EVERY_INPUT},
-    "every input of pairs": {"inputs": EVERY_INPUT, "pairwise": True},
     "without theta": {"theta_feature": False},
     "batch loss": {"loss_feature": "batch"},
     "no forgetting": {"forgetting": False},
@@ -50,8 +43,8 @@ def scene(kind: str, name: str, settings: dict[str, Any], **more: Any) -> tuple[
 
 #: Each part of the meta-model once: the others are settings of the same parts.
 QUICK = {
-    "bpr": ("default", "code", "pairwise", "every input", "batch loss", "no forgetting", "row mean", "few neighbours"),
-    "ncf": ("default", "every input of pairs", "shared forgetting", "square root"),
+    "bpr": ("default", "code", "pairwise", "batch loss", "no forgetting", "row mean", "few neighbours"),
+    "ncf": ("default", "pairwise", "shared forgetting", "square root"),
 }
 #: Options that change what is normalised, or through what the gradient goes on its way there.
 NORMALISED = ("default", "paper", "code", "split", "two layers", "pairwise", "shared forgetting")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learned_scenes import same
 from melon_scenes import FAMILY, KINDS, recommender_of, strategy_of, updater_of
 
 from melon.learning.updater import Updater
@@ -135,7 +136,7 @@ class TestAttention:
         zero = side(torch.zeros(2, 3, 4, dtype=DTYPE), ~nobody)
         found = self.represented(model, junk, junk)
         assert torch.isfinite(found).all()
-        assert torch.equal(found, self.represented(model, nothing, nothing))
+        assert same(found, self.represented(model, nothing, nothing))
         torch.testing.assert_close(found, self.represented(model, zero, zero))
 
     def test_the_order_of_partners_plays_no_part(self) -> None:
@@ -169,7 +170,7 @@ class TestAttention:
         users = torch.tensor([0, 1])
         one, other = (model.side("user", users.numpy(), around) for _ in range(2))
         assert one.there.sum(1).tolist() == [6, 0]
-        assert torch.equal(one.partners, other.partners)
+        assert same(one.partners, other.partners)
         rows = recommender.tables["item_factors"].everything()
         found = {int((rows == partner).all(1).nonzero()[0, 0]) for partner in one.partners[0]}
         assert len(found) == 6
@@ -195,9 +196,9 @@ class TestInitialValues:
             return strategy.parameters()
 
         first, again, other = drawn(1), drawn(1), drawn(2)
-        assert all(torch.equal(first[name], again[name]) for name in first)
-        assert not torch.equal(first["user.attention"], other["user.attention"])
-        assert not torch.equal(first["user.attention"], first["item.attention"])
+        assert all(same(first[name], again[name]) for name in first)
+        assert not same(first["user.attention"], other["user.attention"])
+        assert not same(first["user.attention"], first["item.attention"])
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_recommender_is_left_alone(self, kind: str) -> None:
@@ -206,7 +207,7 @@ class TestInitialValues:
         before = {name: table.state()["values"] for name, table in recommender.tables.items()}
         Updater(recommender, strategy_of())
         for name, table in recommender.tables.items():
-            assert torch.equal(table.state()["values"], before[name])
+            assert same(table.state()["values"], before[name])
 
     @pytest.mark.parametrize("preset", MELON_PRESETS)
     @pytest.mark.parametrize("name", FAMILY)

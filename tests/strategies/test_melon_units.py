@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernel_choice import choose_kernel
-from melon.learning.examples import Gatherer
+from melon.learning.general_step import Gatherer
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF

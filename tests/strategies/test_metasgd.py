@@ -16,6 +16,7 @@ from learned_scenes import (
     recommender_of,
     require_exact_half_lives,
     require_exact_reach,
+    same,
     slow,
     tables_of,
     updater_of,
@@ -33,7 +34,6 @@ from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.registry import STRATEGIES
 from melon.tables import TableSpec
-from melon.testing.pairing import situation_of
 from melon.testing.toys import toy_batch, toy_batches
 
 SHARES = ("scalar", "row", "dim", "table")
@@ -53,7 +53,7 @@ def shaken(updater: Updater) -> Updater:
         if "alpha" in kept:
             held = kept["alpha"].state()
             noise = torch.randn(held["values"].shape, generator=generator, dtype=held["values"].dtype)
-            kept["alpha"].scatter(torch.arange(kept["alpha"].rows), held["values"] + 0.3 * noise)
+            kept["alpha"].scatter(np.arange(kept["alpha"].rows), held["values"] + 0.3 * noise)
     return updater
 
 
@@ -103,7 +103,7 @@ class TestConstantRates:
             if tolerance:
                 torch.testing.assert_close(tables_of(ours)[table], values, rtol=tolerance, atol=1e-15, msg=table)
             else:
-                assert torch.equal(tables_of(ours)[table], values), table
+                assert same(tables_of(ours)[table], values), table
 
     @EVERY_SHARE
     def test_rates_of_zero_change_nothing(self, kind: str, share: str) -> None:
@@ -113,12 +113,12 @@ class TestConstantRates:
         for batch in toy_batches()[:3]:
             untouched.learning_rates(batch)  # makes the rows, and no more
         for table, values in tables_of(updater).items():
-            assert torch.equal(values, tables_of(untouched)[table]), table
+            assert same(values, tables_of(untouched)[table]), table
 
     def test_row_mean_divides_by_the_touches(self, kind: str) -> None:
         _, batch = past_and_batch()
         updater = updater_of(kind, made(reduction="row_mean", meta_lr=0.0), past_and_batch()[0], noise=0.5)
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         proposed = updater.strategy.propose(situation).values
         for gradient in situation.evidence.gradients:
             old = situation.values[gradient.table]
@@ -283,7 +283,7 @@ class TestLazyRates:
         updater.take_over(stream_trained.meta_training())
         for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"):
             for table, values in stored(stream_trained, key).items():
-                assert torch.equal(stored(updater, key)[table], values)
+                assert same(stored(updater, key)[table], values)
         for batch in toy_batches()[:4]:
             updater.learn(batch)
 
@@ -342,7 +342,7 @@ class TestShares:
         """3.4 test 5, in physical space: two interactions that share a user show the same rates on its row."""
         _, _, _, updater = scene(kind, {"share": share, "reduction": reduction})
         _, batch = past_and_batch()
-        situation, rates = situation_of(updater, batch)[1], updater.learning_rates(batch)
+        situation, rates = updater.situation(batch), updater.learning_rates(batch)
         proposed = updater.strategy.propose(situation).values
         assert rates.raw is not None
         start = repeated = 0
@@ -356,7 +356,7 @@ class TestShares:
                 for row in torch.unique(rows):
                     mine = lines[rows == row]
                     repeated += len(mine) > 1
-                    assert torch.equal(mine, mine[:1].expand_as(mine)), gradient.table
+                    assert same(mine, mine[:1].expand_as(mine)), gradient.table
             realised = rates.rows[:, here].reshape(n, slots, dim)
             step = replace(gradient, gradient=realised * gradient.gradient).summed(len(old))
             torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
@@ -365,7 +365,7 @@ class TestShares:
         assert repeated > 3
         for wide in situation.evidence.shared_gradients:
             block = rates.shared[wide.table]
-            assert torch.equal(block, block[:1].expand_as(block))
+            assert same(block, block[:1].expand_as(block))
             step = (block * wide.expand().flatten(1)).sum(0)
             old = situation.values[wide.table]
             torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)

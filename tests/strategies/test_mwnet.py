@@ -14,6 +14,7 @@ from learned_scenes import (
     recommender_of,
     require_exact_half_lives,
     require_exact_reach,
+    same,
     tables_of,
     updater_of,
     worst_error,
@@ -28,7 +29,6 @@ from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
-from melon.testing.pairing import situation_of
 from melon.testing.toys import toy_batch, toy_batches
 
 SMALL = {"hidden": 7, "init": "drawn", "lr": 0.1}
@@ -93,7 +93,7 @@ class TestConstantWeights:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            assert torch.equal(tables_of(ours)[table], values), table
+            assert same(tables_of(ours)[table], values), table
 
     @pytest.mark.parametrize("weight", [0.3, 1.7])
     def test_normalised_a_constant_is_nothing(self, kind: str, weight: float) -> None:
@@ -255,7 +255,7 @@ class TestWeights:
         """3.3 test 6: W_{x,m} = η a_x, of rank 1."""
         strategy, _, _, updater = scene(kind, {"reduction": reduction, "shared_reduction": reduction})
         _, batch = past_and_batch()
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         rates = strategy.learning_rates(situation)
         scale = 0.1 if reduction == "sum" else 0.1 / len(batch)
         wanted = scale * strategy.weights(situation).detach()
@@ -294,7 +294,7 @@ class TestOptimizers:
         memory, before = strategy.memory(), stream_trained.strategy.memory()
         assert int(memory["steps"]) == 0
         assert int(memory["adam/steps"]) == 3  # nobody had a past in the first batch
-        assert all(torch.equal(memory[name], before[name]) for name in memory if name.startswith("phi/"))
+        assert all(same(memory[name], before[name]) for name in memory if name.startswith("phi/"))
 
     def test_a_memory_without_a_step_count_is_refused(self) -> None:
         strategy = made()

@@ -17,6 +17,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    same,
     slow,
     tables_of,
     updater_of,
@@ -33,7 +34,6 @@ from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import S2META_PRESETS
 from melon.strategies.s2meta import S2Meta, lstm_step
-from melon.testing.pairing import situation_of
 from melon.testing.toys import toy_batch, toy_batches
 
 #: Few units, so that a test sees every entry.
@@ -218,7 +218,7 @@ class TestStep:
         strategy = made(clamp=0.05, forgetting=False, shared_scale=1.0)
         updater = updater_of(kind, strategy, past, noise=0.5)
         constant_gates(strategy, 0.2)
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         proposed = strategy.propose(situation).values
         cut = 0
         for table, total in reduced_gradients(situation, "sum", "row_mean").items():
@@ -258,7 +258,7 @@ class TestStep:
         plain, keeping = (updater_of(kind, made(keep_prelim=keep), past[:3], noise=0.5) for keep in (False, True))
         for updater in (plain, keeping):
             updater.learn(batch)
-        apart = [t for t, values in tables_of(keeping).items() if not torch.equal(values, tables_of(plain)[t])]
+        apart = [t for t, values in tables_of(keeping).items() if not same(values, tables_of(plain)[t])]
         assert apart
         assert finite(keeping)
 
@@ -270,7 +270,7 @@ class TestRates:
     def rates(self, kind: str, **settings: Any) -> tuple[Updater, Situation, LearningRates]:
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**settings), past, noise=0.5, phi_noise=0.4)
-        return updater, situation_of(updater, batch)[1], updater.learning_rates(batch)
+        return updater, updater.situation(batch), updater.learning_rates(batch)
 
     @EVERY_CELL
     def test_they_are_those_of_the_gates(self, kind: str, cell: str) -> None:
@@ -281,7 +281,7 @@ class TestRates:
         assert len(torch.unique(rates.raw)) > 10
         for wide in situation.evidence.shared_gradients:
             block = rates.shared[wide.table]
-            assert torch.equal(block, block[:1].expand_as(block))
+            assert same(block, block[:1].expand_as(block))
             assert block.shape == (16, situation.values[wide.table].numel())
 
     @pytest.mark.parametrize("reduction", ["sum", "row_mean", "mean"])
@@ -292,7 +292,7 @@ class TestRates:
         for user in torch.unique(users):
             mine = rates.rows[users == user][:, columns]
             compared += len(mine) > 1
-            assert torch.equal(mine, mine[:1].expand_as(mine))
+            assert same(mine, mine[:1].expand_as(mine))
         assert compared
 
     @pytest.mark.parametrize("option", ["A", "B", "row mean", "batch mean", "clamped"])

@@ -17,6 +17,7 @@ from learned_scenes import (
     require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
+    same,
     slow,
     tables_of,
     updater_of,
@@ -34,7 +35,6 @@ from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
 from melon.testing import SMALL_RECOMMENDERS, check_pairing
-from melon.testing.pairing import situation_of
 from melon.testing.pairings import finite_after_many_batches
 from melon.testing.toys import toy_batches
 
@@ -206,7 +206,7 @@ class TestMetaGradient:
             table, reached = gradient.table, situation.reached(gradient.table)
             idle = gradient.touches(len(situation.values[table]))[:reached] == 0
             untouched += int(idle.sum())
-            assert torch.equal(ahead[table][idle], situation.values[table][:reached][idle])
+            assert same(ahead[table][idle], situation.values[table][:reached][idle])
         assert untouched
 
 
@@ -243,14 +243,14 @@ class TestStep:
             merging.learn(batch)
             default.learn(batch)
         for table in EMBEDDINGS[kind]:
-            assert not torch.equal(tables_of(merging)[table], tables_of(default)[table])
+            assert not same(tables_of(merging)[table], tables_of(default)[table])
 
     @EVERY_FORM
     def test_touched_embeddings_are_merged_and_all_else_is_fine_tuned(self, kind: str, form: str) -> None:
         past, batch = past_and_batch()
         strategy = made(**FORMS[form])
         updater = updater_of(kind, strategy, past, noise=0.5, phi_noise=0.3)
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         plain = Default({"lr": 0.3}).propose(situation).values
         for table, values in strategy.propose(situation).values.items():
             old, new = situation.values[table], plain[table]
@@ -265,7 +265,7 @@ class TestStep:
         past, batch = past_and_batch()
         strategy = made()
         updater = updater_of(kind, strategy, past, noise=0.5, phi_noise=0.3)
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         before = strategy.propose(situation).values
         assert list(strategy._transfers) == EMBEDDINGS[kind]
         with torch.no_grad():
@@ -274,7 +274,7 @@ class TestStep:
                     value.add_(1.0)
         for table, values in strategy.propose(situation).values.items():
             moved = table in EMBEDDINGS[kind] and table.startswith(side)
-            assert torch.equal(values, before[table]) != moved, table
+            assert same(values, before[table]) != moved, table
 
     @EVERY_FORM
     def test_other_rows_keep_their_bytes(self, kind: str, form: str) -> None:
@@ -287,7 +287,7 @@ class TestStep:
         past, batch = past_and_batch()
         strategy = made()
         updater = updater_of(kind, strategy, past, noise=0.5, phi_noise=30.0)
-        situation = situation_of(updater, batch)[1]
+        situation = updater.situation(batch)
         plain, merged = Default({"lr": 0.3}).propose(situation).values, strategy.propose(situation).values
         for table in EMBEDDINGS[kind]:
             step, plain_step = merged[table] - situation.values[table], plain[table] - situation.values[table]
@@ -299,7 +299,7 @@ class TestStep:
         plain, keeping = (updater_of(kind, made(keep_prelim=keep), past[:3], noise=0.5) for keep in (False, True))
         for updater in (plain, keeping):
             updater.learn(batch)
-        assert [t for t, values in tables_of(keeping).items() if not torch.equal(values, tables_of(plain)[t])]
+        assert [t for t, values in tables_of(keeping).items() if not same(values, tables_of(plain)[t])]
         assert finite(keeping)
 
 
@@ -310,7 +310,7 @@ class TestRates:
     def rates(self, kind: str, **settings: Any) -> tuple[Updater, Situation, LearningRates]:
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**settings), past, noise=0.5, phi_noise=0.3)
-        return updater, situation_of(updater, batch)[1], updater.learning_rates(batch)
+        return updater, updater.situation(batch), updater.learning_rates(batch)
 
     @pytest.mark.parametrize("option", ["bounded", "added", "plain", "adam", "row mean"])
     def test_they_explain_the_step_wherever_there_is_a_gradient(self, kind: str, option: str) -> None:
@@ -343,7 +343,7 @@ class TestRates:
         for user in torch.unique(users):
             mine = rates.rows[users == user][:, columns]
             compared += len(mine) > 1
-            assert torch.equal(mine, mine[:1].expand_as(mine))
+            assert same(mine, mine[:1].expand_as(mine))
         assert compared
 
     def test_they_start_as_the_rate_of_fine_tuning(self, kind: str) -> None:
@@ -405,7 +405,7 @@ class TestSettings:
         fresh = updater_of("bpr", made(optimizer="adam_lazy", lr=0.01))
         fresh.take_over(meta_training)
         assert int(fresh.strategy.memory()["steps"]) == 0
-        assert torch.equal(fresh.strategy.memory()["phi/item_factors.4.bias"], meta_training["phi/item_factors.4.bias"])
+        assert same(fresh.strategy.memory()["phi/item_factors.4.bias"], meta_training["phi/item_factors.4.bias"])
 
 
 class Battery:
