@@ -14,6 +14,7 @@ from torch import Tensor
 
 from melon.learning import checkpoint
 from melon.learning.updater import Updater
+from melon.models.autograd import TorchRecommender
 from melon.models.base import Recommender, RecommenderSettings
 from melon.models.bpr import BPR
 from melon.models.evidence import Values
@@ -258,7 +259,7 @@ def require_others_untouched(updater: Updater, batch: Batch) -> None:
     assert moved
 
 
-class Mixed(Recommender):
+class Mixed(TorchRecommender):
     """A user's own: a bilinear score through a shared matrix, a shared shift for each dimension, and no closed form."""
 
     name = "mixed"
@@ -273,7 +274,7 @@ class Mixed(Recommender):
             TableSpec("shift", "shared", "weight", 4, 0.5, rows=1),
         )
 
-    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
+    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
         flavour = torch.tanh(values["flavour"][items] + values["shift"][0])
         return ((values["taste"][users] @ values["mix"]) * flavour).sum(-1) + values["fame"][items, 0]
 

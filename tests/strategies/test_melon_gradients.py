@@ -73,9 +73,7 @@ def test_meta_gradient_is_that_of_central_differences_entry_by_entry(kind: str, 
     assert max(found.values()) < RELATIVE, found
 
 
-@pytest.mark.parametrize(
-    "option", ["default", "every input", "shared forgetting", slow("paper"), slow("touches"), slow("square root")]
-)
+@pytest.mark.parametrize("option", ["default", "pairwise", "shared forgetting", slow("paper"), slow("square root")])
 @pytest.mark.parametrize("name", ["melon_i", "melon_p"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> None:
@@ -118,7 +116,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["default", "every input", slow("code"), slow("paper"), slow("linear role"), slow("square root")]
+    "option", ["default", "pairwise", slow("code"), slow("paper"), slow("linear role"), slow("square root")]
 )
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +130,7 @@ def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, mo
     assert float(loss) == pytest.approx(float(loss_too), rel=1e-12)
 
 
-@pytest.mark.parametrize("option", ["default", "every input", slow("code"), slow("row mean"), slow("square root")])
+@pytest.mark.parametrize("option", ["default", "pairwise", slow("code"), slow("row mean"), slow("square root")])
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_out_of_reach_are_dropped_exactly(kind: str, name: str, option: str) -> None:

@@ -21,7 +21,7 @@ from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History
 from melon.testing.toys import toy_batches
 
-DTYPE, CPU = torch.float64, torch.device("cpu")
+DTYPE = torch.float64
 
 
 class TestPreprocess:
@@ -54,7 +54,7 @@ class TestPreprocess:
 
 def pair_model(**settings: Any) -> tuple[PairModel, Parameters, RateSettings]:
     chosen = RateSettings(**settings)
-    parameters = Parameters(3, DTYPE, CPU, chosen.init)
+    parameters = Parameters(3, DTYPE, chosen.init)
     return PairModel(chosen, parameters, sees_interaction=True, sees_parameter=True), parameters, chosen
 
 
@@ -108,7 +108,7 @@ def _terms(pairs: PairModel) -> Any:
 
 def interaction_model(**settings: Any) -> tuple[InteractionModel, Parameters]:
     chosen = RateSettings(extended_width=5, interaction_width=4, **settings)
-    parameters = Parameters(3, DTYPE, CPU, "xavier")
+    parameters = Parameters(3, DTYPE, "xavier")
     specs = {spec.name: spec for spec in recommender_of("bpr").specs}
     return InteractionModel(specs, chosen, parameters, seed=3), parameters
 
@@ -165,7 +165,7 @@ class TestAttention:
         recommender.grow(3, np.arange(3), 30, np.arange(30))
         history = History()
         history.append(np.zeros(20, dtype=np.int64), np.arange(20))
-        around = Surroundings(history, 0, torch.arange(3), torch.arange(30), recommender.tables)
+        around = Surroundings(history, 0, np.arange(3), np.arange(30), recommender.tables)
         model, _ = interaction_model(neighbours=6)
         users = torch.tensor([0, 1])
         one, other = (model.side("user", users.numpy(), around) for _ in range(2))

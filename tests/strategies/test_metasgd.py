@@ -52,8 +52,9 @@ def shaken(updater: Updater) -> Updater:
     for kept in updater.row_state.values():
         if "alpha" in kept:
             held = kept["alpha"].state()
-            noise = torch.randn(held["values"].shape, generator=generator, dtype=held["values"].dtype)
-            kept["alpha"].scatter(np.arange(kept["alpha"].rows), held["values"] + 0.3 * noise)
+            noise = torch.randn(held["values"].shape, generator=generator, dtype=torch.float64).numpy()
+            moved = held["values"] + 0.3 * noise
+            kept["alpha"].scatter(np.arange(kept["alpha"].rows), moved.astype(held["values"].dtype))
     return updater
 
 
@@ -187,7 +188,7 @@ class TestMetaGradient:
 
 
 def stored(updater: Updater, key: str = "alpha") -> dict[str, Tensor]:
-    return {table: kept[key].state()["values"] for table, kept in updater.row_state.items()}
+    return {table: torch.from_numpy(kept[key].state()["values"]) for table, kept in updater.row_state.items()}
 
 
 @EVERY_KIND

@@ -135,7 +135,7 @@ class TestMetaGradient:
         """A step on the weighted loss of the whole model with `create_graph`, and back through it."""
         strategy, situation, meta_loss, updater = scene(kind, OPTIONS[option])
         free = {name: value.clone().requires_grad_() for name, value in situation.values.items()}
-        losses = updater.recommender.losses(free, situation.examples)
+        losses = updater.recommender.differentiable().losses(free, situation.examples)
         objective = (strategy.weights(situation) * losses).sum()
         slopes = torch.autograd.grad(objective, list(free.values()), create_graph=True, allow_unused=True)
         stepped = {}

@@ -9,7 +9,7 @@ from learned_scenes import recommender_of
 
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, SettingsError
-from melon.kernels.melon.rates import MOST_LOG_RATE
+from melon.kernels.melon.rates import MOST_LOG_RATE, UNITS
 from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
 from melon.learning.rate_matrix import batch_rates, describe_rates, variation_within_rows
 from melon.learning.updater import Updater
@@ -18,7 +18,7 @@ from melon.models.evidence import RowGradient
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
-from melon.strategies.melon.rates import INPUTS, KNOTS, UNITS, Rates, Roles
+from melon.strategies.melon.rates import INPUTS, KNOTS, Rates, Roles
 from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.touch_rates import touch_rates
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of

@@ -146,10 +146,10 @@ class TestTransfer:
         assert parameters["table.2.weight"].shape == (5, 10)
         assert transfer(draw(0, 4), draw(0, 4)).shape == (0, 4)
 
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_row_of_zeros_is_finite_and_so_is_its_slope(self, dtype: torch.dtype) -> None:
         """3.6 test 4."""
-        parameters = Parameters(3, dtype, torch.device("cpu"), "xavier")
+        parameters = Parameters(3, dtype, "xavier")
         transfer = Transfer("table", 4, SMLSettings(residual=False), parameters)
         merged = transfer(torch.zeros(2, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype))
         assert torch.isfinite(merged).all()

@@ -36,6 +36,7 @@ class PlainSteps:
 
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self._tables = [tables[name] for name in TAUGHT]
+        self._line: Line | None = None
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
     def line_facts(
@@ -60,8 +61,9 @@ class PlainSteps:
         self, users: Ints, items: Ints, facts: Singles, model: RateModel, decay: Mapping[str, float], now: int
     ) -> FactorStep:
         """The same with a rate of the model for each gradient, from facts of each touch (n × slots × facts)."""
-        line = Line.room(facts.shape[1], self._tables[0].arrays()[0])
-        return self._step(policy.load("rates").rated_step, (users, items, facts, model, line), decay, now)
+        if self._line is None or len(self._line.theta) != facts.shape[1]:
+            self._line = Line.room(facts.shape[1], self._tables[0].arrays()[0])
+        return self._step(policy.load("rates").rated_step, (users, items, facts, model, self._line), decay, now)
 
     def _step(
         self, kernel: Callable[..., Any], lines: tuple[Any, ...], decay: Mapping[str, float], now: int

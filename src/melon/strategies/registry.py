@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from melon.strategies.base import Strategy
 
 #: Of MeLON and its ablations: the rate model meta-trained through the stream; networks with what works best for them;
-#: the paper; and its published code. Time decay is part of none: where it is asked for, each learns its half-lives.
+#: the paper; and its published code. The last two leave nothing to a search: what the paper does not say, its code
+#: does, and `passes`, which neither has, is our default. Time decay is part of none: where it is asked for, each learns
+#: its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
     "network": {"form": "network"},
@@ -25,7 +27,12 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
         "shared_reduction": "sum",
         "shared_scale": 1.0,
         "shared_forgetting": True,
+        "reduction": "sum",
+        "most_rate": 1.0,
+        "neighbours": 10,
         "meta_lr": 1e-3,
+        "meta_cooling": 1.0,
+        "passes": 10,
         "init": "normal",
         "role_width": 20,
     },
@@ -47,7 +54,11 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
         "shared_forgetting": True,
         "keep_prelim": True,
         "cold": "current",
+        "most_rate": 1.0,
+        "neighbours": 10,
         "meta_lr": 1e-3,
+        "meta_cooling": 1.0,
+        "passes": 10,
         "init": "normal",
     },
 }
@@ -72,6 +83,7 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "shared_forgetting": True,
         "forget_bias": 5.0,
         "clamp": 1.0,
+        "passes": 10,
         "gate_init": "xavier",
         "meta_lr": 1e-4,
         "meta_weight_decay": 1e-5,
@@ -127,6 +139,7 @@ _RATE_SPACE = Space(
 
 _PAPER_SML = {
     "residual": False,
+    "bounded": False,
     "width": 512,
     "optimizer": "adam_lazy",
     "lr": 0.01,
@@ -184,6 +197,7 @@ _ENTRIES = (
             "paper": {
                 **_PAPER_STEP,
                 "most_weight": 1.0,
+                "normalise": False,
                 "init": "drawn",
                 "virtual_lr": 0.001,
                 "virtual_reduction": "mean",

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from melon.errors import CheckpointError
-from melon.kernels.melon.rates import FACTS, ROLE_INPUTS, RateModel, RateSlopes
+from melon.kernels.melon.rates import FACTS, ROLE_INPUTS, UNITS, RateModel, RateSlopes
 from melon.models.plain import TAUGHT
 from melon.tables import TableSpec
 from melon.types import AnyArray, Flags, Floats, Ints, Scores
@@ -28,8 +28,8 @@ FACT_INPUTS: tuple[RateInput, ...] = ("age", "new", "idle", "touches", "rates", 
 KNOTS: Floats = np.log([0.03, 0.15, 0.5, 1.2, 2.5])
 #: A row that is touched keeps 1 − D / 10 of itself, and D is at most this.
 MOST_DECAY, DECAY_UNIT = 5.0, 0.1
-#: Units of each role's network, and how its first layer is drawn; the second starts at 0.
-UNITS, WEIGHT_SPREAD, BIAS_SPREAD = 8, 0.5 / np.sqrt(ROLE_INPUTS), 0.3
+#: How the first layer of each role's network is drawn; the second starts at 0.
+WEIGHT_SPREAD, BIAS_SPREAD = 0.5 / np.sqrt(ROLE_INPUTS), 0.3
 #: The spread of biases is at least this.
 _LEAST_BIAS_SPREAD = 0.05
 #: Half-lives of recent counts in interactions: a few batches, and some dozens of them.
