@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt
 # Accuracy (research/benchmarks/accuracy.py, window.py) takes hours and recorded streams: see docs/benchmarks.md.
 QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
-	tests/recommenders tests/fitting/test_search.py tests/strategies/test_default.py \
+	tests/models tests/fitting/test_search.py tests/strategies/test_default.py \
 	tests/strategies/test_reductions.py tests/strategies/test_golden.py
 # Each process gets a run of neighbours, so that what tests of a file share is made once; the first to end takes from the others.
 SPREAD := -n auto --dist worksteal
@@ -15,7 +15,7 @@ SPEED := startup prepare pretrain prequential recommend lists events fit blend c
 
 help:
 	@echo "make demo       an embedded stream, predicted and learned batch by batch; ends with a table and a page to open"
-	@echo "make serve      the live service on a made-up news site; watch it learn (Ctrl-C stops it)"
+	@echo "make serve      the live service on a made-up news site; watch it learn at http://127.0.0.1:8000/ (Ctrl-C stops it)"
 	@echo "make quick      the core's tests, in a minute"
 	@echo "make test       the tests (make test-slow: the long ones)"
 	@echo "make check      lint, format, types, layers and tests: what continuous integration runs"

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from melon.strategies.melon.linear import MeLON
 from meta_training import CONFIGS, STREAMS, recorded_meta_training, state_of
 
 from accuracy import DATA
@@ -28,7 +29,6 @@ from melon.fitting.config import CellConfig, read_config
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.selection import Selection
 from melon.lab.figures import drawn
-from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import KNOTS
 from melon.stream.split import split
 from melon.types import Floats

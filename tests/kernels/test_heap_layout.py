@@ -24,8 +24,8 @@ from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.catalogue import Within, best
 from melon.strategies.default import Default
-from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
 from melon.testing import SMALL_RECOMMENDERS

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from melon.learning import checkpoint
 from melon.learning.updater import Updater
-from melon.models.autograd import TorchRecommender
+from melon.models.autograd import TorchRecommender, torch_type
 from melon.models.base import Recommender, RecommenderSettings
 from melon.models.bpr import BPR
 from melon.models.evidence import Values
 from melon.models.ncf import NCF
 from melon.strategies.base import Situation
-from melon.strategies.learned import LearnedStrategy, MetaLoss, half_life_name
+from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.stream.batch import Batch
 from melon.tables import TableSpec
 from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batches
-from melon.types import AnyArray
+from situations import assert_close, equal, situation_of, tensors_of
 
 KINDS = ("bpr", "ncf")
 #: Central differences are exact up to h², unless a ReLU flips within h; then a smaller h goes round it.
@@ -61,8 +61,8 @@ def updater_of(
     generator = torch.Generator().manual_seed(11)
     for table in updater.recommender.tables.values():
         held, rows = table.state(), np.arange(table.rows)
-        moved = noise * torch.randn(held["values"].shape, generator=generator, dtype=torch.float64).numpy()
-        table.scatter(rows, (held["values"] + moved).astype(dtype))
+        drawn = torch.randn(held["values"].shape, generator=generator, dtype=torch_type(np.dtype(dtype)))
+        table.scatter(rows, held["values"] + noise * drawn.numpy())
         table.stamp(rows, held["touched"])
     with torch.no_grad():
         for value in strategy.parameters().values():
@@ -100,13 +100,7 @@ def look_ahead_of(updater: Updater, batch: Batch) -> tuple[Situation, MetaLoss]:
 
 
 def tables_of(updater: Updater) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(table.state()["values"]) for name, table in updater.recommender.tables.items()}
-
-
-def same(one: Tensor | AnyArray, other: Tensor | AnyArray) -> bool:
-    """Whether tensors or arrays are equal, number by number."""
-    first, second = (part.detach().numpy() if isinstance(part, Tensor) else part for part in (one, other))
-    return np.array_equal(first, second)
+    return tensors_of(updater.recommender)
 
 
 def finite(updater: Updater) -> bool:
@@ -186,7 +180,7 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
     read_at = strategy.half_lives(situation.specs)
 
     def loss_at(moved: float) -> float:
-        phi = strategy.parameters()[half_life_name(table)].detach()
+        phi = strategy.parameters()[f"half_life.{table}"].detach()
         phi += moved
         half_lives = strategy.half_lives(situation.specs)
         phi -= moved
@@ -194,8 +188,9 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
         def decayed(_: Situation, which: str, values: Tensor) -> Tensor:
             if which not in read_at:
                 return values
-            idle = torch.from_numpy(around.idle[which])[: len(values), None].double()
-            halvings = idle * (1 / half_lives[which] - 1 / read_at[which])
+            halvings = torch.from_numpy(around.idle[which][: len(values), None]).double() * (
+                1 / half_lives[which] - 1 / read_at[which]
+            )
             return values * 0.5**halvings
 
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
@@ -217,12 +212,12 @@ def require_exact_half_lives(
     assert situation.around is not None
     lively = 0
     for table in situation.around.idle:
-        exact = float(gradients[half_life_name(table)])
+        exact = float(gradients[f"half_life.{table}"])
         found = half_life_difference(strategy, situation, meta_loss, table)
         assert found == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE), table
         lively += abs(exact) > 1e-6
     assert lively
-    rest = worst_error(strategy, situation, meta_loss, leave_out=half_life_name(""), tensors=tensors)
+    rest = worst_error(strategy, situation, meta_loss, leave_out="half_life.", tensors=tensors)
     assert max(rest.values()) < RELATIVE, rest
 
 
@@ -235,14 +230,13 @@ def require_exact_reach(strategy: LearnedStrategy, situation: Situation, meta_lo
     assert float(loss) == pytest.approx(float(loss_too), rel=1e-13)
     for name, gradient in short.items():
         reached, rest = full[name][: len(gradient)], full[name][len(gradient) :]
-        torch.testing.assert_close(gradient, reached, rtol=1e-9, atol=1e-14, msg=name)
+        assert_close(gradient, reached, rtol=1e-9, atol=1e-14, msg=name)
         assert not rest.any()
 
 
 def require_others_untouched(updater: Updater, batch: Batch) -> None:
     """A batch is learned; rows of users and items that it does not touch keep their bytes, and their state too."""
-    around = updater.situation(batch).around
-    assert around is not None
+    compact, _ = situation_of(updater, batch)
     tables = dict(updater.recommender.tables)
     tables |= {f"{name}.{key}": each for name, kept in updater.row_state.items() for key, each in kept.items()}
     before = {name: table.gather(np.arange(table.rows)) for name, table in tables.items()}
@@ -251,10 +245,10 @@ def require_others_untouched(updater: Updater, batch: Batch) -> None:
     for name, table in tables.items():
         if table.spec.role == "shared":
             continue
-        others = np.setdiff1d(np.arange(table.rows), around.users if table.spec.role == "user" else around.items)
+        others = np.setdiff1d(np.arange(table.rows), compact.users if table.spec.role == "user" else compact.items)
         now = table.gather(np.arange(table.rows))
         assert len(others)
-        assert np.array_equal(now[others], before[name][others]), name
+        assert equal(now[others], before[name][others]), name
         moved += int((now != before[name]).sum())
     assert moved
 
@@ -274,7 +268,7 @@ class Mixed(TorchRecommender):
             TableSpec("shift", "shared", "weight", 4, 0.5, rows=1),
         )
 
-    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
+    def scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
         flavour = torch.tanh(values["flavour"][items] + values["shift"][0])
         return ((values["taste"][users] @ values["mix"]) * flavour).sum(-1) + values["fame"][items, 0]
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learned_scenes import same
 from torch import Tensor
 
 from melon.errors import SettingsError
@@ -18,6 +17,7 @@ from melon.models.ncf import NCF
 from melon.strategies.base import Situation
 from melon.strategies.default import Default
 from melon.stream.batch import Batch
+from situations import equal, situation_of, tensors_of
 
 KINDS = pytest.mark.parametrize("kind", ["bpr", "ncf"])
 USERS, ITEMS = 6, 8
@@ -36,7 +36,7 @@ def model(kind: str, loss: str = "bpr") -> Recommender:
 
 
 def values_of(recommender: Recommender) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(table.state()["values"]) for name, table in recommender.tables.items()}
+    return tensors_of(recommender)
 
 
 def situation(recommender: Recommender, users: list[int], items: list[list[int]], state: Any = None) -> Situation:
@@ -117,7 +117,7 @@ class TestSGD:
         rng = np.random.default_rng(0)
         for number in range(10):
             updater.learn(batch_of(8 * number, rng.integers(0, USERS, 8), rng.integers(0, ITEMS, 8)))
-        assert same(values_of(recommender)["user_bias"], before)
+        assert equal(values_of(recommender)["user_bias"], before)
 
     def test_weight_decay_is_coupled_and_spares_biases(self) -> None:
         recommender = model("bpr", "squared")
@@ -138,9 +138,8 @@ def run(recommender: Recommender, strategy: Default, batches: list[Batch], each:
     """Learn batches; before each, hand over the examples in stored rows."""
     updater = Updater(recommender, strategy)
     for batch in batches:
-        now = updater.situation(batch)
-        users, items = (torch.from_numpy(rows) for rows in (now.around.users, now.around.items))
-        each(Examples(users[now.examples.users], items[now.examples.items]))
+        compact, now = situation_of(updater, batch)
+        each(Examples(torch.tensor(compact.users)[now.examples.users], torch.tensor(compact.items)[now.examples.items]))
         updater.learn(batch)
 
 
@@ -224,7 +223,7 @@ class TestUntouchedRows:
     @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
     def test_stay_with_sparse_optimisers(self, kind: str, optimizer: str, weight_decay: float) -> None:
         before, after = self.untouched(kind, {"optimizer": optimizer, "lr": 0.05, "weight_decay": weight_decay})
-        assert all(same(before[name], after[name]) for name in before)
+        assert all(equal(before[name], after[name]) for name in before)
 
     def test_move_under_dense_adam_with_decay(self, kind: str) -> None:
         before, after = self.untouched(kind, {"optimizer": "adam_dense", "lr": 0.01, "weight_decay": 0.001})
@@ -237,7 +236,7 @@ class TestUntouchedRows:
 
     def test_stay_under_dense_adam_without_decay(self, kind: str) -> None:
         before, after = self.untouched(kind, {"optimizer": "adam_dense", "lr": 0.01})
-        assert all(same(before[name], after[name]) for name in before)
+        assert all(equal(before[name], after[name]) for name in before)
 
 
 def test_rarely_touched_rows_decay_as_the_facts_say() -> None:
@@ -292,7 +291,7 @@ def test_proposing_counts_no_step_until_it_is_kept() -> None:
     }
     now = situation(recommender, BATCH_USERS, BATCH_ITEMS, state)
     first, second = strategy.propose(now), strategy.propose(now)
-    assert same(first.values["user_factors"], second.values["user_factors"])
+    assert equal(first.values["user_factors"], second.values["user_factors"])
     assert int(strategy.memory()["steps"]) == 0
     strategy.keep(first.memory)
     assert int(strategy.memory()["steps"]) == 1

@@ -17,6 +17,7 @@ from melon.strategies.base import Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream.batch import Batch
+from situations import tensors_of
 
 KINDS = pytest.mark.parametrize("kind", ["bpr", "ncf"])
 
@@ -41,7 +42,7 @@ def learned(kind: str, strategy: Strategy, given: list[Batch] | None = None) -> 
     updater = Updater(recommender, strategy)
     for batch in batches() if given is None else given:
         updater.learn(batch)
-    return {name: torch.from_numpy(table.state()["values"]) for name, table in recommender.tables.items()}
+    return tensors_of(recommender)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> bool:
@@ -81,7 +82,7 @@ def test_with_moments_carried_from_weight_one_the_first_steps_are_larger(kind: s
         before = Updater(recommender, Default(settings))
         for batch in past:
             before.learn(batch)
-        start = {name: table.state()["values"] for name, table in recommender.tables.items()}
+        start = tensors_of(recommender)
         after = Updater(recommender, strategy, before.history)
         for name, kept in before.row_state.items():
             for key, table in kept.items():
@@ -89,15 +90,15 @@ def test_with_moments_carried_from_weight_one_the_first_steps_are_larger(kind: s
         strategy.recall(before.strategy.memory())
         for batch in now:
             after.learn(batch)
-        end = {name: table.state()["values"] for name, table in recommender.tables.items()}
-        moved[strategy.name] = float(sum(np.square(end[name] - start[name]).sum() for name in start)) ** 0.5
+        end = tensors_of(recommender)
+        moved[strategy.name] = float(sum((end[name] - start[name]).norm() ** 2 for name in start)) ** 0.5
     assert moved["eals"] > 2 * moved["default"]
 
 
 def situations(kind: str) -> tuple[Recommender, Situation]:
     recommender = model(kind)
     recommender.grow(5, np.arange(5), 8, np.arange(8))
-    values = {name: torch.from_numpy(table.state()["values"]) for name, table in recommender.tables.items()}
+    values = tensors_of(recommender)
     items = torch.tensor([[0, 1], [2, 3], [4, 0], [7, 6], [0, 5]])
     examples = Examples(torch.tensor([0, 1, 0, 4, 2]), items)
     specs = {spec.name: spec for spec in recommender.specs}

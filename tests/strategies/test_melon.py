@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learned_battery import OddInput, OwnRecommender, State
-from learned_scenes import finite, require_others_untouched, same, slow
+from learned_scenes import finite, require_others_untouched, slow
 from melon_scenes import (
     FAMILY,
     KINDS,
@@ -34,6 +34,7 @@ from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
 from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batch, toy_batches, toy_log
+from situations import assert_close, equal, situation_of
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 EVERY_NAME = pytest.mark.parametrize("name", FAMILY)
@@ -75,7 +76,7 @@ class TestDegenerate:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
+            assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
 
     def test_sum_is_n_times_batch(self, kind: str) -> None:
         """With equal batches of n, `sum` at η is the mean at n·η."""
@@ -89,7 +90,7 @@ class TestDegenerate:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
+            assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
 
     def test_forgetting_shrinks_touched_rows_once_however_often_they_are_touched(self, kind: str) -> None:
         """4.10: f is averaged over a row's touches, never multiplied."""
@@ -105,9 +106,7 @@ class TestDegenerate:
             touched = updater.recommender.tables[table].state()["touched"] == 3
             spec = updater.recommender.tables[table].spec
             rate = 1.0 if spec.role == "shared" or table == "user_bias" else forget
-            torch.testing.assert_close(
-                values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table
-            )
+            assert_close(values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table)
 
 
 @EVERY_KIND
@@ -124,13 +123,13 @@ class TestFamilies:
         _, _, rates = self.rates(kind, "melon_i", reduction=reduction)
         assert rates.raw is not None
         for matrix in (rates.raw, *rates.shared.values()):
-            assert same(matrix, matrix[:, :1].expand_as(matrix))
+            assert equal(matrix, matrix[:, :1].expand_as(matrix))
             assert numerical_rank(matrix) == 1
         assert len(torch.unique(rates.raw[:, 0])) > 1
 
     def test_melon_p_is_constant_along_a_parameter(self, kind: str) -> None:
         updater, batch, rates = self.rates(kind, "melon_p")
-        situation = updater.situation(batch)
+        situation = situation_of(updater, batch)[1]
         repeated = 0
         for gradient in situation.evidence.row_gradients:
             slots = gradient.positions.shape[1]
@@ -139,10 +138,10 @@ class TestFamilies:
             for row in torch.unique(rows):
                 mine = lines[rows == row]
                 repeated += len(mine) > 1
-                assert same(mine, mine[:1].expand_as(mine)), gradient.table
+                assert equal(mine, mine[:1].expand_as(mine)), gradient.table
         assert repeated > 3
         for matrix in rates.shared.values():
-            assert same(matrix, matrix[:1].expand_as(matrix))
+            assert equal(matrix, matrix[:1].expand_as(matrix))
             assert numerical_rank(matrix) == 1
         assert kind == "bpr" or len(torch.unique(rates.shared["layer_1"][0])) > 1
 
@@ -161,19 +160,19 @@ class TestFamilies:
         twice = int(np.flatnonzero(np.bincount(batch.users) > 1)[0])
         first, second = np.flatnonzero(batch.users == twice)[:2]
         assert not torch.isclose(mine[first], mine[second]).any()  # one parameter, two interactions
-        assert len(updater.situation(batch).examples) == len(batch)
+        assert len(situation_of(updater, batch)[1].examples) == len(batch)
 
     @pytest.mark.parametrize(("reduction", "power"), [("sum", 0.0), ("row_mean", 1.0), ("sqrt", 0.5)])
     def test_realised_rates_are_the_raw_ones_over_the_touches(self, kind: str, reduction: str, power: float) -> None:
         updater, batch, rates = self.rates(kind, "melon", reduction=reduction)
         assert rates.raw is not None
         start = 0
-        for gradient in updater.situation(batch).evidence.row_gradients:
+        for gradient in situation_of(updater, batch)[1].evidence.row_gradients:
             n, slots, dim = gradient.gradient.shape
             touches = torch.bincount(gradient.positions.reshape(-1))[gradient.positions]
             here = slice(start, start + slots * dim)
             realised, raw = (block[:, here].reshape(n, slots, dim) for block in (rates.rows, rates.raw))
-            torch.testing.assert_close(realised, raw * touches.double().pow(-power)[:, :, None], rtol=1e-12, atol=0)
+            assert_close(realised, raw * touches.double().pow(-power)[:, :, None], rtol=1e-12, atol=0)
             start += slots * dim
 
     @EVERY_NAME
@@ -184,7 +183,7 @@ class TestFamilies:
 
     @staticmethod
     def assert_explained(updater: Updater, batch: Batch, rates: LearningRates) -> None:
-        situation = updater.situation(batch)
+        situation = situation_of(updater, batch)[1]
         proposed = updater.strategy.propose(situation).values
         start = 0
         for gradient in situation.evidence.row_gradients:
@@ -194,11 +193,11 @@ class TestFamilies:
             old = situation.values[gradient.table]
             step = torch.zeros_like(old)
             step.index_add_(0, gradient.positions.reshape(-1), (block * gradient.gradient).reshape(-1, dim))
-            torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
+            assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
         for wide in situation.evidence.shared_gradients:
             old = situation.values[wide.table]
             step = (rates.shared[wide.table] * wide.expand().flatten(1)).sum(0)
-            torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
+            assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
 
 
 @EVERY_KIND
@@ -234,10 +233,10 @@ class TestOnlyWhatIsTouched:
             stored = situation.around.users if role == "user" else situation.around.items
             beyond = stored[situation.reached(table) :]
             kept += len(beyond)
-            assert same(values[beyond], provisional[table].detach()[situation.reached(table) :])
+            assert equal(values[beyond], provisional[table].detach()[situation.reached(table) :])
             assert not torch.isclose(values[beyond], tables_of(plain)[table][beyond]).all(1).any()
             others = np.setdiff1d(np.arange(len(values)), beyond)
-            assert same(values[others], tables_of(plain)[table][others])
+            assert equal(values[others], tables_of(plain)[table][others])
         assert kept > 3
 
     def test_looking_ahead_leaves_no_trace(self, kind: str) -> None:
@@ -265,7 +264,7 @@ class TestTime:
                 rates.append(updater.learning_rates(batch).rows)
                 updater.learn(batch)
             told.append((rates, state_of(updater)))
-        assert all(same(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
+        assert all(equal(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
         assert all(np.array_equal(told[0][1][key], told[1][1][key]) for key in told[0][1])
 
     def test_edges_of_the_batch_are_not_in_its_graph(self) -> None:
@@ -275,8 +274,8 @@ class TestTime:
         first = past[-1].first_event + len(past[-1])
         rows = [updater.learning_rates(toy_batch(first, np.array([1, 1]), np.array([2, i]))).raw for i in (3, 4)]
         assert rows[0] is not None
-        assert same(rows[0][0], rows[1][0])
-        assert not same(rows[0][1], rows[1][1])
+        assert equal(rows[0][0], rows[1][0])
+        assert not equal(rows[0][1], rows[1][1])
 
     def test_an_edge_of_the_past_is(self) -> None:
         past, _ = past_and_batch()
@@ -286,7 +285,7 @@ class TestTime:
             updater = updater_of("bpr", strategy_of(), past, noise=0.5, phi_noise=0.4)
             updater.history.append(np.ones(extra, dtype=np.int64), np.full(extra, 5))
             rates.append(updater.learning_rates(batch).raw)
-        assert not same(rates[0], rates[1])
+        assert not equal(rates[0], rates[1])
 
 
 class Family:
@@ -330,7 +329,7 @@ class TestOwnRecommender(Family, OwnRecommender):
         monkeypatch.setattr(reference, "PAIRS_AT_ONCE", 24)
         pieces, _ = strategy.meta_gradient(situation, meta_loss)
         for key, gradient in whole.items():
-            torch.testing.assert_close(pieces[key], gradient, rtol=1e-9, atol=1e-14)
+            assert_close(pieces[key], gradient, rtol=1e-9, atol=1e-14)
 
     def test_pairwise_needs_a_gradient_for_each_pair(self) -> None:
         with pytest.raises(SettingsError, match="pairwise=false"):

@@ -14,7 +14,6 @@ from learned_scenes import (
     recommender_of,
     require_exact_half_lives,
     require_exact_reach,
-    same,
     tables_of,
     updater_of,
     worst_error,
@@ -30,6 +29,7 @@ from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
 from melon.testing.toys import toy_batch, toy_batches
+from situations import assert_close, equal, situation_of
 
 SMALL = {"hidden": 7, "init": "drawn", "lr": 0.1}
 PAPER = STRATEGIES["mwnet"].preset("paper")
@@ -82,7 +82,7 @@ class TestConstantWeights:
         for batch in toy_batches()[:6]:
             assert ours.learn(batch) == pytest.approx(default.learn(batch), rel=1e-12)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-14, msg=table)
+            assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-14, msg=table)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam_lazy", "adam_dense"])
     def test_it_starts_as_default_to_the_bit(self, kind: str, optimizer: str) -> None:
@@ -93,7 +93,7 @@ class TestConstantWeights:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            assert same(tables_of(ours)[table], values), table
+            assert equal(tables_of(ours)[table], values), table
 
     @pytest.mark.parametrize("weight", [0.3, 1.7])
     def test_normalised_a_constant_is_nothing(self, kind: str, weight: float) -> None:
@@ -105,7 +105,7 @@ class TestConstantWeights:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-14, msg=table)
+            assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-14, msg=table)
 
 
 @EVERY_KIND
@@ -127,7 +127,7 @@ class TestMetaGradient:
         assert ours.keys() == twin.keys()
         for name, gradient in twin.items():
             assert gradient.abs().max() > 1e-8, name  # otherwise nothing is compared
-            torch.testing.assert_close(ours[name], gradient, rtol=1e-9, atol=1e-15, msg=name)
+            assert_close(ours[name], gradient, rtol=1e-9, atol=1e-15, msg=name)
         assert float(loss) == pytest.approx(float(loss_too), rel=1e-13)
 
     @pytest.mark.parametrize("option", ["default", "normalised", "literal weights", "its own virtual step"])
@@ -145,7 +145,7 @@ class TestMetaGradient:
         wanted = torch.autograd.grad(meta_loss(stepped), list(strategy.parameters().values()))
         ours, _ = strategy.meta_gradient(situation, meta_loss)
         for (name, gradient), slow in zip(ours.items(), wanted, strict=True):
-            torch.testing.assert_close(gradient, slow, rtol=1e-8, atol=1e-14, msg=name)
+            assert_close(gradient, slow, rtol=1e-8, atol=1e-14, msg=name)
 
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str) -> None:
         strategy, situation, meta_loss, _ = scene(kind, {"half_life": 30.0, "half_life_speed": 5.0})
@@ -255,12 +255,12 @@ class TestWeights:
         """3.3 test 6: W_{x,m} = η a_x, of rank 1."""
         strategy, _, _, updater = scene(kind, {"reduction": reduction, "shared_reduction": reduction})
         _, batch = past_and_batch()
-        situation = updater.situation(batch)
+        situation = situation_of(updater, batch)[1]
         rates = strategy.learning_rates(situation)
         scale = 0.1 if reduction == "sum" else 0.1 / len(batch)
         wanted = scale * strategy.weights(situation).detach()
         for block in (rates.rows, *rates.shared.values()):
-            torch.testing.assert_close(block, wanted[:, None].expand_as(block), rtol=1e-12, atol=0)
+            assert_close(block, wanted[:, None].expand_as(block), rtol=1e-12, atol=0)
             assert int(torch.linalg.matrix_rank(block, rtol=1e-10)) == 1
         assert set(rates.shared) == {name for name, spec in situation.specs.items() if spec.role == "shared"}
         assert len(torch.unique(rates.rows[:, 0])) > 1
@@ -294,7 +294,7 @@ class TestOptimizers:
         memory, before = strategy.memory(), stream_trained.strategy.memory()
         assert int(memory["steps"]) == 0
         assert int(memory["adam/steps"]) == 3  # nobody had a past in the first batch
-        assert all(same(memory[name], before[name]) for name in memory if name.startswith("phi/"))
+        assert all(equal(memory[name], before[name]) for name in memory if name.startswith("phi/"))
 
     def test_a_memory_without_a_step_count_is_refused(self) -> None:
         strategy = made()

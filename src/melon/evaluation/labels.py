@@ -30,11 +30,11 @@ INK, SOFT, LINE = Color("#1c2430", "#e8ecf1"), Color("#667085", "#9aa4b2"), Colo
 #: What every result is compared with, and `auto`: these are in no registry.
 _OTHERS = {
     "frozen": ("frozen (no update)", Color("#7b8698", "#8d99ab")),
-    "popularity": ("popularity", Color("#a08a6c", "#b09c80")),
+    "popularity": ("popularity", Color("#cba765", "#dcc08c")),
     "recent_popularity": ("recent popularity", Color("#8a6a42", "#cfa974")),
-    "transitions_popularity": ("transitions + popularity", Color("#a58f3d", "#d8c26a")),
-    "knn_popularity": ("item-kNN + popularity", Color("#6d5a3a", "#bfa67c")),
-    "frozen_popularity": ("frozen + popularity", Color("#7d7263", "#b3a796")),
+    "transitions_popularity": ("transitions + popularity", Color("#b42318", "#f97066")),
+    "knn_popularity": ("item-kNN + popularity", Color("#6b2b5e", "#cf9bc6")),
+    "frozen_popularity": ("frozen + popularity", Color("#98a2b3", "#c3cad5")),
     "retrained": ("retrained from scratch", Color("#566179", "#aab6cc")),
     AUTO: (AUTO, Color("#1849a9", "#84adff")),
 }

@@ -88,8 +88,8 @@ class RateFacts:
         """What the matrix shows, in words."""
         if self.most - self.least <= 1e-5 * abs(self.most):
             return (
-                f"One rate, {self.mean:.3g}, for everything: a plain step, which has nothing to show. A strategy that "
-                "was meta-trained does: melon pretrain stream.parquet --recommender bpr --strategy melon."
+                f"All rates are equal ({self.mean:.3g}): these are plain steps. Rates that differ come from a learned "
+                "strategy that was meta-trained: melon pretrain … --recommender bpr --strategy melon."
             )
         spread = self.within_rows
         within = "the same across a row" if not spread or spread < 1e-3 else f"spread by {spread:.0%} within a row"

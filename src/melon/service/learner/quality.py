@@ -33,7 +33,7 @@ _Z = 1.96
 
 
 class Quality:
-    """Ranks events among items born before their batch, and adds up."""
+    """Ranks events among items known before their batch, and adds up."""
 
     def __init__(self, negatives: int, seed: int, frozen: Updater | None = None) -> None:
         self._candidates = LiveCandidates(seed=seed, count=negatives) if negatives else None
@@ -81,16 +81,30 @@ class Quality:
         return counts
 
     def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
-        """Counters of the exact ranks among all items that the users have not had."""
+        """Counters of the exact ranks among all items that the users have not had: of lists as they are served.
+
+        Those of the served model stand by themselves, those of baselines under their names.
+        """
         started, history = time.thread_time(), model.updater.history
-        everything, ranks = np.arange(history.known_items), []
+        everything = np.arange(history.known_items)
+        updaters = {"served": model.updater} | ({} if self.frozen is None else {"frozen": self.frozen})
+        popular = model.popular.read(everything)[None, :, 0]
+        ranks: dict[str, list[Floats]] = {name: [] for name in (*updaters, "popular")}
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
-            lines = model.updater.score_catalogue(np.array([user]), len(everything), moment)
             seen = history.seen.contains(pair_keys(np.full(len(everything), user), everything))
             hidden = np.zeros(int(seen.sum()), dtype=np.int64), np.flatnonzero(seen)
-            ranks.append(rank_among_all(lines, np.array([item]), hidden, "the live quality among all items").rank)
+            lines = {
+                name: updater.score_catalogue(np.array([user]), len(everything), moment)
+                for name, updater in updaters.items()
+            }
+            for name, line in {**lines, "popular": popular}.items():
+                place = f"the live quality of {name!r} among all items"
+                ranks[name].append(rank_among_all(line, np.array([item]), hidden, place).rank)
+        whole = {name: np.concatenate(some) for name, some in ranks.items()}
+        served = whole.pop("served")
+        baselines = {name: _counts(rank) | _duel(served, rank) for name, rank in whole.items()}
         self._spent += time.thread_time() - started
-        return _counts(np.concatenate(ranks))
+        return {**_counts(served), **baselines}
 
     def loss_rose(self, model: LiveModel) -> bool | None:
         """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
@@ -143,6 +157,31 @@ def difference(counts: Mapping[str, Any]) -> tuple[float, float, float] | None:
     mean = (won - lost) / ranked
     spread = _Z * math.sqrt(max(won + lost - (won - lost) ** 2 / ranked, 0.0)) / ranked
     return mean, mean - spread, mean + spread
+
+
+#: Of the boundary below: how its epochs grow, the power by which error is spent on them, the zeta function of that, and
+#: the number of events won or lost from which it is meant to be narrow.
+_GROWTH, _POWER, _ZETA, _FROM = 2.0, 1.4, 3.10555, 25.0
+
+
+def anytime_difference(counts: Mapping[str, Any], error: float = 0.05) -> tuple[float, float, float] | None:
+    """The same with an interval that holds at all times at once, however often and for however long one looks.
+
+    An empirical Bernstein confidence sequence for the mean difference so far (Howard, Ramdas, McAuliffe and Sekhon,
+    2021: theorem 4 with the prediction 0, and the stitched boundary). Each event is −1, 0 or 1, so that won and lost
+    events are all that it needs. It holds where differences drift and depend on the past, from a fixed first event on.
+    """
+    ranked = counts.get("ranked", 0)
+    if not ranked:
+        return None
+    won, lost = counts.get("won@10", 0), counts.get("lost@10", 0)
+    variance = max(float(won + lost), _FROM)
+    spent = math.log(_ZETA / (error / 2 * math.log(_GROWTH) ** _POWER))
+    level = _POWER * math.log(math.log(_GROWTH * variance / _FROM)) + spent
+    root, slope = (_GROWTH**0.25 + _GROWTH**-0.25) / math.sqrt(2.0), (math.sqrt(_GROWTH) + 1.0) / 2.0
+    spread = math.sqrt(root**2 * variance * level + (slope * level) ** 2) + slope * level
+    mean = (won - lost) / ranked
+    return mean, max(mean - spread / ranked, -1.0), min(mean + spread / ranked, 1.0)
 
 
 def _duel(served: Floats, baseline: Floats) -> Plain:
