@@ -28,7 +28,8 @@ import torch
 from melon.kernels import policy
 from melon.kernels.melon import functions
 from melon.kernels.modules import MODULES
-from melon.learning.examples import Gatherer, Offers
+from melon.learning.examples import Offers
+from melon.learning.general_step import Gatherer
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
 from melon.strategies.melon.interaction_model import InteractionModel

@@ -18,7 +18,7 @@ from melon.models.evidence import RowGradient
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
 from melon.strategies.melon import strategy as network
-from melon.strategies.melon.rates import INPUTS, KNOTS, Rates, Roles
+from melon.strategies.melon.rates import INPUTS, KNOTS, RateParameters, Roles
 from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.touch_rates import touch_rates
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
@@ -73,10 +73,10 @@ class TestBeforeMetaTraining:
 
 
 class TestRates:
-    def rates(self, inputs: Any = ("age", "loss")) -> Rates:
-        return Rates(SPECS, Roles.apart(SPECS), inputs, lr=0.5)
+    def rates(self, inputs: Any = ("age", "loss")) -> RateParameters:
+        return RateParameters(SPECS, Roles.apart(SPECS), inputs, lr=0.5)
 
-    def found(self, rates: Rates, columns: Any, losses: Any) -> Any:
+    def found(self, rates: RateParameters, columns: Any, losses: Any) -> Any:
         phi = {name: torch.from_numpy(value) for name, value in rates.phi.items()}
         return touch_rates(columns, torch.as_tensor(losses), [0], phi)[:, 0].numpy()
 

@@ -33,7 +33,7 @@ from melon.strategies.melon.rates import (
     RECENT_WIDTH,
     Phi,
     RateInput,
-    Rates,
+    RateParameters,
     RecentCounts,
     Roles,
     batch_facts,
@@ -91,7 +91,7 @@ class StreamTrainedStrategy(Strategy):
         if not any(spec.role == "item" for spec in specs.values()):
             raise SettingsError(f"strategy {self.name!r} needs rows of items, and this recommender has none.")
         inputs = tuple(name for name in self.settings.inputs if name not in self.unseen)
-        self.rates = Rates(specs, self.roles(specs), inputs, self.settings.lr, self.seed)
+        self.rates = RateParameters(specs, self.roles(specs), inputs, self.settings.lr, self.seed)
         self.rates.free["decay"][:] = self.settings.decay and self.decays
         self.rates.free["half_lives"][:] = self.settings.half_life is not None
         if self.settings.half_life is not None:

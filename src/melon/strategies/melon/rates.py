@@ -145,7 +145,7 @@ class Roles:
         return [self.first[users], *(role for name in items for role in self.of(name, slots))]
 
 
-class Rates:
+class RateParameters:
     """φ, and what else belongs to it.
 
     φ is `facts` (roles × constant and facts), `splines` (roles × knots), `decay` (D by table of rows), `half_lives`

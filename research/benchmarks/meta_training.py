@@ -1,9 +1,9 @@
 """Rates meta-trained through the stream on the selection windows of streams in $MELON_DATA; test parts are not read.
 
-    python research/benchmarks/practice.py yelp amazon_book
-    python research/benchmarks/practice.py yelp --arms melon melon:decay=false melon:inputs=age,idle mwnet mwnet:form=stream
-    python research/benchmarks/practice.py yelp --recommender ncf --arms default mwnet melon
-    STATES=folder HALF_LIVES=1 python research/benchmarks/practice.py yelp
+    python research/benchmarks/meta_training.py yelp amazon_book
+    python research/benchmarks/meta_training.py yelp --arms melon melon:decay=false melon:inputs=age,idle mwnet mwnet:form=stream
+    python research/benchmarks/meta_training.py yelp --recommender ncf --arms default mwnet melon
+    STATES=folder HALF_LIVES=1 python research/benchmarks/meta_training.py yelp
 
 Each line is HR@5 + NDCG@10 on what settings are judged by (docs/evaluation.md). An arm is a strategy with its settings
 in configs/ and what is given besides; with form=stream (mwnet, metasgd, s2meta, sml) a published
@@ -12,8 +12,6 @@ The first score is that of a recommender from before the window which goes on; w
 second one, of a recommender that was trained again before the judged part. HALF_LIVES=1 takes research/configs/half_life, where
 half-lives are learned. DRAWS=4 gives means over that many draws of online negatives and candidates, the first of which
 is the project's. STATES names a folder of pre-trained rows, which are written where they are missing.
-GRADIENT=held leaves out how rates depend on rows through the loss. CANDIDATES=99 lets NCF meta-train among that many
-candidates in each pass instead of 30.
 """
 
 from __future__ import annotations
@@ -23,14 +21,12 @@ import os
 import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 from accuracy import DATA
 from melon.data.files import load_stream
@@ -39,25 +35,18 @@ from melon.fitting.config import CellConfig, parse_assignments, read_config
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
-from melon.kernels import policy
-from melon.learning.meta_training import stream as stream_meta_training
-from melon.learning.meta_training.loop import meta_training_candidates
-from melon.learning.meta_training.record import RecordedStream, record
 from melon.learning.updater import Updater
-from melon.strategies.melon.rates import DECAY_UNIT, Rates
-from melon.strategies.melon.stream import MeLON
+from melon.strategies.melon.rates import DECAY_UNIT, RateParameters
 from melon.strategies.stream_trained import StreamTrainedStrategy
-from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.draws import Draws
-from melon.stream.split import DEFAULT_SPLIT, batches, split
+from melon.stream.split import DEFAULT_SPLIT, split
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 STREAMS = ("amazon_grocery", "amazon_electronics", "yelp", "amazon_book", "news_globo")
 
 
 def main(stream: str, recommender: str, arms: list[str], seed: int = 0) -> None:
-    torch.set_num_threads(1)
     folder = CONFIGS / "half_life" if os.environ.get("HALF_LIVES") else CONFIGS
     config = read_config(folder / f"{stream}-{recommender}-default.toml")
     log = load_stream(DATA / f"{stream}.parquet")
@@ -106,7 +95,7 @@ def judged_by_another_draw(selection: Selection, updater: Updater, number: int) 
     return selection.judged(updater)
 
 
-def learned(rates: Rates) -> str:
+def learned(rates: RateParameters) -> str:
     """What meta-training made of it: rates of a middling touch by role, what a touch takes away, half-lives, τ."""
     numbers = rates.phi
     shown = {
@@ -121,37 +110,16 @@ def learned(rates: Rates) -> str:
 def state_of(plan: Plan, log: Interactions, settings: dict[str, Any], name: str) -> PretrainedState:
     folder = os.environ.get("STATES")
     if folder and (Path(folder) / name).exists():
-        tables: dict[str, dict[str, torch.Tensor]] = {}
+        tables: dict[str, dict[str, Any]] = {}
         for key, value in load_file(Path(folder) / name).items():
             table, part = key.split("/")
             tables.setdefault(table, {})[part] = value
         return PretrainedState(plan, tables, {})
     state = refit(plan, log, settings, observed={})
     if folder:
-        flat = {
-            f"{table}/{part}": value.contiguous()
-            for table, parts in state.tables.items()
-            for part, value in parts.items()
-        }
+        flat = {f"{table}/{part}": value for table, parts in state.tables.items() for part, value in parts.items()}
         save_file(flat, Path(folder) / name)
     return state
-
-
-def recorded_meta_training(selection: Selection, strategy: MeLON, start: PretrainedState) -> RecordedStream:
-    """The meta-training stream of a window, up to its judged part, as meta-training records it."""
-    log, parts, protocol = selection.log.head(selection.parts.judged_from), selection.parts, selection.protocol
-    updater = deploy(strategy, start, selection.before_window)
-    coming = [batch_of(log, *bounds) for bounds in batches(parts.window_start, len(log), protocol.batch_size)]
-    return record(updater, coming, meta_training_candidates(log, protocol.seed, protocol.negatives), 2)
-
-
-def held(kernels: SimpleNamespace) -> SimpleNamespace:
-    """The loops, with rates that do not follow the loss on the way back."""
-
-    def backward(replay: Any, rows: Any, rates: Any, *rest: Any) -> None:
-        kernels.backward(replay, rows, rates._replace(slopes=np.zeros_like(rates.slopes)), *rest)
-
-    return SimpleNamespace(forward=kernels.forward, backward=backward)
 
 
 if __name__ == "__main__":
@@ -160,13 +128,6 @@ if __name__ == "__main__":
     parser.add_argument("--recommender", default="bpr")
     parser.add_argument("--arms", nargs="+", default=["default", "melon"])
     asked = parser.parse_args()
-    if os.environ.get("GRADIENT") == "held":
-        load = policy.load
-        policy.load = lambda name, *rest, **more: (
-            held(load(name)) if name == "meta_training" else load(name, *rest, **more)
-        )
-    if os.environ.get("CANDIDATES"):
-        stream_meta_training._MOST_CANDIDATES = int(os.environ["CANDIDATES"])
     print("| stream, arm | going on | (trained again) | CPU s of meta-training |\n|---|---|---|---|", flush=True)
     for each in asked.streams:
         main(each, asked.recommender, asked.arms, int(os.environ.get("SEED", "0")))
