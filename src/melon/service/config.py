@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ MOST_USERS = 500
 MOST_K = 1_000
 MOST_CANDIDATES = 10_000
 MOST_DEPTH = 16
+#: Work of one request for lists (see `work_of`), at most; and what is charged to its key as one request.
+MOST_WORK, WORK_OF_A_REQUEST = 50_000, 100
 MOST_ID_BYTES = 256
 #: A clock may be ahead of ours by this many seconds.
 MOST_AHEAD_S = 300
@@ -34,10 +37,16 @@ MOST_AHEAD_S = 300
 Use = Literal["learn", "hide", "store"]
 USES: tuple[Use, ...] = ("learn", "hide", "store")
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")], ...], NoDecode]
+Challengers = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=500)], ...], NoDecode]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+
+
+#: Names that a comparison has already, and the form of others.
+COMPARED = ("served", "popular", "frozen")
+_CHALLENGER = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
 class ServeSettings(Settings, BaseSettings):
@@ -70,15 +79,22 @@ class ServeSettings(Settings, BaseSettings):
     fit_minutes: Positive = Field(10.0, description="Minutes for which that fit may choose settings.")
     fit_budget: Whole = Field(BUDGET, description="Settings that this fit tries for each choice.")
 
+    challengers: Challengers = Field((), description="Models that learn beside it and serve nobody: NAME=MODEL, ….")
+
     negatives: Whole = Field(99, description="Items beside each one taken when quality is measured; 0: no measure.")
     frozen: bool = Field(True, description="Measure the model as it was deployed too; takes its memory once more.")
     quality_s: Positive = Field(3600.0, description="Seconds of organic events on which baselines are compared.")
     quality_events: AtLeastOne = Field(1_000, description="Events that this comparison needs, at least.")
     guard: NotNegative = Field(20.0, description="A batch that moves rows this many times the median is quarantined.")
     stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
+    resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
+    user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
+    item_users: Whole = Field(2, description="Users that an item without facts needs before others are shown it.")
     max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
 
     dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")
+    keep_events: Whole = Field(0, description="Events that the log keeps, beside those whose ids count; 0: all.")
+    keep_days: NotNegative = Field(0.0, description="Days for which the log keeps events; 0: for ever.")
     reserve_bytes: Whole = Field(16 << 20, description="Disk kept free for the learner, given up when it is full.")
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")
     queue_events: AtLeastOne = Field(50_000, description="Events that may wait for the disk before posts get 429.")
@@ -88,13 +104,14 @@ class ServeSettings(Settings, BaseSettings):
     body_rate: Positive = Field(1024.0, description="Bytes per second of a body, at least.")
     rate: Annotated[float, Field(ge=0)] = Field(0.0, description="Requests per second and key; 0 is no bound.")
     burst: AtLeastOne = Field(200, description="Requests that a key may make at once.")
+    hung_s: Positive = Field(60.0, description="Seconds without a sign of life until a restart; learner: ten times.")
     stop_s: Positive = Field(10.0, description="Seconds for requests that are under way when the service stops.")
     served_most: AtLeastOne = Field(
         100_000, description="Lists remembered for rotation and for what was taken from them."
     )
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")
 
-    @field_validator("learn", "hide", "store", mode="before")
+    @field_validator("learn", "hide", "store", "challengers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
@@ -128,6 +145,19 @@ class ServeSettings(Settings, BaseSettings):
     @property
     def key_file(self) -> Path:
         return self.keys or self.folder / "keys.json"
+
+    def challenger_models(self) -> dict[str, str]:
+        """The model of each challenger by its name."""
+        models: dict[str, str] = {}
+        for text in self.challengers:
+            name, _, model = text.partition("=")
+            if not _CHALLENGER.fullmatch(name) or not model or name in models or name in COMPARED:
+                raise SettingsError(
+                    f"challenger {text!r} is not NAME=MODEL with a name of its own: small letters and digits, none of "
+                    f"{', '.join(COMPARED)}. MODEL is the folder of a model, or RECOMMENDER/STRATEGY (bpr/melon)."
+                )
+            models[name] = model
+        return models
 
     def uses(self) -> dict[str, Use]:
         """What is done with each event type."""

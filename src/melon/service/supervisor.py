@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -11,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.kernels import policy
@@ -20,10 +20,16 @@ from melon.service.keys import keys_of
 from melon.service.log.files import Held
 from melon.service.process import die_with, log_as_json
 
-ProcessRole = Literal["learner", "api"]
+#: Which process: the learner, the API process, or `challenger:NAME`.
+ProcessRole = str
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
+_CHALLENGER = "challenger:"
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
+#: A learner may be busy for longer than a process that answers: it loads models, copies them and replays.
+_LEARNER_PATIENCE = 10
+#: Seconds that a process has for its first sign of life.
+_START_S = 300.0
 
 
 def check_model(settings: ServeSettings) -> None:
@@ -98,7 +104,8 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT, or until a child cannot be started."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api")]
+        challengers = [f"{_CHALLENGER}{name}" for name in self._settings.challenger_models()]
+        watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api", *challengers)]
         for watch in watches:
             watch.start()
         try:
@@ -108,6 +115,8 @@ class Supervisor:
         finally:
             self._stop.set()
             self._end("api", self._settings.stop_s + 5)
+            for role in challengers:
+                self._end(role, self._settings.stop_s)
             self._end("learner", self._settings.stop_s + 60)
             for watch in watches:
                 watch.join()
@@ -123,12 +132,15 @@ class Supervisor:
         while not self._stop.is_set():
             began = time.monotonic()
             child = self._children[role] = self._start(role)
-            code = child.wait()
+            code = self._ended(child, role)
             if self._stop.is_set():
                 return
             long_run = time.monotonic() - began > _LONG_RUN
             # A process that was killed is started again for ever; one that fails by itself right away, a few times.
             failures = failures + 1 if code > 0 and not long_run else 0
+            if failures > _MOST_FAILURES and role.startswith(_CHALLENGER):
+                sys.stderr.write(f"melon: the {role} fails again and again; the service goes on without it\n")
+                return
             if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
                 self.problem = f"the {role} could not be started; its message is above."
                 self._stop.set()
@@ -136,6 +148,24 @@ class Supervisor:
             first = False
             pause = _FIRST_PAUSE if long_run else min(2 * pause, _MOST_PAUSE)
             self._stop.wait(pause)
+
+    def _ended(self, child: subprocess.Popen[bytes], role: ProcessRole) -> int:
+        """Wait for the end of a child; one that gives no sign of life for long is killed: it hangs."""
+        patience = self._settings.hung_s * (_LEARNER_PATIENCE if role == "learner" else 1)
+        lock = self._settings.folder / f"{'writer' if role == 'api' else role}.lock"
+        seen = since = 0.0
+        alive = False  # by a sign of its own, not of the process before it
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(min(1.0, patience / 4))
+            stamp = seen
+            with contextlib.suppress(OSError):
+                stamp = lock.stat().st_mtime
+            if stamp != seen or not stamp or self._stop.is_set():
+                alive, seen, since = alive or bool(seen and stamp), stamp, time.monotonic()
+            elif time.monotonic() - since > (patience if alive else max(patience, _START_S)):
+                sys.stderr.write(f"melon: the {role} gave no sign of life for {patience:g} s; it is restarted\n")
+                child.kill()
 
     def _start(self, role: ProcessRole) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "melon.service.supervisor", role, self._settings.model_dump_json()]
@@ -168,6 +198,12 @@ def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socke
         log_as_json()
         run_learner(settings)
         return
+    if role.startswith(_CHALLENGER):
+        from melon.service.learner.challenger import run_challenger
+
+        log_as_json()
+        run_challenger(settings, role.removeprefix(_CHALLENGER))
+        return
     from melon.service.http.app import run_api
 
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -186,4 +222,4 @@ def _child(role: ProcessRole, content: str, parent: str, handle: str | None = No
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], *sys.argv[2:])  # type: ignore[arg-type]
+    _child(sys.argv[1], *sys.argv[2:])
