@@ -140,11 +140,7 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
     table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
     console.print(table)
-    if facts["rows"].neither is None:
-        say(
-            f"All rates are equal: {about['strategy']} takes plain steps here. Rates that differ come from a learned "
-            "strategy that was meta-trained: melon pretrain … --strategy melon, with a --budget of 1 or more."
-        )
+    console.print(facts["rows"].sentence, markup=False, highlight=False)
     console.print(f"wrote {out}", markup=False, highlight=False)
 
 
