@@ -14,7 +14,8 @@ import polars as pl
 from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare
-from melon.evaluation.ranking import METRICS
+from melon.evaluation.ranking import LIST_METRICS, METRICS
+from melon.evaluation.record import section as section_of
 from melon.evaluation.table import ResultTable, metric_table
 from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Parts of a record that hold metrics.
-SECTIONS = ("metrics", "without_repeats", "full_ranking")
+SECTIONS = ("lists.all", "lists.first_time", "metrics", "without_repeats")
+#: What a table of lists shows.
+LIST_COLUMNS = (*LIST_METRICS, "coverage", "gini", "similarity")
 RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
 
 
@@ -70,7 +73,8 @@ class Evaluation:
     def table(self, section: str = "metrics") -> pl.DataFrame:
         """One line for each method with its metrics, averaged over seeds; the strategy comes last.
 
-        `section` is "metrics", "without_repeats" (first-time events) or "full_ranking" (the whole catalogue).
+        `section` is "lists.all" or "lists.first_time" (lists of the whole catalogue), "metrics" (among 99 sampled
+        items) or "without_repeats" (the same on first-time events).
         """
         if section not in SECTIONS:
             raise unknown_name("section", section, SECTIONS)
@@ -176,11 +180,9 @@ class Evaluation:
 
     @staticmethod
     def _section(record: Plain, key: str, section: str) -> dict[str, float]:
-        if key == "strategy":
-            return record[section] or {}
-        summary = record["baselines"][key]
-        values = summary if section == "metrics" else summary[section] or {}
-        return {name: value for name, value in values.items() if name in METRICS}
+        summary = record if key == "strategy" else record["baselines"][key]
+        values = summary if section == "metrics" and key != "strategy" else section_of(summary, section)
+        return {name: value for name, value in values.items() if name in LIST_COLUMNS}
 
     @staticmethod
     def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:

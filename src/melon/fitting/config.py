@@ -48,7 +48,7 @@ class CellConfig:
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
     align_ties: bool = False
-    full_ranking: bool = False
+    lists: bool = True
     retrain_every: int | None = None
     half_life: str | float = "off"
     threads: int = 1

@@ -27,7 +27,7 @@ from melon.learning.updater import Updater
 from melon.progress import Progress, Stop
 from melon.registry import Space
 from melon.strategies.base import Strategy
-from melon.stream.batch import batch_of
+from melon.stream.batch import Batch, batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.split import Parts, batches
 from melon.types import Plain
@@ -335,6 +335,13 @@ class Selection:
                 predictor.learn(batch_of(self.log, first, last))
         for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
             yield from self._points(predictor, first, last)
+
+    def window_batches(self) -> Iterator[Batch]:
+        """The batches of the window and of validation, in order; none straddles the beginning of the judged part."""
+        parts = self.parts
+        for begins, ends in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
+            for first, last in self._batches(begins, ends):
+                yield batch_of(self.log, first, last)
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         return batches(first, last, self.protocol.batch_size, self.log.times if self.protocol.align_ties else None)

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from melon.kernels import (
     arithmetic,
+    baselines,
     best,
     blend_head,
     blend_inputs,
@@ -66,6 +67,7 @@ MODULES = {
         {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
         best.DOUBLES_TOO,
     ),
+    "baselines": KernelModule("the kernels of simple list methods", (baselines,), baselines.SIGNATURES, exact=True),
     "ials": KernelModule("the kernels of implicit ALS", (ials,), ials.SIGNATURES),
     "blend": KernelModule(
         "the kernels of the blend's inputs and head",

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from melon.data.ids import Id, IdBook
-from melon.evaluation.ranking import METRICS, rank_among_all, rank_first
+from melon.evaluation.lists import better_and_equal
+from melon.evaluation.ranking import METRICS, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.service.learner.replay_state import Learnable
@@ -83,14 +84,14 @@ class Quality:
     def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
         """Counters of the exact ranks among all items that the users have not had."""
         started, history = time.thread_time(), model.updater.history
-        everything, ranks = np.arange(history.known_items), []
+        ranks = []
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
-            lines = model.updater.score_catalogue(np.array([user]), len(everything), moment)
-            seen = history.seen.contains(pair_keys(np.full(len(everything), user), everything))
-            hidden = np.zeros(int(seen.sum()), dtype=np.int64), np.flatnonzero(seen)
-            ranks.append(rank_among_all(lines, np.array([item]), hidden, "the live quality among all items").rank)
+            lines = model.updater.score_catalogue(np.array([user]), history.known_items, moment)
+            one, place = (np.array([user]), np.array([item]), history.seen), "the live quality among all items"
+            better, equal = better_and_equal(lines, *one, place)[0, 2:].tolist()
+            ranks.append(1 + better + equal / 2)
         self._spent += time.thread_time() - started
-        return _counts(np.concatenate(ranks))
+        return _counts(np.array(ranks))
 
     def loss_rose(self, model: LiveModel) -> bool | None:
         """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
