@@ -191,7 +191,7 @@ def test_python_in_the_docs_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_the_result_file_is_told_field_by_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.chdir(tmp_path)
-    few = ["--budget", "1", "--epochs", "1", "--set", "recommender.dim=4", "--split", "0.7,0.1,0.2", "--full-ranking"]
+    few = ["--budget", "1", "--epochs", "1", "--set", "recommender.dim=4", "--split", "0.7,0.1,0.2"]
     for words in (
         ["data", "synthetic", "news", "--out", "stream.parquet", "--events", "2000"],
         ["evaluate", "stream.parquet", "--json", "result.json", *few],

@@ -168,15 +168,6 @@ def similarity(listed: SmallInts, users: Ints) -> float:
     return float(np.mean(shared / np.maximum(either, 1)))
 
 
-def list_gain(lists: BatchLists) -> tuple[Floats, Floats]:
-    """NDCG@10 of each event in both tracks; NaN where it is not judged."""
-    gains = []
-    for track in TRACKS:
-        rank = lists.tracks[track].rank
-        gains.append(np.where(np.isnan(rank), np.nan, LIST_METRICS["NDCG@10"](rank)))
-    return gains[0], gains[1]
-
-
 def chosen_events(events: Ints, share: float) -> Flags:
     """Which events are listed: a function of their numbers alone."""
     if share >= 1:

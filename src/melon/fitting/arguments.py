@@ -97,7 +97,7 @@ def plan_of(given: Arguments) -> Plan:
         budget=given.budget,
         epochs=given.epochs,
         minutes=minutes,
-        protocol=EvaluationProtocol(given.seed, given.batch_size),
+        protocol=EvaluationProtocol(given.seed, given.batch_size, by_lists=settled.get("auto", False)),
         device=given.device,
         dtype=given.dtype,
         threads=given.threads,
