@@ -27,16 +27,16 @@ import polars as pl
 
 from accuracy import DATA, SPLITS, STREAMS, Cells, show_conclusions
 from melon.evaluation.compare import Comparison, Sides, compare_mean
-from melon.evaluation.predictors import RIVALS
+from melon.evaluation.predictors import SIMPLE_BASELINES
 from melon.evaluation.ranking import gains, hits
 from melon.fitting.auto import SETTINGS
 from melon.lab.bench import bench_streams
 from melon.lab.terminal import BenchProgress, show_bench
 
 METRICS = {"HR@5": hits, "NDCG@10": gains}
-BASELINES = ("frozen", "popularity", "recent_popularity", *RIVALS)
+BASELINES = ("frozen", "popularity", "recent_popularity", *SIMPLE_BASELINES)
 #: What `auto` is compared with; the other baselines are no baselines.
-COMPARED = ("recent_popularity", *RIVALS)
+COMPARED = ("recent_popularity", *SIMPLE_BASELINES)
 
 
 @dataclass(frozen=True)

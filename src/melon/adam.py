@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,26 +23,16 @@ class Moments:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's constants; it holds no state.
-
-    `squares` is the order of operations in the mean of squares, β₂·v + (1 − β₂)·g². The three orders differ in the last
-    bit. Each user keeps its own, so that saved models and documented figures stay the same to the last digit.
-    """
+    """Adam's constants; it holds no state."""
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     eps: float = 1e-8
-    squares: Literal["fused", "product", "lerp"] = "fused"
 
     def moments(self, before: Moments, gradient: Tensor) -> Moments:
         """The running means after one more gradient."""
         first = torch.lerp(before.first, gradient, 1 - self.beta_1)
-        if self.squares == "lerp":
-            second = torch.lerp(before.second, gradient.square(), 1 - self.beta_2)
-        elif self.squares == "product":
-            second = self.beta_2 * before.second + (1 - self.beta_2) * gradient.square()
-        else:
-            second = torch.mul(before.second, self.beta_2).addcmul_(gradient, gradient, value=1 - self.beta_2)
+        second = torch.mul(before.second, self.beta_2).addcmul_(gradient, gradient, value=1 - self.beta_2)
         return Moments(first, second)
 
     def step(self, values: Tensor, moments: Moments, steps: int | Tensor, lr: float) -> Tensor:

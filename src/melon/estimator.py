@@ -18,10 +18,10 @@ from melon.errors import CheckpointError, DataError, NotFittedError
 from melon.fitting import values
 from melon.fitting.arguments import Arguments, id_list, plain_events, plan_of
 from melon.fitting.auto import AUTO, settle_auto
-from melon.fitting.fit import fit, threads
+from melon.fitting.fit import fit
 from melon.fitting.plan import name_of
 from melon.fitting.search import words
-from melon.fitting.workers import cores
+from melon.kernels.threads import cores, using_threads
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
 from melon.learning.lists import Recommendation, Recommended, as_table
 from melon.learning.model import LiveModel
@@ -43,11 +43,11 @@ class Melon(Arguments):
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" decays idle rows too.
+        strategy: a name such as "default" or "melon", or a `Strategy` class; "auto" lets idle rows decay, too.
         seed: the root of everything random; the same seed on the same machine gives the same model.
         epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
         batch_size: how many interactions are learned in one step.
-        time decay: how idle items decay: "off", "auto" (the half-life is searched, or learned by the strategy), or a
+        half_life: time decay of idle items: "off", "auto" (the half-life is searched, or learned by the strategy), or a
             half-life in interactions. By default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; `fit` chooses the others on the end of the log.
         recommender_settings: the recommender's settings.
@@ -57,7 +57,6 @@ class Melon(Arguments):
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
         max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
         dtype: "float32" or "float64".
-        device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
         progress: whether `fit` shows on standard error its progress.
         report: called with each line of progress, whether it is shown or not.
 
@@ -81,7 +80,6 @@ class Melon(Arguments):
         threads: int = 1,
         max_pairs: int | None = None,
         dtype: str = "float32",
-        device: str = "cpu",
         progress: bool = True,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -90,7 +88,7 @@ class Melon(Arguments):
         self.budget, self.minutes, self.half_life = budget, minutes, half_life
         self.settings, self.pretrain_settings = settings, pretrain_settings
         self.recommender_settings, self.max_pairs = recommender_settings, max_pairs
-        self.threads, self.dtype, self.device, self.progress, self.report = threads, dtype, device, progress, report
+        self.threads, self.dtype, self.progress, self.report = threads, dtype, progress, report
         self.choices_: dict[str, Plain] = {}
         self.notes_: tuple[str, ...] = ()
         self._columns: dict[str, str | None] = {}
@@ -191,7 +189,7 @@ class Melon(Arguments):
         batch_size = values.whole_number("batch_size", self.batch_size, 1)
         if model.updater.history.max_pairs != self.max_pairs:
             model.updater.history.bound(self.max_pairs)
-        with threads(values.whole_number("threads", self.threads, 1)):
+        with using_threads(values.whole_number("threads", self.threads, 1)):
             try:
                 if events is not None:
                     model.learn_events(*events, batch_size=batch_size)
@@ -224,7 +222,7 @@ class Melon(Arguments):
         """
         model = self._fitted("recommend")
         values.whole_number("k", k, 1)
-        with threads(self.threads):
+        with using_threads(self.threads):
             lists = model.recommend(id_list(users), k, filter_seen=filter_seen)
         return as_table(lists) if as_frame else lists
 
@@ -232,7 +230,7 @@ class Melon(Arguments):
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
         model = self._fitted("compare items")
         values.whole_number("k", k, 1)
-        with threads(self.threads):
+        with using_threads(self.threads):
             return model.similar_items(id_list(items), k)
 
     def score(self, users: Any, items: Any) -> npt.NDArray[np.floating[Any]]:
@@ -247,7 +245,7 @@ class Melon(Arguments):
             raise DataError(
                 f"score takes as many users as items, or one of either; got {len(user_ids)} and {len(item_ids)}."
             )
-        with threads(self.threads):
+        with using_threads(self.threads):
             return model.score(user_ids, item_ids)
 
     def save(self, folder: PathLike) -> None:
@@ -296,14 +294,12 @@ def load(
     recommender: RecommenderFactory | None = None,
     strategy: StrategyFactory | None = None,
     threads: int = 1,
-    device: str = "cpu",
 ) -> Melon:
     """The model that `Melon.save` wrote, which learns on exactly where it was.
 
-    A recommender or strategy class of your own that is not registered has to be given again. The device may be another
-    than the one it was saved from.
+    A recommender or strategy class of your own that is not registered has to be given again.
     """
-    model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy, device=device)
+    model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy)
     about = extra.get("estimator")
     if not isinstance(about, dict) or not all(isinstance(about.get(name), dict) for name in ("columns", "choices")):
         raise CheckpointError(
@@ -314,10 +310,9 @@ def load(
         recommender or about.get("recommender", used.name),
         strategy or about.get("strategy", model.updater.strategy.name),
         recommender_settings=used.settings.plain(),
-        dtype=str(used.dtype).removeprefix("torch."),
+        dtype=used.dtype.name,
         threads=threads,
         max_pairs=model.updater.history.max_pairs,
-        device=device,
         **{name: about[name] for name in _SAVED if name in about},
     )._take(model, about)
 
@@ -331,5 +326,5 @@ def _restored(kind: type[Melon], parameters: dict[str, Any], files: dict[str, by
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         classes = {name: None if isinstance(parameters[name], str) else parameters[name] for name in _NAMES}
-        model, extra = LiveModel.load(folder, device=estimator.device, **classes)
+        model, extra = LiveModel.load(folder, **classes)
     return estimator._take(model, extra["estimator"])

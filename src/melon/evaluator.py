@@ -21,9 +21,9 @@ from melon.evaluation.work import Work, start_afresh, work_folder
 from melon.fitting import values
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.config import CellConfig, config_from
-from melon.fitting.fit import threads as limited_threads
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
-from melon.fitting.workers import cores
+from melon.kernels.threads import cores
+from melon.kernels.threads import using_threads as limited_threads
 from melon.models.registry import RECOMMENDERS
 from melon.progress import Progress, model_progress
 from melon.registry import Entry, Registry, Space
@@ -57,7 +57,6 @@ def evaluate(
     lists: bool | None = None,
     retrain_every: int | None = None,
     threads: int | None = None,
-    device: str | None = None,
     json: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -74,7 +73,7 @@ def evaluate(
         budget: trials for each choice on the selection window; 0 takes the defaults without a trial.
         minutes: how long settings are tried; by default 30 where the strategy is "auto", else without limit.
         epochs: at most this many passes of pre-training.
-        time decay: "off", "auto" or a half-life; by default "auto" where the strategy is "auto", else "off".
+        half_life: of idle items: "off", "auto" or a number; by default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; those of the recommender and of pre-training likewise.
         preset: settings of the strategy that are fixed together, such as "paper".
         pretrain: "shared" or "own": whether the strategy trains its own recommender.
@@ -84,7 +83,6 @@ def evaluate(
         lists: whether to rank by lists of the whole catalogue, too; by default yes.
         retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.
         threads: threads of the arithmetic.
-        device: where the tables live.
         json: a file for the full result, with the rank of every event beside it.
         resume: whether to resume the same evaluation where it was stopped.
         progress: whether to show on standard error its progress.

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from melon.errors import SettingsError, unknown_name
+from melon.errors import MissingExtraError, SettingsError, unknown_name
 
 SearchPoint = Mapping[str, Any]
 
@@ -63,7 +63,12 @@ class Entry:
     def load(self) -> Any:
         """The class itself."""
         module, _, attribute = self.target.partition(":")
-        return getattr(import_module(module), attribute)
+        try:
+            return getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "torch":
+                raise
+            raise MissingExtraError(f"{self.label or self.name} (named {self.name!r})", "torch") from None
 
     def preset(self, name: str) -> SearchPoint:
         """The settings of a preset."""

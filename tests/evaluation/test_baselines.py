@@ -124,7 +124,7 @@ def test_a_list_has_the_scores_of_candidates_for_known_and_new_users(log: Intera
     past = log.head(500)
     baseline, users = make_baseline(name, {}, past), np.array([0, 3, past.n_users + 7])
     lines = np.tile(np.arange(past.n_items), (3, 1))
-    whole = np.asarray(baseline.catalogue(past.n_items, 0).scores(_rows(users)))
+    whole = baseline.catalogue(past.n_items, 0).scores(users)
     assert whole == pytest.approx(baseline.score(users, lines, 0), rel=1e-6)
     assert len(set(map(bytes, whole.astype(np.float32)))) == 3
 
@@ -165,12 +165,6 @@ def listed(selection: Selection, baseline: Popularity | Baseline) -> float:
                 ranks[track] += each.rank[kept].tolist()
         baseline.learn(batch)
     return float(np.mean([gains(np.array(each)).mean() for each in ranks.values()]))
-
-
-def _rows(users: Ints) -> object:
-    import torch
-
-    return torch.from_numpy(users)
 
 
 def test_retraining_is_from_scratch_on_everything_so_far_and_frozen_in_between(log: Interactions) -> None:

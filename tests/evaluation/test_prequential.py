@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
@@ -48,7 +47,7 @@ class ByFormula(Catalogue):
 
     def scores(self, users: Any, *, unseen: bool = False) -> Any:
         lines = np.tile(np.arange(self._n_items), (len(users), 1))
-        return torch.from_numpy(np.asarray(self._score(np.asarray(users), lines)))
+        return np.asarray(self._score(users, lines))
 
 
 class Spy:
@@ -299,13 +298,13 @@ def test_scoring_changes_nothing() -> None:
     assert state() == before
 
 
-def test_born_sets_aside_and_counts() -> None:
+def test_events_on_unknown_items_are_left_out_and_counted() -> None:
     log = changing_log()
     tally = Tally()
     for point in run(log, Spy(), "known"):
         tally.add(point)
-        born = set(log.items[: point.start].tolist())
-        assert point.usable.tolist() == [item in born for item in log.items[point.start : point.stop].tolist()]
+        known = set(log.items[: point.start].tolist())
+        assert point.usable.tolist() == [item in known for item in log.items[point.start : point.stop].tolist()]
         assert len(point.ranks) == point.usable.sum() == len(point.events)
     assert 0 < tally.left_out < EVENTS - START
     assert tally.left_out + len(tally.rank) == EVENTS - START == tally.left_out + len(tally.ties)
@@ -336,7 +335,7 @@ def test_popularity_follows_its_counts() -> None:
         seen += log.items[point.start : point.stop].tolist()
         counts = [seen.count(item) for item in range(log.n_items)]
         assert predictor.score(np.arange(2), np.tile(np.arange(log.n_items), (2, 1)), 0).tolist() == [counts] * 2
-        assert predictor.catalogue(log.n_items, 0).scores(torch.arange(3)).tolist() == [counts] * 3
+        assert predictor.catalogue(log.n_items, 0).scores(np.arange(3)).tolist() == [counts] * 3
 
 
 def test_frozen_learns_nothing() -> None:

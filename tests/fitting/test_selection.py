@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
@@ -58,7 +57,7 @@ def window(log: Interactions, parts: Parts, progress: Progress | None = None, **
 
 
 def bytes_of(state: PretrainedState) -> dict[str, bytes]:
-    return {f"{t}/{p}": tensor.numpy().tobytes() for t, some in state.tables.items() for p, tensor in some.items()}
+    return {f"{t}/{p}": tensor.tobytes() for t, some in state.tables.items() for p, tensor in some.items()}
 
 
 def choose(log: Interactions, parts: Parts, budget: int = 3) -> tuple[Plain, dict[str, bytes]]:
@@ -280,14 +279,14 @@ def test_too_little_to_choose_on_says_so(events: int, protocol: EvaluationProtoc
     assert not Selection(short.head(parts.validation_stop), parts, Plan(protocol=protocol)).possible
 
 
-def test_in_born_mode_items_of_the_future_make_no_pool() -> None:
+def test_in_known_mode_items_of_the_future_make_no_pool() -> None:
     when = np.arange(1_000)
     log = Interactions.from_ids(when % 10, np.where(when < 700, when % 12, when), when)
     parts = split(log, SHARES)
     early = log.head(parts.validation_stop)
     assert Selection(early, parts, Plan(protocol=EvaluationProtocol(negatives=20))).possible
-    born = EvaluationProtocol(negatives=20, candidates="known")
-    assert not Selection(early, parts, Plan(protocol=born)).possible
+    known = EvaluationProtocol(negatives=20, candidates="known")
+    assert not Selection(early, parts, Plan(protocol=known)).possible
 
 
 def test_a_refit_is_plain_pretraining_on_all_of_it(log: Interactions, parts: Parts) -> None:
@@ -304,7 +303,7 @@ def test_copies_are_independent(log: Interactions, parts: Parts) -> None:
     wanted = bytes_of(state)
     copy = state.copy()
     table = copy.tables["item_factors"]
-    table.add(torch.arange(table.rows), torch.ones(table.rows, 6))
+    table.add(np.arange(table.rows), np.ones(table.rows, 6))
     assert bytes_of(state) == wanted
     assert bytes_of(PretrainedState.of(PLAN, state.copy())) == wanted
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -124,9 +123,9 @@ class TestResuming:
         assert loaded.recommender.tables["item_mlp"].half_life == 20.0
 
     def test_float64_stays_float64(self, tmp_path: Path) -> None:
-        updater = Updater(BPR({"dim": 4}, dtype=torch.float64), Default())
+        updater = Updater(BPR({"dim": 4}, dtype=np.float64), Default())
         checkpoint.save(tmp_path, run(updater, stream()))
-        assert checkpoint.load(tmp_path).updater.recommender.tables["item_bias"].dtype == torch.float64
+        assert checkpoint.load(tmp_path).updater.recommender.tables["item_bias"].dtype == np.float64
 
     def test_what_the_caller_adds_comes_back(self, tmp_path: Path) -> None:
         extra = {"position": 7, "name": "größe", "nested": {"list": [1, 2.5, None, True]}}
@@ -233,14 +232,14 @@ class TestFiles:
             back = read_tensors(folder, file, writer.sizes)
             assert back.keys() == arrays.keys()
             for key, array in arrays.items():
-                assert back[key].numpy().dtype == array.dtype
-                assert back[key].numpy().tobytes() == array.tobytes()
+                assert back[key].dtype == array.dtype
+                assert back[key].tobytes() == array.tobytes()
                 assert tuple(back[key].shape) == array.shape
 
     def test_bfloat16_tensors(self, tmp_path: Path) -> None:
         writer = FolderWriter(tmp_path)
-        tensor = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
-        assert torch.equal(read_tensors(tmp_path, writer.add({"x": tensor}), writer.sizes)["x"], tensor)
+        tensor = np.array([[1.5, -2.0]], dtype=torch.bfloat16)
+        assert np.array_equal(read_tensors(tmp_path, writer.add({"x": tensor}), writer.sizes)["x"], tensor)
 
     def test_files_of_the_previous_state_are_removed_and_strangers_are_not(self, tmp_path: Path) -> None:
         updater = make()

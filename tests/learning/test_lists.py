@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from melon.errors import DataError
 from melon.fitting.auto import SETTINGS
@@ -99,7 +98,7 @@ def test_the_kept_scorer_follows_what_is_learned(kind: str) -> None:
     ):
         assert (rows.tolist(), scores.tobytes()) == (again.tolist(), same.tobytes())
     table = model.updater.recommender.tables["item_factors"]  # written by other means than learning
-    table.scatter(torch.arange(3), torch.full((3, table.spec.dim), 9.0))
+    table.scatter(np.arange(3), np.full((3, table.spec.dim), 9.0))
     expected = [rows for rows, _ in slow_lists(model, users, 10, seen=True)]
     assert [rows.tolist() for rows, _ in model.best(users, 10, filter_seen=False)] == expected
 

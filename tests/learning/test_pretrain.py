@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kernel_choice import choose_kernel
 from melon.data.interactions import Interactions
@@ -40,7 +39,7 @@ def training(name: str, log: Interactions, seed: int = 0, **settings: Any) -> Pr
 
 def bytes_of(recommender: Recommender) -> dict[str, bytes]:
     return {
-        f"{name}/{part}": tensor.numpy().tobytes()
+        f"{name}/{part}": tensor.tobytes()
         for name, table in recommender.tables.items()
         for part, tensor in table.state().items()
     }
@@ -137,12 +136,12 @@ def test_one_step_by_hand(log: Interactions) -> None:
     before = {name: table.state()["values"].double() for name, table in run.recommender.tables.items()}
     ((users, items),) = run._lines()
     run.epoch()
-    wanted = {name: values.clone() for name, values in before.items()}
+    wanted = {name: values.copy() for name, values in before.items()}
     for user, (item, other) in zip(users.tolist(), items.tolist(), strict=True):
         p, q, r = (
             before[name][row] for name, row in (("user_factors", user), *(("item_factors", i) for i in (item, other)))
         )
-        slope = -torch.sigmoid(-(p @ q + before["item_bias"][item] - p @ r - before["item_bias"][other]))
+        slope = -_sigmoid(-(p @ q + before["item_bias"][item] - p @ r - before["item_bias"][other]))
         for name, row, gradient in (
             ("user_factors", user, slope * (q - r)),
             ("item_factors", item, slope * p),
@@ -152,7 +151,7 @@ def test_one_step_by_hand(log: Interactions) -> None:
         ):
             wanted[name][row] -= 0.2 * (gradient + 0.05 * before[name][row])
     for name, table in run.recommender.tables.items():
-        assert torch.allclose(table.everything().double(), wanted[name], atol=1e-6), name
+        assert np.allclose(table.everything().double(), wanted[name], atol=1e-6), name
 
 
 def test_leaving_the_finite_numbers_is_an_error(log: Interactions) -> None:
@@ -208,11 +207,11 @@ def test_a_recommender_of_ones_own_can_be_pretrained(log: Interactions) -> None:
             return Recommender.evidence(self, values, examples)
 
     settings = PretrainSettings(batch_size=128)
-    closed, general = (kind({"dim": 4}, seed=1, dtype=torch.float64) for kind in (BPR, Plain))
+    closed, general = (kind({"dim": 4}, seed=1, dtype=np.float64) for kind in (BPR, Plain))
     losses = [list(Pretraining(each, log.head(400), settings, seed=0).run(2)) for each in (closed, general)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     for name, table in closed.tables.items():
-        assert torch.allclose(table.everything(), general.tables[name].everything(), atol=1e-9)
+        assert np.allclose(table.everything(), general.tables[name].everything(), atol=1e-9)
 
 
 def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> tuple[list[float], Recommender]:
@@ -231,14 +230,14 @@ def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> 
         ("blend", {}),
     ],
 )
-def test_compiled_loops_take_the_steps_of_the_general_path(
+def test_compiled_kernels_take_the_steps_of_the_general_path(
     name: str, settings: Plain, log: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that name rows several times, and a last one that is short."""
     steps: list[int] = []
     step = Pretraining._step
 
-    def spy(self: Pretraining, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    def spy(self: Pretraining, users: AnyArray, items: AnyArray) -> AnyArray:
         steps.append(len(users))
         return step(self, users, items)
 
@@ -266,13 +265,13 @@ def test_neither_threads_nor_blocks_change_a_bit(name: str, log: Interactions, m
         assert bytes_of(run.recommender) == bytes_of(wanted.recommender)
 
 
-def test_what_the_loops_do_not_know_takes_the_general_path(log: Interactions) -> None:
+def test_what_the_kernels_do_not_know_takes_the_general_path(log: Interactions) -> None:
     class Own(BPR):
         """Might compute anything else."""
 
     users, items = log.users[:4], log.items[:8].reshape(4, 2)
     steps = SummedSteps(2, 0.1, 0.03, 0.01)
-    others = (Own(), BPR({"loss": "bce"}), NCF(), BPR(dtype=torch.float64))
+    others = (Own(), BPR({"loss": "bce"}), NCF(), BPR(dtype=np.float64))
     assert [each.pretrain(users, items, steps) for each in others] == [None] * len(others)
 
 

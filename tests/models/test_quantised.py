@@ -6,7 +6,6 @@ import copy
 
 import numpy as np
 import pytest
-import torch
 
 from melon.kernels import policy
 from melon.learning.model import LiveModel
@@ -31,17 +30,17 @@ def recommender(dim: int) -> BPR:
 
 
 def write(bpr: BPR, rows: np.ndarray, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.default_rng(seed)
     for name in ("item_factors", "item_bias"):
-        values = torch.randn((len(rows), bpr.tables[name].spec.dim), generator=generator)
-        bpr.tables[name].scatter(torch.from_numpy(rows), values)
+        values = generator.normal(size=(len(rows), bpr.tables[name].spec.dim))
+        bpr.tables[name].scatter(rows, values)
 
 
 def products(bpr: BPR, at: Moment) -> np.ndarray:
     """p_u · q_i + b_i of all users and items, without what is the same for all items."""
-    users = bpr.tables["user_factors"].gather(torch.arange(USERS), at)
-    vectors, biases = (bpr.tables[name].gather(torch.arange(ITEMS), at) for name in ("item_factors", "item_bias"))
-    return (users @ vectors.T + biases.T).numpy()
+    users = bpr.tables["user_factors"].gather(np.arange(USERS), at)
+    vectors, biases = (bpr.tables[name].gather(np.arange(ITEMS), at) for name in ("item_factors", "item_bias"))
+    return users @ vectors.T + biases.T
 
 
 @pytest.mark.parametrize("half_lives", [{}, {"item_factors": 9.0, "item_bias": 30.0}])
@@ -80,7 +79,7 @@ def test_knows_items_that_came_and_fewer_than_there_are() -> None:
     assert max(rows.max() for rows in quantised.follow(kernels, bpr.tables, 9, None, now)(users, 20, Within())) <= 8
     bpr.grow(USERS, np.arange(0), ITEMS + 700, np.arange(700))
     new = np.arange(ITEMS, ITEMS + 700)
-    bpr.tables["item_bias"].scatter(torch.from_numpy(new), torch.full((700, 1), 50.0))
+    bpr.tables["item_bias"].scatter((new), np.full((700, 1), 50.0))
     for rows in quantised.follow(kernels, bpr.tables, ITEMS + 700, None, now)(users, 20, Within()):
         assert rows.min() >= ITEMS
     assert not copy.deepcopy(quantised)._watched

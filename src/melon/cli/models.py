@@ -131,7 +131,7 @@ _ARGUMENTS = frozenset(
         "recommender_settings",
         "pretrain_settings",
     )
-) | {"budget", "minutes", "threads", "device"}
+) | {"budget", "minutes", "threads"}
 
 
 def explain(

@@ -42,8 +42,8 @@ EVALUATION: Mapping[str, Any] = {
     "half_life": _option(
         str,
         MODEL,
-        "Let idle items decay: off, auto (the half-life is searched or learned), or a half-life in interactions. "
-        "(default: auto with --strategy auto, else {time decay})",
+        "Half-life of idle items: off, auto (searched or learned), or a number of interactions. "
+        "(default: auto with --strategy auto, else {half_life})",
     ),
     "assignments": _option(
         list[str],
@@ -82,8 +82,7 @@ EVALUATION: Mapping[str, Any] = {
         CHOICE,
         "Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
     ),
-    "threads": _option(int, MACHINE, "Torch threads. (default: {threads})"),
-    "device": _option(str, MACHINE, "Where the tables live: cpu, cuda, … (default: {device})"),
+    "threads": _option(int, MACHINE, "Threads of the arithmetic. (default: {threads})"),
 }
 #: The same where nothing has to be named.
 AUTO_EVALUATION: Mapping[str, Any] = {

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.kernels import policy
@@ -167,12 +165,12 @@ class SparseCatalogue(Catalogue):
     ) -> None:
         self._everybody, self._column, self._weights = everybody, column, weights
 
-    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
+    def scores(self, users: Ints, *, unseen: bool = False) -> Scores:
         scores = np.tile(self._everybody, (len(users), 1))
         if self._column is not None:
             for kind, weight in self._weights.items():
-                policy.load("baselines").add_column(*self._column(kind, np.asarray(users)), weight, scores)
-        return torch.from_numpy(scores)
+                policy.load("baselines").add_column(*self._column(kind, users), weight, scores)
+        return scores
 
 
 def make_baseline(name: str, settings: Mapping[str, Any], past: Interactions) -> Baseline:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
@@ -98,7 +97,7 @@ class Lister:
                 ranks[track][lines] = [_place(*each, item) for each, item in zip(lists, targets.tolist(), strict=True)]
                 _write(listed[track], lines, lists)
         else:
-            scores = scorer.scores(torch.from_numpy(users)).numpy()
+            scores = scorer.scores(users)
             counts = better_and_equal(scores, users, np.where(targets < known, targets, 0), self._seen, place)
             for number, (track, limits) in enumerate(within.items()):
                 found = 1.0 + counts[:, 2 * number] + counts[:, 2 * number + 1] / 2

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from melon.data.interactions import Interactions
 from melon.evaluation.lists import BatchLists, Lister, Track
@@ -18,9 +17,6 @@ from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates, CandidateSet
 from melon.stream.split import BATCH_SIZE, batches
 from melon.types import Flags, Floats, Ints, Scores
-
-#: From here on softplus(x) is x to the last bit.
-_LINEAR = 40.0
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,10 @@ def pairwise_loss(scores: Scores) -> float:
     """Summed over events: softplus(s⁻ − s⁺) averaged over an event's candidates. Same candidates, same yardstick."""
     if not len(scores):
         return 0.0
-    # PyTorch's softplus is vectorised, where numpy's logaddexp would take most of the time that metrics take.
-    losses = torch.nn.functional.softplus(torch.from_numpy(scores[:, 1:] - scores[:, :1]), threshold=_LINEAR)
-    return float(losses.mean(1, dtype=torch.float64).sum())
+    margins = scores[:, 1:] - scores[:, :1]
+    # numpy's logaddexp is not vectorised and would take most of the time that metrics take.
+    losses = np.maximum(margins, 0) + np.log1p(np.exp(-np.abs(margins)))
+    return float(losses.mean(1, dtype=np.float64).sum())
 
 
 @dataclass

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
 from melon.atomic import cannot_write, replacing, write_text
 from melon.data.interactions import Interactions
@@ -26,9 +24,9 @@ from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
-from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, ReportText, silent
+from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, ReportText, silent
 from melon.learning.rate_matrix import BatchRates, RateCells
-from melon.types import Arrays, Plain
+from melon.types import AnyArray, Arrays, Plain
 
 _Result = TypeVar("_Result")
 #: What reading a file raises that is empty, cut short or not the kind it should be.
@@ -67,33 +65,33 @@ class StateKeeper:
 
     suffix = ".safetensors"
 
-    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, Tensor]]], PretrainedState]) -> None:
+    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, AnyArray]]], PretrainedState]) -> None:
         self._rebuild = rebuild
 
     def write(self, result: PretrainedState, path: Path) -> None:
         _save(
-            {f"{table}/{part}": t.cpu().numpy() for table, state in result.tables.items() for part, t in state.items()},
+            {f"{table}/{part}": held for table, state in result.tables.items() for part, held in state.items()},
             path,
         )
 
     def read(self, path: Path) -> PretrainedState:
-        tables: dict[str, dict[str, Tensor]] = {}
+        tables: dict[str, dict[str, AnyArray]] = {}
         for name, array in load_file(path).items():
             table, _, part = name.rpartition("/")
-            tables.setdefault(table, {})[part] = torch.from_numpy(array)
+            tables.setdefault(table, {})[part] = array
         return self._rebuild(tables)
 
 
 class MetaTrainingKeeper:
-    """What a strategy has meta-trained on the selection window: safetensors."""
+    """Meta-parameters trained on the selection window: safetensors."""
 
     suffix = ".safetensors"
 
-    def write(self, result: MetaTraining, path: Path) -> None:
-        _save({name: tensor.detach().cpu().numpy() for name, tensor in result.items()}, path)
+    def write(self, result: MetaParameters, path: Path) -> None:
+        _save(result, path)
 
-    def read(self, path: Path) -> MetaTraining:
-        return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
+    def read(self, path: Path) -> MetaParameters:
+        return load_file(path)
 
 
 class TallyKeeper:
@@ -230,7 +228,7 @@ class CellMemo(Memo):
     def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
         return self._work.once(name, self._states, make)
 
-    def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
+    def meta_training(self, name: str, make: Callable[[], MetaParameters]) -> MetaParameters:
         return self._work.once(name, MetaTrainingKeeper(), make)
 
 

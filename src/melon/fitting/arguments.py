@@ -39,7 +39,6 @@ class Arguments:
     threads: int
     max_pairs: int | None
     dtype: str
-    device: str
     progress: bool
     report: Callable[[str], None] | None
 
@@ -72,7 +71,6 @@ def plan_of(given: Arguments) -> Plan:
     for name in ("settings", "recommender_settings", "pretrain_settings"):
         _store(given, name, values.settings_table)
     values.one_of("dtype", given.dtype, DTYPES)
-    given.device = str(given.device)
     request: Plain = {"recommender": given.recommender, "strategy": given.strategy}
     request["recommender_settings"] = dict(given.recommender_settings or {})
     request |= {name: getattr(given, name) for name in ("half_life", "minutes") if getattr(given, name) is not None}
@@ -98,7 +96,6 @@ def plan_of(given: Arguments) -> Plan:
         epochs=given.epochs,
         minutes=minutes,
         protocol=EvaluationProtocol(given.seed, given.batch_size, by_lists=settled.get("auto", False)),
-        device=given.device,
         dtype=given.dtype,
         threads=given.threads,
     )

@@ -52,7 +52,6 @@ class CellConfig:
     retrain_every: int | None = None
     half_life: str | float = "off"
     threads: int = 1
-    device: str = "cpu"
     #: Whether `auto` filled in both names.
     auto: bool | None = None
     settings: Plain = field(default_factory=dict)
@@ -98,7 +97,6 @@ class CellConfig:
             protocol=EvaluationProtocol(
                 *(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties), self.label is not None
             ),
-            device=self.device,
             threads=self.threads,
         )
 

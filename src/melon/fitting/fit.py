@@ -6,31 +6,25 @@ part sealed and with baselines beside the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from melon.data.interactions import Interactions
 from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import MetaTraining, PretrainedState, deploy, refit
+from melon.fitting.pretrained import MetaParameters, PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
-from melon.kernels.threads import use_threads
+from melon.kernels.threads import using_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import PretrainSettings, most_epochs
 from melon.learning.updater import Updater
 from melon.models.blend.recommender import Blend
 from melon.progress import Progress, Stop
 from melon.strategies.base import Strategy
-from melon.strategies.learned import LearnedStrategy
-from melon.strategies.stream_trained import LinearStrategy
-from melon.strategies.unrolled import UnrolledStrategy
 from melon.stream.split import DEFAULT_SPLIT, Parts
 from melon.types import Plain
 
@@ -53,8 +47,8 @@ class Memo:
         """A pre-trained recommender, made the first time only."""
         return self._once(name, make)
 
-    def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
-        """What a strategy has meta-trained, made the first time only."""
+    def meta_training(self, name: str, make: Callable[[], MetaParameters]) -> MetaParameters:
+        """The meta-parameters of a strategy, trained the first time only."""
         return self._once(name, make)
 
     def _once(self, name: str, make: Callable[[], _Result]) -> _Result:
@@ -194,15 +188,15 @@ class Fitting:
 
         return self._memo.state("refitted", train)
 
-    def meta_train(self, strategy: StrategyChoice, choices: Plain) -> MetaTraining:
+    def meta_train(self, strategy: StrategyChoice, choices: Plain) -> MetaParameters:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
 
-        def train() -> MetaTraining:
+        def train() -> MetaParameters:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
-            learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(self.plan.build(), Blend)
+            learns = learner.looks_ahead or learner.stream_trained or isinstance(self.plan.build(), Blend)
             if self.unchosen is not None or not learns:
                 return {}
-            self.progress.stage(f"{name} is meta-trained on the selection window")
+            self.progress.stage(f"meta-training {name} on the selection window")
             pretraining, start = self.window()
             return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 
@@ -210,7 +204,7 @@ class Fitting:
         return self._memo.meta_training(f"meta-training/{name}", train)
 
     def deployed(
-        self, strategy: Strategy, state: PretrainedState, meta_training: MetaTraining | None = None
+        self, strategy: Strategy, state: PretrainedState, meta_training: MetaParameters | None = None
     ) -> Updater:
         """An updater behind the whole past."""
         return deploy(strategy, state, self.past, meta_training)
@@ -239,9 +233,9 @@ class Fitting:
 
     def _tell_untrained(self, strategy: Strategy) -> None:
         """Say what a learned strategy is without its meta-training."""
-        if isinstance(strategy, LinearStrategy | UnrolledStrategy):
+        if strategy.stream_trained:
             instead = "it takes the plain steps of 'default'"
-        elif isinstance(strategy, LearnedStrategy):
+        elif strategy.looks_ahead:
             instead = "it starts untrained and learns on the stream alone"
         else:
             return
@@ -281,7 +275,7 @@ def fit(
             f"({log.item_ids[0]!r}); give more, or start cold with partial_fit."
         )
     protocol = replace(plan.protocol, negatives=min(plan.protocol.negatives, _spare_items(log)))
-    with threads(plan.threads):
+    with using_threads(plan.threads):
         plan = replace(plan, protocol=protocol)
         options: Plain = {"deploys_once": True, "stop": Stop(goes_on=True), "workers": workers}
         fitting = Fitting(log, _all_but_validation(log), log, plan, progress, **options)
@@ -303,20 +297,6 @@ def without_trials(settings: Plain) -> Plain:
     return {"settings": settings, "score": None, "trials": []}
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch use this many threads inside the block."""
-    before = torch.get_num_threads()
-    if before == count:  # setting the same number takes longer than learning an event
-        yield
-        return
-    use_threads(count)
-    try:
-        yield
-    finally:
-        use_threads(before)
-
-
 def _deployed(fitting: Fitting, choices: Plain) -> Updater:
     """The plan's strategy behind the past.
 
@@ -324,15 +304,13 @@ def _deployed(fitting: Fitting, choices: Plain) -> Updater:
     """
     strategy = fitting.plan.make_strategy(choices[fitting.plan.strategy_name]["settings"])
 
-    def meta_train() -> dict[str, npt.NDArray[Any]]:
-        return {
-            name: tensor.cpu().numpy() for name, tensor in fitting.meta_train(fitting.plan.strategy, choices).items()
-        }
+    def meta_train() -> MetaParameters:
+        return fitting.meta_train(fitting.plan.strategy, choices)
 
     running = fitting.selection.workers.begin(meta_train)
     try:
         state = fitting.pretrained(choices)
-        meta_training = {name: torch.from_numpy(array) for name, array in running.result().items()}
+        meta_training = running.result()
     finally:
         running.cancel()
     return fitting.deployed(strategy, state, meta_training)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+import numpy as np
 
 from melon.fitting.values import BUDGET, HalfLifeChoice
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
@@ -21,7 +21,7 @@ from melon.stream.candidates import NEGATIVES
 from melon.stream.split import BATCH_SIZE
 from melon.types import Plain
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = ("float32", "float64")
 
 RecommenderChoice = str | RecommenderFactory
 StrategyChoice = str | StrategyFactory
@@ -59,7 +59,6 @@ class Plan:
     epochs: int | None = None
     minutes: float | None = None
     protocol: EvaluationProtocol = field(default_factory=EvaluationProtocol)
-    device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
 
@@ -86,9 +85,7 @@ class Plan:
     def build(self) -> Recommender:
         """A recommender with no rows yet."""
         make = RECOMMENDERS[self.recommender].load() if isinstance(self.recommender, str) else self.recommender
-        recommender: Recommender = make(
-            self.recommender_settings, seed=self.seed, dtype=DTYPES[self.dtype], device=self.device
-        )
+        recommender: Recommender = make(self.recommender_settings, seed=self.seed, dtype=np.dtype(self.dtype))
         return recommender
 
     def make_strategy(self, settings: Mapping[str, Any], strategy: StrategyChoice | None = None) -> Strategy:

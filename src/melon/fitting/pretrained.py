@@ -10,8 +10,6 @@ from copy import deepcopy
 from typing import Any
 
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.fitting.plan import Plan
@@ -27,11 +25,11 @@ from melon.models.base import Recommender
 from melon.models.blend.recommender import Blend
 from melon.strategies.base import Strategy
 from melon.stream.history import History
-from melon.types import Plain
+from melon.types import AnyArray, Plain
 
 ReportText = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.meta-training`).
-MetaTraining = dict[str, Tensor]
+MetaParameters = dict[str, AnyArray]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
@@ -49,9 +47,7 @@ class PretrainedState:
     copy observes the log itself and nothing more is kept in memory.
     """
 
-    def __init__(
-        self, plan: Plan, tables: Mapping[str, Mapping[str, Tensor]], observed: LogStates | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, tables: TableArrays, observed: LogStates | None = None) -> None:
         self._plan, self.tables, self._observed = plan, tables, observed
         self._once: list[Recommender] | None = None
         self._lived: History | None = None
@@ -71,20 +67,6 @@ class PretrainedState:
         """The state of a recommender as it is now."""
         return cls(plan, {name: table.state() for name, table in recommender.tables.items()}, observed)
 
-    @classmethod
-    def from_arrays(cls, plan: Plan, arrays: TableArrays, observed: LogStates | None = None) -> PretrainedState:
-        """The state that `arrays` described."""
-        tables = {
-            name: {part: torch.from_numpy(array) for part, array in some.items()} for name, some in arrays.items()
-        }
-        return cls(plan, tables, observed)
-
-    def arrays(self) -> TableArrays:
-        """The tables as arrays, which can be sent to another process."""
-        return {
-            name: {part: tensor.cpu().numpy() for part, tensor in some.items()} for name, some in self.tables.items()
-        }
-
     @property
     def seed(self) -> int:
         """The root of everything random in the recommender."""
@@ -92,7 +74,7 @@ class PretrainedState:
 
     @property
     def headed(self) -> bool:
-        """Whether the recommender has a head, which is meta-trained on the selection window."""
+        """Whether the recommender has a head, which is trained on the selection window."""
         return isinstance(self.fresh(), Blend)
 
     def fresh(self) -> Recommender:
@@ -163,7 +145,7 @@ def deploy(
     strategy: Strategy,
     start: PretrainedState,
     log: Interactions,
-    meta_training: MetaTraining | None = None,
+    meta_training: MetaParameters | None = None,
     *,
     rows_alone: bool = False,
 ) -> Updater:

@@ -22,7 +22,7 @@ from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import gains, hits, selection_score
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, deploy, refit
+from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Curve, Search, Trial, search, words
 from melon.fitting.workers import Workers
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
@@ -70,7 +70,7 @@ class Selection:
             )
         self.log, self.parts, self.plan, self.protocol = log, parts, plan, plan.protocol
         self.progress, self.stop = progress or Progress(), stop or Stop()
-        one_by_one = plan.threads > 1 or plan.device != "cpu" or len(log) > _SIDE_BY_SIDE
+        one_by_one = plan.threads > 1 or len(log) > _SIDE_BY_SIDE
         self.workers = Workers(1 if one_by_one else workers, self._go_quiet)
         self.before_window, self.before_judged = log.head(parts.window_start), log.head(parts.judged_from)
         judged = parts.validation_stop - parts.judged_from
@@ -96,13 +96,13 @@ class Selection:
                 score, epochs, state = self._train_while_it_helps(training)
             except LearningError as problem:
                 return Trial(point, None, str(problem))
-            return Trial({**point, "epochs": epochs}, score, gives=state.arrays())
+            return Trial({**point, "epochs": epochs}, score, gives=state.tables)
 
         def keep(trial: Trial, budget: int) -> None:
             after = "" if trial.score is None else f" after {trial.settings['epochs']} epochs"
             self._report("pre-training", trial, budget, after)
             if trial.score is not None and all(trial.score > each for each in scores):
-                states["best"] = PretrainedState.from_arrays(plan, trial.gives, self._observed)
+                states["best"] = PretrainedState(plan, trial.gives, self._observed)
             scores.append(trial.score or float("-inf"))
 
         scores: list[float] = []
@@ -117,8 +117,8 @@ class Selection:
     def judges_again(self) -> bool:
         """Whether strategies are judged on a recommender that was trained again.
 
-        They meta-train on the one from before the window, and are deployed on another. Where weights are shared by all
-        users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        They are meta-trained on the one from before the window, and deployed on another. Where all users share
+        weights, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
         """
         recommender = self.plan.build()
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
@@ -252,7 +252,7 @@ class Selection:
 
     def train_meta_model(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
-    ) -> MetaTraining:
+    ) -> MetaParameters:
         """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice.of`)."""
         return self._meta_training.of(strategy, start, stop, pretraining)
 

@@ -7,7 +7,6 @@ cannot be forked (macOS, Windows), or one is enough, a piece runs here when its 
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import signal
 import sys
 import warnings
@@ -15,8 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
-
-import torch
 
 from melon.errors import MelonError
 
@@ -45,8 +42,7 @@ class Pending(Generic[_Result]):
         if self._process is None:
             return self._work()
         try:
-            with torch.device("cpu"):  # whatever PyTorch's default device is, what was sent came from the CPU's memory
-                outcome, error = self._pipe.recv()
+            outcome, error = self._pipe.recv()
         except (EOFError, OSError):
             raise MelonError(
                 f"a process that tried settings was ended from outside{_by(self._process)}, most likely because memory "
@@ -85,11 +81,6 @@ def _by(process: mp.process.BaseProcess) -> str:
     process.join(_GONE)
     code = process.exitcode
     return f" (signal {-code})" if code is not None and code < 0 else ""
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(pipe: Connection, work: Callable[[], Any], first: Callable[[], None]) -> None:

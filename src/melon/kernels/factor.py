@@ -83,11 +83,9 @@ _STATISTICS: Fields = Fields(LineStatistics, (INTS, INT_TABLE, INTS, INTS, INT, 
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
     "pairwise_batches": (INTS, INT_TABLE, INT, SINGLE, SINGLE, *[SINGLE_TABLE] * 3, *[SMALL_INTS] * 2),
-    "scores": (INTS, INT_TABLE, RANGE, *[SINGLE_TABLE] * 5),
+    "scores": (INTS, INT_TABLE, RANGE, INT, *[_ROWS] * 4, SINGLE_TABLE),
     "plain_step": (_LINES, SINGLES, INT, *[_ROWS] * 3, *[_TOUCHED] * 2, *[SINGLE_TABLE] * 3),
     "line_logs": (INTS, INT_TABLE, _STATISTICS, DOUBLE_TABLE, DOUBLE_TABLE),
-    "exchange": (INTS, SINGLE_TABLE, INTS, SINGLE_TABLE, INTS),
-    "dots": (INT_TABLE, INTS, SINGLES, *[SINGLE_TABLE] * 3),
 }
 
 
@@ -329,39 +327,29 @@ def line_logs(users: Ints, lines: Ints, known: LineStatistics, weights: Floats, 
                 out[n, column] = total
 
 
-def exchange(rows: Ints, block: Singles, stamps: Ints, values: Singles, touched: Ints) -> None:
-    """Exchange stored rows and their last touches with those of a block: once to write it, again to take it back."""
-    for n in range(rows.size):
-        row = rows[n]
-        stamps[n], touched[row] = touched[row], stamps[n]
-        for d in range(values.shape[1]):
-            before = values[row, d]
-            values[row, d] = block[n, d]
-            block[n, d] = before
+def _left(rows: StoredRows, row: int, now: int) -> np.float32:
+    """What time decay has left of a row."""
+    if rows.half_life == 0:
+        return _F1
+    return np.float32(_halved(float(max(now - rows.touched[row], 0)), rows.half_life))
 
 
 def scores(
-    users: Ints,
-    items: Ints,
-    known: tuple[int, int],
-    user_factors: Singles,
-    item_factors: Singles,
-    user_bias: Singles,
-    item_bias: Singles,
-    out: Singles,
-) -> None:
-    """p_u · q_i + b_u + b_i from storage; rows from `known` on are absent and read as the zeros that stand there."""
+    users: Ints, items: Ints, known: tuple[int, int], now: int, user_factors: StoredRows, item_factors: StoredRows,
+    item_bias: StoredRows, user_bias: StoredRows, out: Singles,
+) -> None:  # fmt: skip
+    """p_u · q_i + b_u + b_i from storage; rows from `known` on are absent and read as the zeros that stand there.
+
+    A table of users' biases without rows is none.
+    """
+    own = np.empty(user_factors.values.shape[1], np.float32)
     for n in range(users.size):
         user = min(users[n], known[0])
-        own, bias = user_factors[user], user_bias[user, 0]
+        left = _left(user_factors, user, now)
+        for d in range(own.size):
+            own[d] = user_factors.values[user, d] * left
+        bias = user_bias.values[user, 0] * _left(user_bias, user, now) if user_bias.values.shape[0] else _F0
         for c in range(items.shape[1]):
             item = min(items[n, c], known[1])
-            out[n, c] = _dot(own, item_factors[item]) + item_bias[item, 0] + bias
-
-
-def dots(named: Ints, places: Ints, left: Singles, factors: Singles, values: Singles, out: Singles) -> None:
-    """Each line's vector times the rows that it names, which stand at places of storage and have decayed."""
-    for n in range(named.shape[0]):
-        for c in range(named.shape[1]):
-            row = named[n, c]
-            out[n, c] = left[row] * _dot(factors[n], values[places[row]])
+            product = _dot(own, item_factors.values[item]) * _left(item_factors, item, now)
+            out[n, c] = product + item_bias.values[item, 0] * _left(item_bias, item, now) + bias

@@ -16,14 +16,11 @@ from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
 from melon.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VARIABLE, CHOICES = "MELON_KERNEL", ("numba", "python")
 _RENAMED = {"auto": "numba", "torch": "python"}
@@ -56,12 +53,12 @@ def load(name: str, width: int = 0) -> Kernels: ...
 
 
 @overload
-def load(name: str, width: int = 0, *, like: Tensor) -> Kernels | None: ...
+def load(name: str, width: int = 0, *, dtype: object) -> Kernels | None: ...
 
 
-def load(name: str, width: int = 0, *, like: Tensor | None = None) -> Kernels | None:
-    """The kernels of a module, compiled now unless they are ready; None for numbers unlike float32 on the CPU."""
-    if like is not None and not (like.device.type == "cpu" and str(like.dtype) == "torch.float32"):
+def load(name: str, width: int = 0, *, dtype: object = None) -> Kernels | None:
+    """The kernels of a module, compiled now unless they are ready; None for numbers other than float32."""
+    if dtype is not None and str(dtype).removeprefix("torch.") != "float32":
         return None
     key = name, width
     ready = _compiled if os.environ.get(VARIABLE, "") in {"", "numba"} else _plain

@@ -1,59 +1,94 @@
-"""Blocks of work on as many cores as PyTorch may use; kernels run without the interpreter's lock.
+"""Blocks of work on as many cores as kernels may use; they run without the interpreter's lock.
 
-Around kernels, a step is many small operations that PyTorch is slower at with several threads than with one. So a
-strategy that has kernels works with `kernels_first`: they get the threads, and PyTorch gets one.
+The number is melon's own, and each thread that calls kernels has its own. PyTorch follows it where it is loaded. Around
+kernels, a step of a strategy is many small operations that PyTorch is slower at with several threads than with one: so
+a strategy that has kernels works with `kernels_first`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import TypeVar
-
-import torch
 
 #: Pieces that each thread gets at most. A thread that is done takes the next one, so that few wait at the end.
 PIECES = 8
 
+_count: ContextVar[int | None] = ContextVar("threads of kernels", default=None)
 _pools: dict[int, ThreadPoolExecutor] = {}
-_lent = 0
 _several = False  # whether PyTorch was ever allowed more than one thread here
 _forked = False  # whether it may not be any more
 _Value = TypeVar("_Value")
 _Output = TypeVar("_Output")
 
 
-def use_threads(count: int) -> None:
-    """Let PyTorch use this many threads; one in a forked process, where OpenMP would wait for threads of the parent."""
+def use_threads(count: int | None) -> None:
+    """Let kernels use this many threads; None for all cores, or as many as OMP_NUM_THREADS says."""
+    _count.set(count)
+    if "torch" in sys.modules:
+        torch_follows()
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """The same, inside the block."""
+    before = _count.get()
+    if before == count:
+        yield
+        return
+    use_threads(count)
+    try:
+        yield
+    finally:
+        use_threads(before)
+
+
+def torch_follows() -> None:
+    """Let PyTorch use as many threads; one in a forked process, where OpenMP would wait for threads of the parent."""
+    import torch
+
     global _several  # noqa: PLW0603
+    count = 1 if _forked else allowed()
     _several |= count > 1
-    torch.set_num_threads(1 if _forked else count)
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 @contextmanager
 def kernels_first() -> Iterator[None]:
-    """Lend the kernels all threads but one of PyTorch's, for as long as this lasts."""
-    global _lent  # noqa: PLW0603
+    """Leave PyTorch one thread, for as long as this lasts: the others are for kernels."""
+    import torch
+
     threads = torch.get_num_threads()
-    if threads == 1:  # nothing to lend, or lent already
+    if threads == 1:
         yield
         return
-    _lent = threads
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        use_threads(threads)
-        _lent = 0
+        torch.set_num_threads(threads)
 
 
 def allowed() -> int:
     """How many threads a kernel may use."""
-    return max(_lent, torch.get_num_threads())
+    return _count.get() or _all()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _all() -> int:
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdecimal() and int(chosen) > 0 else cores()
 
 
 def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
@@ -122,7 +157,7 @@ def _after_fork() -> None:
     _pools.clear()
     if _several:
         _forked = True
-        torch.set_num_threads(1)
+        torch_follows()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,18 +1,11 @@
-"""Arguments of kernels: their types, as numba writes them, and tensors as arrays.
+"""Arguments of kernels: their types, as numba writes them.
 
 `::1` marks the axis along which an array has no gaps.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
-
-from melon.types import Singles
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import NamedTuple
 
 INT, WORD, FLAG, SINGLE, DOUBLE = "int64", "uint64", "boolean", "float32", "float64"
 #: A first and a last number.
@@ -38,9 +31,3 @@ class Fields(NamedTuple):
 
 
 Signature = tuple[str | Fields, ...]
-
-
-def array_of(tensor: Tensor) -> Singles:
-    """A tensor's numbers as an array without gaps, copied only where there are some."""
-    array: Singles = tensor.detach().numpy()
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -26,7 +26,7 @@ REFERENCE = "default"
 BASELINES = ("frozen", "popularity", "recent_popularity", REFERENCE)
 #: What records of one table may differ in; everything else that was asked for has to be the same.
 _FREE = {
-    *("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "device", "lists"),
+    *("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "lists"),
     *("auto", "minutes"),
 }
 

@@ -458,8 +458,7 @@ def costs(bench: Bench) -> Section | None:
             rows.append(_cost_row(comparison, method, point, timed, on_frontier=method in edge))
     if not rows:
         return None
-    machines = {(run.record["protocol"]["threads"], run.request.get("device")) for run in bench.runs}
-    used = " or ".join(f"{counted(n, 'thread')} on {device or 'cpu'}" for n, device in sorted(machines))
+    used = " or ".join(counted(n, "thread") for n in sorted({run.record["protocol"]["threads"] for run in bench.runs}))
     note = f"Learning only, without scoring; {used}."
     if few:
         note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."

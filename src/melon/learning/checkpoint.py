@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 from melon import __version__
-from melon.errors import CheckpointError, MelonError
+from melon.errors import CheckpointError, MelonError, MissingExtraError
 from melon.learning.manifest import (
     FORMAT,
     MANIFEST,
@@ -33,7 +32,7 @@ from melon.learning.manifest import (
 )
 from melon.learning.tensorfiles import FolderWriter, locked, read_tensors
 from melon.learning.updater import Updater
-from melon.models.base import Recommender, usable_device
+from melon.models.base import Recommender
 from melon.models.registry import RECOMMENDERS
 from melon.registry import Registry
 from melon.strategies.base import Strategy
@@ -49,9 +48,7 @@ PathLike = str | os.PathLike[str]
 class RecommenderFactory(Protocol):
     """Makes the recommender of a checkpoint; a `Recommender` class is one."""
 
-    def __call__(
-        self, settings: Mapping[str, Any], /, *, seed: int, dtype: torch.dtype, device: str
-    ) -> Recommender: ...
+    def __call__(self, settings: Mapping[str, Any], /, *, seed: int, dtype: npt.DTypeLike) -> Recommender: ...
 
 
 class StrategyFactory(Protocol):
@@ -124,7 +121,6 @@ def load(
     strategy: StrategyFactory | None = None,
     expect_recommender: str | None = None,
     expect_strategy: str | None = None,
-    device: str = "cpu",
 ) -> SavedUpdater:
     """The state that `save` wrote, every byte of it verified.
 
@@ -132,7 +128,6 @@ def load(
     anything that is called like one.
     """
     source = Path(folder)
-    usable_device(device)
     with locked(source, exclusive=False):
         manifest = read_manifest(source)
         for kind, expected, factory in (
@@ -143,13 +138,15 @@ def load(
             _expect(source, kind, name, expected)
             _expect(source, kind, name, getattr(factory, "name", None))
         try:
-            return _restore(source, manifest, recommender, strategy, device)
+            return _restore(source, manifest, recommender, strategy)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {source} cannot be read: {error}.") from error
         except CheckpointError as error:
             if str(source) in str(error):
                 raise
             raise CheckpointError(f"the checkpoint {source} is damaged: {error}") from error
+        except MissingExtraError:
+            raise
         except MelonError as error:
             raise CheckpointError(
                 f"the checkpoint {source} does not fit this version of melon ({__version__}; it was saved by "
@@ -172,7 +169,7 @@ def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
             "settings": recommender.settings.plain(),
             "loss": type(recommender.loss).__qualname__,
             "seed": recommender.seed,
-            "dtype": str(recommender.dtype).removeprefix("torch."),
+            "dtype": recommender.dtype.name,
         },
         "strategy": {"name": strategy.name, "settings": strategy.settings.plain(), "seed": strategy.seed},
         "updater": {"seed": updater.seed, "decay_clock": updater.decay_clock, "clock": clock},
@@ -198,25 +195,20 @@ def _restore(
     manifest: Manifest,
     recommender_factory: RecommenderFactory | None,
     strategy_factory: StrategyFactory | None,
-    device: str,
 ) -> SavedUpdater:
     about = manifest.recommender
     make_recommender = recommender_factory or _registered(source, RECOMMENDERS, about.name)
-    dtype = getattr(torch, about.dtype)
     if isinstance(make_recommender, type) and issubclass(make_recommender, Recommender):
         # Before anything is allocated: settings cannot ask for more than the tensors that are there.
         check_tables(source, manifest, make_recommender.declared(about.settings))
-    recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=dtype, device=device)
+    recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=np.dtype(about.dtype))
     _check_recommender(source, manifest, recommender)
     make_strategy = strategy_factory or _registered(source, STRATEGIES, manifest.strategy.name)
     strategy: Strategy = make_strategy(manifest.strategy.settings, seed=manifest.strategy.seed)
     _expect(source, "strategy", manifest.strategy.name, strategy.name)
 
-    def tensors(name: str) -> dict[str, Tensor]:
-        return read_tensors(source, name, manifest.files)
-
     def arrays(name: str) -> dict[str, AnyArray]:
-        return {key: tensor.clone().numpy() for key, tensor in tensors(name).items()}
+        return {key: np.array(array) for key, array in read_tensors(source, name, manifest.files).items()}
 
     history, state = History.from_state(arrays(manifest.state.history)), manifest.state
     clock = manifest.updater
@@ -229,15 +221,15 @@ def _restore(
                 f"{source} keeps {saved.row_state} for each row of {saved.name!r}, but {strategy.name!r} "
                 f"needs {sorted(row_state)}: it was saved with another version of the strategy."
             )
-        _restore_table(saved.rows, recommender.tables[saved.name], row_state, tensors(saved.file))
+        _restore_table(saved.rows, recommender.tables[saved.name], row_state, arrays(saved.file))
         recommender.tables[saved.name].half_life = saved.half_life
     _check_rows(recommender, history)
     recommender.restore_streaming_state(arrays(state.streaming_state))
-    _recall(strategy, tensors(state.memory), device)
+    _recall(strategy, arrays(state.memory))
     return SavedUpdater(updater, manifest.extra, arrays(state.arrays))
 
 
-def _restore_table(rows: int, table: Table, row_state: Mapping[str, Table], tensors: Mapping[str, Tensor]) -> None:
+def _restore_table(rows: int, table: Table, row_state: Mapping[str, Table], tensors: Mapping[str, AnyArray]) -> None:
     """Restore a table and the state that the strategy keeps for its rows, if they are what these can be."""
     _check_rows_of(table.spec, tensors, table.dtype, rows)
     require(table.spec.role != "shared" or rows == table.spec.rows, f"{table.spec.name!r} and its {rows} rows")
@@ -251,11 +243,11 @@ def _restore_table(rows: int, table: Table, row_state: Mapping[str, Table], tens
         state_table.restore(parts)
 
 
-def _check_rows_of(spec: TableSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype, rows: int) -> None:
+def _check_rows_of(spec: TableSpec, tensors: Mapping[str, AnyArray], dtype: npt.DTypeLike, rows: int) -> None:
     values = tensors.get("values")
-    if values is None or values.dtype != dtype or values.shape != (rows, spec.dim) or not values.isfinite().all():
+    if values is None or values.dtype != dtype or values.shape != (rows, spec.dim) or not np.isfinite(values).all():
         raise CheckpointError(f"the saved rows of {spec.name!r} are not {rows} × {spec.dim} finite numbers of {dtype}.")
-    saved_array(_numpy(tensors, "touched"), "touched", np.int64, (rows,), least=0, most=MOST)
+    saved_array(tensors, "touched", np.int64, (rows,), least=0, most=MOST)
 
 
 def _check_rows(recommender: Recommender, history: History) -> None:
@@ -266,29 +258,27 @@ def _check_rows(recommender: Recommender, history: History) -> None:
         require(not counts or seen <= min(counts), f"{seen} {role}s were seen, and {sorted(counts)} have rows")
 
 
-def _recall(strategy: Strategy, memory: Mapping[str, Tensor], device: str) -> None:
+def _recall(strategy: Strategy, memory: Mapping[str, AnyArray]) -> None:
     """Give a strategy its memory back, if it is of the form that this strategy's memory has."""
     own = strategy.memory()
     for name, tensor in memory.items():
-        if tensor.is_floating_point():
-            require(bool(tensor.isfinite().all()), f"{name!r} of the strategy's memory is not finite")
+        if np.issubdtype(tensor.dtype, np.floating):
+            require(bool(np.isfinite(tensor).all()), f"{name!r} of the strategy's memory is not finite")
         else:
             counts = bool(((tensor >= 0) & (tensor <= MOST)).all())
             require(counts, f"{name!r} of the strategy's memory is out of range")
         same = name not in own or (own[name].shape, own[name].dtype) == (tensor.shape, tensor.dtype)
         require(same, f"{name!r} of the strategy's memory is {tensor.dtype} of shape {tuple(tensor.shape)}")
-    strategy.recall({key: tensor.clone().to(device) for key, tensor in memory.items()})
+    strategy.recall(memory)
     shapes = {name: tensor.shape for name, tensor in strategy.memory().items()}
     require(shapes == {name: tensor.shape for name, tensor in memory.items()}, "the strategy's memory and its settings")
-
-
-def _numpy(tensors: Mapping[str, Tensor], *names: str) -> dict[str, AnyArray]:
-    return {name: tensor.numpy() for name, tensor in tensors.items() if not names or name in names}
 
 
 def _registered(source: Path, registry: Registry, name: str) -> Any:
     try:
         return registry[name].load()
+    except MissingExtraError:
+        raise
     except MelonError as error:
         raise CheckpointError(
             f"{source} was saved with the {registry.kind} {name!r}, which is not installed here; install its package, "

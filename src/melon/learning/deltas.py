@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.data.ids import Id, IdBook
 from melon.errors import CheckpointError
@@ -24,7 +22,7 @@ from melon.learning.model import LiveModel
 from melon.learning.tensorfiles import pieces
 from melon.models.blend.recommender import Blend
 from melon.stream.saved import MOST, part_of, require, saved_array
-from melon.types import AnyArray, Ints
+from melon.types import AnyArray, Ints, Scores
 
 DIGEST_SIZE = 32
 #: The digest before the first step.
@@ -38,8 +36,8 @@ class ChangedRows:
 
     size: int
     rows: Ints
-    values: Tensor
-    touched: Tensor
+    values: Scores
+    touched: Ints
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Delta:
     past: Interacted
     books: Mapping[str, tuple[int, IdBook]]
     tables: Mapping[str, ChangedRows]
-    head: Mapping[str, Tensor]
+    head: Mapping[str, AnyArray]
     forgotten: tuple[int, Id] | None = None
 
     def to_bytes(self) -> bytes:
@@ -84,7 +82,7 @@ class Delta:
             "forgotten": None if self.forgotten is None else self.forgotten[0],
         }
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-        tensors: dict[str, Tensor | AnyArray] = {"about": np.frombuffer(text, dtype=np.uint8).copy()}
+        tensors: dict[str, AnyArray] = {"about": np.frombuffer(text, dtype=np.uint8).copy()}
         tensors |= {f"past.{name}": getattr(self.past, name) for name in ("users", "items", "times")}
         tensors |= {f"head.{name}": held for name, held in self.head.items()}
         books = {side: book for side, (_, book) in self.books.items()}
@@ -95,7 +93,7 @@ class Delta:
         for name, rows in self.tables.items():
             touched = rows.touched[:1] if bool((rows.touched == rows.touched[:1]).all()) else rows.touched
             numbers = rows.rows.astype(np.int32)
-            parts: dict[str, Tensor | AnyArray] = {"rows": numbers, "values": rows.values, "touched": touched}
+            parts: dict[str, AnyArray] = {"rows": numbers, "values": rows.values, "touched": touched}
             tensors |= {f"table.{name}/{part}": held for part, held in parts.items()}
         return b"".join(pieces(tensors))
 
@@ -103,11 +101,10 @@ class Delta:
     def from_bytes(cls, content: bytes) -> Delta:
         """The delta that `to_bytes` wrote; bytes that no delta has are a `CheckpointError`."""
         from safetensors import SafetensorError
-        from safetensors.torch import load
+        from safetensors.numpy import load
 
         try:
-            tensors = load(content)
-            arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor.dtype != torch.bfloat16}
+            arrays = {name: np.array(array) for name, array in load(content).items()}  # what is read is read-only
             about = json.loads(arrays["about"].tobytes())
             columns = (f"past.{part}" for part in ("users", "items", "times"))
             past = Interacted(*(saved_array(arrays, name, np.int64, (None,), least=0) for name in columns))
@@ -123,8 +120,8 @@ class Delta:
                 half_lives={str(name): float(value) for name, value in about["half_lives"].items()},
                 past=past,
                 books={side: (_count(about["known"], side), new[side]) for side in _SIDES},
-                tables={name: _rows_of(name, size, tensors) for name, size in about["sizes"].items()},
-                head={name.removeprefix("head."): held for name, held in tensors.items() if name.startswith("head.")},
+                tables={name: _rows_of(name, size, arrays) for name, size in about["sizes"].items()},
+                head={name.removeprefix("head."): held for name, held in arrays.items() if name.startswith("head.")},
                 forgotten=None if row is None else (int(row), new["forgotten"].ids([0]).tolist()[0]),
             )
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -152,7 +149,7 @@ class Recorder:
         for name, table in recommender.tables.items():
             rows, view = table.changed(), table.view()
             if len(rows):
-                tables[name] = ChangedRows(table.rows, rows.numpy(), view.storage[rows], view.touched[rows])
+                tables[name] = ChangedRows(table.rows, rows, view.storage[rows], view.touched[rows])
         books: dict[str, tuple[int, IdBook]] = {}
         for side, known in self._known.items():
             book, new = getattr(model, side), IdBook(side)
@@ -168,7 +165,7 @@ class Recorder:
             past,
             books,
             tables,
-            {name: torch.from_numpy(np.array(held)) for name, held in recommender.head.memory().items()}
+            {name: np.array(held) for name, held in recommender.head.memory().items()}
             if isinstance(recommender, Blend)
             else {},
             forgotten,
@@ -185,15 +182,14 @@ def apply(model: LiveModel, delta: Delta) -> None:
     for name, rows in delta.tables.items():
         table = recommender.tables[name]
         table.grow(rows.size, np.zeros(max(rows.size - table.rows, 0), dtype=np.int64))
-        places = torch.from_numpy(rows.rows).to(table.device)
-        table.scatter(places, rows.values.to(table.device))
-        table.stamp(places, rows.touched.to(table.device))
+        table.scatter(rows.rows, rows.values)
+        table.stamp(rows.rows, rows.touched)
     if len(past.users):
         recommender.observe(past.users, past.items, past.times, history)
         history.append(past.users, past.items)
         model.popular.observe(past.items)
     if isinstance(recommender, Blend):
-        recommender.head.recall({name: held.numpy() for name, held in delta.head.items()})
+        recommender.head.recall(delta.head)
     if delta.forgotten is not None:
         forget_past(model, *delta.forgotten)
     recommender.clock.now = delta.clock
@@ -205,7 +201,7 @@ def state_digest(model: LiveModel, *, answering: bool = False) -> str:
     """A digest of everything that learning goes on from; with `answering`, of what answers depend on alone."""
     updater = model.updater
     recommender, strategy = updater.recommender, updater.strategy
-    parts: dict[str, Mapping[str, Tensor | AnyArray]] = {
+    parts: dict[str, Mapping[str, AnyArray]] = {
         "history": updater.history.state(),
         "popular": model.popular.state(),
         "users": model.users.state(),
@@ -233,13 +229,13 @@ def _count(about: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def _rows_of(name: str, size: int, tensors: Mapping[str, Tensor]) -> ChangedRows:
-    rows, values, touched = (tensors[f"table.{name}/{part}"] for part in ("rows", "values", "touched"))
-    whole = rows.dtype == torch.int32 and touched.dtype == torch.int64
-    require(whole and values.dim() == 2, f"the rows of {name!r} in a delta")
+def _rows_of(name: str, size: int, arrays: Mapping[str, AnyArray]) -> ChangedRows:
+    rows, values, touched = (arrays[f"table.{name}/{part}"] for part in ("rows", "values", "touched"))
+    whole = rows.dtype == np.int32 and touched.dtype == np.int64
+    require(whole and values.ndim == 2, f"the rows of {name!r} in a delta")
     require(len(rows) == len(values) and len(touched) in (1, len(rows)), f"the lengths of {name!r} in a delta")
     require(not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < size, f"the row numbers of {name!r} in a delta")
-    return ChangedRows(int(size), rows.numpy().astype(np.int64), values, touched.expand(len(rows)).contiguous())
+    return ChangedRows(int(size), rows.astype(np.int64), values, np.broadcast_to(touched, len(rows)))
 
 
 def _check(model: LiveModel, delta: Delta) -> None:

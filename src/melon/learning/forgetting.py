@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from melon.data.ids import Id
 from melon.learning.model import IdSequence, LiveModel
 from melon.stream.batch import Batch
 from melon.tables import Table, TableSpec
-from melon.types import Ints
+from melon.types import Ints, Scores
 
 
 def observe_only(model: LiveModel, user_ids: IdSequence, item_ids: IdSequence, times: Ints) -> None:
@@ -38,14 +37,14 @@ def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
     if row < 0:
         return None
     forget_past(model, row, pseudonym)
-    key, place = model.users.keys([row]), torch.tensor([row], device="cpu")
+    key, place = model.users.keys([row]), np.array([row])
     updater, recommender = model.updater, model.updater.recommender
     for name, table in recommender.tables.items():
         if table.spec.role == "user" and row < table.rows:
-            table.scatter(place.to(table.device), first_rows(table.spec, key, like=table, seed=recommender.seed))
+            table.scatter(place, first_rows(table.spec, key, like=table, seed=recommender.seed))
             for state in updater.row_state.get(name, {}).values():
                 if row < state.rows:
-                    state.scatter(place.to(state.device), first_rows(state.spec, key, like=table, seed=0))
+                    state.scatter(place, first_rows(state.spec, key, like=table, seed=0))
     return row
 
 
@@ -56,8 +55,8 @@ def forget_past(model: LiveModel, row: int, pseudonym: Id) -> None:
     model.users.rename(row, pseudonym)
 
 
-def first_rows(spec: TableSpec, keys: Ints, *, like: Table, seed: int) -> torch.Tensor:
+def first_rows(spec: TableSpec, keys: Ints, *, like: Table, seed: int) -> Scores:
     """What rows of a table are when they are made."""
-    fresh = Table(spec, seed=seed, dtype=like.dtype, device=like.device)
+    fresh = Table(spec, seed=seed, dtype=like.dtype)
     fresh.grow(len(keys), keys)
     return fresh.everything()

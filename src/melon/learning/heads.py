@@ -1,4 +1,4 @@
-"""Training of a recommender's head: examples from batches, online steps, and meta-training on the selection window.
+"""Training of a recommender's head: examples from batches, online steps, and training on the selection window.
 
 A recommender without a head has no training examples. Tables are read here and written by the updater.
 """
@@ -6,11 +6,8 @@ A recommender without a head has no training examples. Tables are read here and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.kernels import policy
 from melon.models.base import Context, Recommender
@@ -20,9 +17,9 @@ from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
-from melon.types import Flags, Ints
+from melon.types import AnyArray, Flags, Ints
 
-#: The part of a meta-training that belongs to the recommender's head.
+#: The part of meta-training that belongs to the recommender's head.
 HEAD = "head/"
 
 
@@ -70,30 +67,23 @@ class HeadTeacher:
     def step_from(self, head_examples: HeadExamples) -> HeadStep:
         """The same from a training example that was recorded."""
         assert self._headed is not None
-        step = self._headed.head.step(self._headed.head_values(None), head_examples)
-        return HeadStep(_tensors(step.values, self._headed), step.memory)
+        return self._headed.head.step(self._headed.head_values(None), head_examples)
 
     def keep(self, step: HeadStep) -> None:
         """Store the optimiser's state of a step that has been written."""
         assert self._headed is not None
         self._headed.head.keep(step.memory)
 
-    def meta_train(self, head_batches: Sequence[HeadExamples]) -> dict[str, Tensor]:
-        """What the head learns from recorded training examples, as part of a meta-training."""
+    def meta_train(self, head_batches: Sequence[HeadExamples]) -> dict[str, AnyArray]:
+        """What the head learns from recorded training examples, as part of meta-training."""
         if self._headed is None:
             return {}
         learned = self._headed.head.meta_train(self._headed.head_values(None), head_batches)
-        return {f"{HEAD}{name}": tensor for name, tensor in _tensors(learned, self._headed).items()}
+        return {f"{HEAD}{name}": array for name, array in learned.items()}
 
-    def take_over(self, meta_training: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Load the head's part of a meta-training; returns new values of its tables."""
-        learned = {
-            name.removeprefix(HEAD): tensor.numpy() for name, tensor in meta_training.items() if name.startswith(HEAD)
-        }
+    def take_over(self, meta_training: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """Load the head's part of meta-training; returns new values of its tables."""
+        learned = {name.removeprefix(HEAD): array for name, array in meta_training.items() if name.startswith(HEAD)}
         if not learned or self._headed is None:
             return {}
-        return _tensors(self._headed.head.take_over(learned), self._headed)
-
-
-def _tensors(arrays: Mapping[str, Any], like: Recommender) -> dict[str, Any]:
-    return {name: torch.from_numpy(np.asarray(array)).to(like.dtype) for name, array in arrays.items()}
+        return dict(self._headed.head.take_over(learned))

@@ -237,7 +237,7 @@ class LiveModel:
         for start in range(0, len(items), at_once):
             some = items[start : start + at_once]
             with self._lock:
-                lists = best(self.updater.similarities(some, self.last_time).numpy(), k + 1)
+                lists = best(self.updater.similarities(some, self.last_time), k + 1)
             for itself, (rows, scores) in zip(some, lists, strict=True):
                 others = np.flatnonzero(rows != itself)[:k]
                 yield rows[others], scores[others]
@@ -259,10 +259,9 @@ class LiveModel:
         *,
         recommender: RecommenderFactory | None = None,
         strategy: StrategyFactory | None = None,
-        device: str = "cpu",
     ) -> tuple[Self, dict[str, Any]]:
         """The model that `save` wrote, and the extra that came with it."""
-        saved = checkpoint.load(folder, recommender=recommender, strategy=strategy, device=device)
+        saved = checkpoint.load(folder, recommender=recommender, strategy=strategy)
         about = saved.extra.get("model")
         if about is None:
             raise CheckpointError(

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, StreamError
+from melon.errors import LearningError, StreamError, require_torch
 from melon.kernels.threads import ahead
 from melon.models.base import Recommender, SummedSteps
-from melon.models.evidence import Examples, RowGradient
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.draws import Draws
@@ -79,7 +76,7 @@ class Pretraining:
         total = 0.0
         for users, items in self._lines():
             loss = self.recommender.pretrain(users, items, steps)
-            total += self._batch_by_batch(users, items) if loss is None else loss
+            total += self._by_gradients(users, items, steps) if loss is None else loss
         self.epochs_done += 1
         mean = total / len(self.log)
         if not np.isfinite(mean):
@@ -117,37 +114,12 @@ class Pretraining:
             log.item_keys[recommender.rows_of("item") : log.n_items],
         )
 
-    def _batch_by_batch(self, users: Ints, items: Ints) -> float:
-        """The general path, for any recommender, number type and device."""
-        device, size = self.recommender.device, self.settings.batch_size
-        user_rows, item_rows = torch.from_numpy(users).to(device), torch.from_numpy(items).to(device)
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        with torch.no_grad():
-            for start in range(0, len(users), size):
-                total += self._step(user_rows[start : start + size], item_rows[start : start + size])
-        return float(total)
+    def _by_gradients(self, users: Ints, items: Ints, steps: SummedSteps) -> float:
+        """The general path, for any recommender and number type."""
+        require_torch(f"pre-training the recommender {self.recommender.name!r} with these settings")
+        from melon.learning.general_step import pretrain_by_gradients
 
-    def _step(self, users: Tensor, items: Tensor) -> Tensor:
-        settings, tables = self.settings, self.recommender.tables
-        flat = items.reshape(-1)
-        rows = {"user": users, "item": flat}
-        # Rows may repeat in this copy: it is only read, and the summed steps are added to storage.
-        values = {
-            name: table.everything() if table.spec.role == "shared" else table.gather(rows[table.spec.role])
-            for name, table in tables.items()
-        }
-        positions = torch.arange(len(flat), device=flat.device).view(items.shape)
-        evidence = self.recommender.evidence(values, Examples(torch.arange(len(users), device=users.device), positions))
-        for gradient in evidence.gradients:
-            table = tables[gradient.table]
-            if isinstance(gradient, RowGradient):
-                where = gradient.positions.reshape(-1)
-                step = gradient.gradient.reshape(len(where), -1) + settings.l2 * values[gradient.table][where]
-                table.add(rows[table.spec.role][where], step.mul_(-settings.lr))
-            else:
-                mean = gradient.summed(table.rows) / len(users)
-                table.add(torch.arange(table.rows, device=flat.device), mean.mul_(-settings.shared_lr))
-        return evidence.losses.sum()
+        return pretrain_by_gradients(self.recommender, users, items, steps)
 
 
 def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str = "interactions") -> None:
@@ -158,8 +130,8 @@ def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str =
             last[rows[start:stop]] = np.arange(start, stop) if clock == "interactions" else log.times[start:stop]
         for table in recommender.tables.values():
             if table.spec.role == role:
-                stamps = torch.from_numpy(last[: table.rows]).to(table.device)
-                table.stamp(torch.arange(len(stamps), device=table.device), stamps)
+                stamps = last[: table.rows]
+                table.stamp(np.arange(len(stamps)), stamps)
 
 
 def live_through(

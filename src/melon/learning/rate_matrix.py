@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.data.ids import IdBook
 from melon.data.interactions import Interactions
 from melon.errors import DataError, SettingsError
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.models.evidence import Evidence, FactorGradient, Gradient
 from melon.strategies.base import LearningRates
 from melon.stream.batch import Batch
 from melon.types import Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from melon.models.evidence import Evidence, Gradient
 
 #: This many weights of each shared table stand for all of them, evenly spaced: the same ones for every batch.
 SHARED_WEIGHTS = 64
@@ -133,9 +135,9 @@ def row_cells(rates: LearningRates, evidence: Evidence) -> RateCells:
     blocks, groups = [], []
     for table, slot, width in _runs(rates.slots):
         many = held[table].shape[1] > 1
-        blocks.append(held[table][:, slot, :width])
+        blocks.append(_array(held[table][:, slot, :width]))
         groups.append((f"{table}, {_slot_name(slot)}" if many else table, width))
-    return _cells(matrix, torch.cat(blocks, dim=1), evidence.losses, tuple(groups))
+    return _cells([matrix], blocks, evidence.losses, tuple(groups))
 
 
 def shared_cells(rates: LearningRates, evidence: Evidence, most: int = SHARED_WEIGHTS) -> RateCells | None:
@@ -151,7 +153,7 @@ def shared_cells(rates: LearningRates, evidence: Evidence, most: int = SHARED_WE
         groups.append((gradient.table, len(columns)))
     if not chosen:
         return None
-    return _cells(torch.cat(chosen, dim=1), torch.cat(blocks, dim=1), evidence.losses, tuple(groups))
+    return _cells(chosen, blocks, evidence.losses, tuple(groups))
 
 
 def describe_rates(cells: RateCells) -> RateFacts:
@@ -230,9 +232,12 @@ def _mid_ranks(values: Floats) -> Floats:
     return middle
 
 
-def _cells(rates: Tensor, gradients: Tensor, losses: Tensor, groups: tuple[tuple[str, int], ...]) -> RateCells:
-    precision = float(torch.finfo(rates.dtype).eps)
-    return RateCells(_array(rates), _array(gradients), _array(losses), groups, precision)
+def _cells(
+    rates: list[Tensor], gradients: list[Floats], losses: Tensor, groups: tuple[tuple[str, int], ...]
+) -> RateCells:
+    precision = float(np.finfo(str(rates[0].dtype).removeprefix("torch.")).eps)
+    matrix = np.concatenate([_array(part) for part in rates], axis=1)
+    return RateCells(matrix, np.concatenate(gradients, axis=1), _array(losses), groups, precision)
 
 
 def _runs(slots: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, int, int]]:
@@ -248,16 +253,19 @@ def _slot_name(slot: int) -> str:
     return "taken" if slot == 0 else "negative" if slot == 1 else f"negative {slot}"
 
 
-def _entries(gradient: Gradient, columns: int) -> Tensor:
+def _entries(gradient: Gradient, columns: int) -> Floats:
     """The gradient on a shared table as interactions × columns; where rates are for pairs, so is the gradient."""
-    whole = gradient.expand().flatten(1)
+    from melon.models.evidence import FactorGradient
+
+    whole = _array(gradient.expand().flatten(1))
     if whole.shape[1] == columns or not isinstance(gradient, FactorGradient):
         return whole
-    return torch.einsum("nbr,nbd->nbrd", gradient.left, gradient.right).flatten(1)
+    pairs: Floats = np.einsum("nbr,nbd->nbrd", _array(gradient.left), _array(gradient.right))
+    return pairs.reshape(len(pairs), -1)
 
 
 def _array(tensor: Tensor) -> Floats:
-    array: Floats = tensor.detach().cpu().to(torch.float64).numpy()
+    array: Floats = tensor.detach().double().numpy()
     return array
 
 

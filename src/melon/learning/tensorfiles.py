@@ -11,14 +11,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from melon.errors import CheckpointError
+from melon.types import AnyArray
 
 try:
     import fcntl
@@ -35,7 +33,6 @@ _CODES = {
     "int32": "I32",
     "int64": "I64",
     "float16": "F16",
-    "bfloat16": "BF16",
     "float32": "F32",
     "float64": "F64",
 }
@@ -70,7 +67,7 @@ class FolderWriter:
             elif error is None:
                 self._sweep()
 
-    def add(self, tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> str:
+    def add(self, tensors: Mapping[str, AnyArray]) -> str:
         """Write tensors as one file and return its name, which is the SHA-256 of its bytes."""
         digest = hashlib.sha256()
         with self._file() as descriptor:
@@ -138,10 +135,10 @@ def tensor_file(folder: Path, name: str, sizes: Mapping[str, int]) -> Path:
     return path
 
 
-def read_tensors(folder: Path, name: str, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+def read_tensors(folder: Path, name: str, sizes: Mapping[str, int]) -> dict[str, AnyArray]:
     """The tensors of one file, after its bytes were found to be those that its name promises."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.numpy import load_file
 
     path = tensor_file(folder, name, sizes)
     with path.open("rb") as file:
@@ -172,7 +169,7 @@ def locked(folder: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
+def pieces(tensors: Mapping[str, AnyArray]) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece and without copying: header length, header, then the tensors.
 
     Sorted by size of number and by name, as the format's own writer does, so that the bytes depend on nothing else.
@@ -184,7 +181,7 @@ def pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes |
         tensor = plain[name]
         start, end = end, end + tensor.nbytes
         header[name] = {
-            "dtype": _CODES[str(tensor.dtype).removeprefix("torch.")],
+            "dtype": _CODES[tensor.dtype.name],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
@@ -193,19 +190,13 @@ def pieces(tensors: Mapping[str, Tensor | npt.NDArray[Any]]) -> Iterator[bytes |
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         if plain[name].nbytes:
-            flat: npt.NDArray[np.uint8] = plain[name].reshape(-1).view(torch.uint8).numpy()
-            yield flat.data
+            yield plain[name].reshape(-1).view(np.uint8).data
 
 
-def _plain(name: str, tensor: Tensor | npt.NDArray[Any]) -> Tensor:
-    if not isinstance(tensor, Tensor):
-        if tensor.dtype.name not in _CODES:
-            raise CheckpointError(f"the array {name!r} holds {tensor.dtype} and cannot be saved; use plain numbers.")
-        native = np.asarray(tensor, dtype=tensor.dtype.newbyteorder("="), order="C")
-        tensor = torch.from_numpy(native if native.flags.writeable else native.copy())
-    if str(tensor.dtype).removeprefix("torch.") not in _CODES:
-        raise CheckpointError(f"the tensor {name!r} holds {tensor.dtype} and cannot be saved; use plain numbers.")
-    return tensor.detach().cpu().contiguous()
+def _plain(name: str, array: AnyArray) -> AnyArray:
+    if array.dtype.name not in _CODES:
+        raise CheckpointError(f"the array {name!r} holds {array.dtype} and cannot be saved; use plain numbers.")
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
 def _write(descriptor: int, content: bytes | memoryview) -> None:

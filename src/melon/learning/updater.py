@@ -7,23 +7,21 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.errors import CheckpointError, SettingsError
 from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.step import ComputedStep, ProposedRows, StepMaker
+from melon.learning.rows import ComputedStep, NewRows
+from melon.learning.step import StepMaker
 from melon.models.base import Context, Recommender
 from melon.models.blend.head import HeadExamples, HeadStep
 from melon.models.catalogue import Catalogue
-from melon.strategies.base import LearningRates, Situation, Strategy
-from melon.strategies.learned import LearnedStrategy
+from melon.strategies.base import LearningRates, Memory, Situation, Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Moment, Table, TableSpec
-from melon.types import Flags, Ints, Scores
+from melon.types import AnyArray, Ints, Scores
 
 DecayClock = Literal["interactions", "seconds"]
 
@@ -48,12 +46,12 @@ class Updater:
         self.seed = seed
         self.decay_clock: DecayClock = decay_clock or strategy.settings.decay_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
-        if not self._specs and isinstance(strategy, LearnedStrategy):
+        if not self._specs and (strategy.looks_ahead or strategy.stream_trained):
             raise SettingsError(
                 f"strategy {strategy.name!r} has nothing to update: recommender {recommender.name!r} learns by "
                 "observing alone. Use it with the strategy 'default'."
             )
-        strategy.bind(self._specs, recommender.dtype, recommender.device)
+        strategy.bind(self._specs, recommender.dtype)
         self.row_state: RowStateTables = {
             name: self._state_tables(spec) for name, spec in self._specs.items() if recommender.learns(spec)
         }
@@ -72,7 +70,7 @@ class Updater:
     # Reading: nothing is written.
 
     def moment(self, time: int) -> Moment:
-        """A time of the stream as a moment of reading: the time decay clock then, and half-lives as they are by now."""
+        """A time of the stream as a moment of reading: the decay clock then, and half-lives as they are by now."""
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
         now = self.history.events if self.decay_clock == "interactions" else time
         by_now = self.strategy.half_lives(self._specs) if self._followed is None else self._followed
@@ -83,34 +81,29 @@ class Updater:
         self._followed = half_lives
 
     def warm_up(self, *, in_background: bool = False) -> None:
-        """Compile the loops that this model uses before the first interaction: now, or in a background thread."""
+        """Compile the kernels that this model uses before the first interaction: now, or in a background thread."""
         policy.warm_up("stream", *self.recommender.kernels, *self.strategy.kernels, in_background=in_background)
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
         """Scores of candidates (n × c) at a time of the stream."""
-        with torch.no_grad():
-            scores = self.recommender.score(self._tensor(users), self._tensor(items), self._context(time))
-        return self._tie_absent(scores.cpu().numpy(), items)
+        return self._tie_absent(self.recommender.score(users, items, self._context(time)), items)
 
     def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
         """Scores of all items 0 … n_items-1 for each user."""
-        with torch.no_grad():
-            scores = self.recommender.score_catalogue(self._tensor(users), n_items, self._context(time))
-        return self._tie_absent(scores.cpu().numpy(), np.arange(n_items)[None, :])
+        scores = self.recommender.score_catalogue(users, n_items, self._context(time))
+        return self._tie_absent(scores, np.arange(n_items)[None, :])
 
     def catalogue(self, n_items: int, time: int) -> Catalogue:
         """The scorer of items 0 … n_items-1 for lists, which is kept while the model stays the same."""
         moment, tables = self.moment(time), self.recommender.tables.values()
         version = n_items, moment, self.history.events, sum(table.version for table in tables)
         if self._kept is None or self._kept[0] != version:
-            with torch.no_grad():
-                self._kept = version, self.recommender.catalogue(n_items, Context(time, self.history, moment))
+            self._kept = version, self.recommender.catalogue(n_items, Context(time, self.history, moment))
         return self._kept[1]
 
-    def similarities(self, items: Ints, time: int) -> Tensor:
+    def similarities(self, items: Ints, time: int) -> Scores:
         """How similar each item of the catalogue is to each of the given ones."""
-        with torch.no_grad():
-            return self.recommender.similarities(self._tensor(items), self._context(time)).cpu()
+        return self.recommender.similarities(items, self._context(time))
 
     def head_examples(self, batch: Batch) -> HeadExamples | None:
         """What a batch would teach the recommender's head now, if it has one."""
@@ -208,6 +201,12 @@ class Updater:
         self.make_rows(batch)
         return self._steps.situation(batch)
 
+    def offered(self, batch: Batch) -> Offered:
+        """The batch with the negatives that it would be learned with; newcomers get their rows."""
+        self._tick(int(batch.times[0]))
+        self.make_rows(batch)
+        return self._steps.offered(batch)
+
     def learning_rates(self, batch: Batch) -> LearningRates:
         """The strategy's learning-rate matrix for the `situation` of a batch."""
         return self.strategy.learning_rates(self.situation(batch))
@@ -219,8 +218,8 @@ class Updater:
 
     # Meta-training: what is trained on the selection window and deployed with other rows.
 
-    def train_head(self, head_batches: Sequence[HeadExamples]) -> dict[str, Tensor]:
-        """What the recommender's head learns from recorded training examples, as part of a meta-training."""
+    def train_head(self, head_batches: Sequence[HeadExamples]) -> Memory:
+        """What the recommender's head learns from recorded training examples, as part of meta-training."""
         return self._teacher.meta_train(head_batches)
 
     def teach_head(self, head_examples: HeadExamples) -> None:
@@ -229,20 +228,19 @@ class Updater:
         self._head_rows(step.values).write()
         self._teacher.keep(step)
 
-    def meta_training(self) -> dict[str, Tensor]:
+    def meta_training(self) -> Memory:
         """The strategy's meta-parameters: its memory, and what it learned row by row."""
         rows = {
-            f"rows/{name}/{key}/{part}": tensor
+            f"rows/{name}/{key}/{part}": array
             for name, key, table in self._learned_rows()
-            for part, tensor in table.state().items()
+            for part, array in table.state().items()
         }
         return {**self.strategy.memory(), **rows}
 
-    def take_over(self, meta_training: Mapping[str, Tensor]) -> None:
+    def take_over(self, meta_training: Mapping[str, AnyArray]) -> None:
         """Load meta-parameters and a head that were trained on the selection window of the same stream."""
-        meta_training = {name: tensor.to(self.recommender.device) for name, tensor in meta_training.items()}
         self._head_rows(self._teacher.take_over(meta_training)).write()
-        meta_training = {name: tensor for name, tensor in meta_training.items() if not name.startswith(HEAD)}
+        meta_training = {name: array for name, array in meta_training.items() if not name.startswith(HEAD)}
         if not meta_training:
             return
         learned = [
@@ -251,10 +249,10 @@ class Updater:
         ]
         for table, state in learned:
             self._require_stream_trained(table, state)
-        self.strategy.recall({name: tensor for name, tensor in meta_training.items() if not name.startswith("rows/")})
+        self.strategy.recall({name: array for name, array in meta_training.items() if not name.startswith("rows/")})
         self.strategy.start_afresh()
         for table, state in learned:
-            table.restore({part: tensor for part, tensor in state.items() if tensor is not None})
+            table.restore({part: array for part, array in state.items() if array is not None})
 
     # The parts of a step.
 
@@ -271,13 +269,13 @@ class Updater:
         """The step of the recommender's head, if it makes one of its own; nothing is written yet."""
         step = self._teacher.step(batch, self._context(int(batch.times[0])))
         for name, values in step.values.items() if step is not None else ():
-            if not torch.isfinite(values.sum()):
+            if not np.isfinite(values).all():
                 raise self._steps.broken(f"the new value of {name}", batch)
         return step
 
-    def _head_rows(self, values: Mapping[str, Tensor]) -> ProposedRows:
+    def _head_rows(self, values: Mapping[str, AnyArray]) -> NewRows:
         tables = ((self.recommender.tables[name], new) for name, new in values.items())
-        return ProposedRows([(table, torch.arange(table.rows, device=table.device), new) for table, new in tables], [])
+        return NewRows([(table, np.arange(table.rows), new) for table, new in tables])
 
     def _finish(self, step: ComputedStep | None) -> float:
         if step is None:
@@ -287,7 +285,7 @@ class Updater:
         self._last = step
         return step.loss
 
-    def _require_stream_trained(self, table: Table, state: Mapping[str, Tensor | None]) -> None:
+    def _require_stream_trained(self, table: Table, state: Mapping[str, AnyArray | None]) -> None:
         """Refuse what was meta-trained with another strategy or other settings, before anything is changed."""
         values, touched = state["values"], state["touched"]
         if values is None or touched is None or values.shape[1:] != (table.spec.dim,):
@@ -308,7 +306,7 @@ class Updater:
             state = TableSpec(
                 f"{spec.name}.{key}", spec.role, spec.kind, declared.width or spec.dim, 0.0, declared.start, spec.rows
             )
-            tables[key] = Table(state, clock=recommender.clock, dtype=recommender.dtype, device=recommender.device)
+            tables[key] = Table(state, clock=recommender.clock, dtype=recommender.dtype)
         return tables
 
     def _context(self, time: int) -> Context:
@@ -324,9 +322,6 @@ class Updater:
             return scores
         first = np.broadcast_to(absent.argmax(1), len(scores))
         return np.where(absent, scores[np.arange(len(scores)), first][:, None], scores)
-
-    def _tensor(self, array: Ints | Flags) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.recommender.device)
 
 
 def _new_rows(rows: Ints, keys: Ints, stored: int) -> tuple[int, Ints]:

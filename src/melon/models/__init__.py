@@ -6,7 +6,10 @@ The names below are what an author of a recommender needs; they are imported whe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from melon.errors import require_torch
+
 if TYPE_CHECKING:
+    from melon.models.autograd import TorchRecommender
     from melon.models.base import Context, Recommender, RecommenderSettings
     from melon.models.bpr import BPR
     from melon.models.evidence import DenseGradient, Evidence, Examples, RowGradient
@@ -28,6 +31,7 @@ __all__ = [
     "RecommenderSettings",
     "RowGradient",
     "TableSpec",
+    "TorchRecommender",
 ]
 
 _HOMES = {
@@ -43,11 +47,17 @@ _HOMES = {
     "RecommenderSettings": "melon.models.base",
     "RowGradient": "melon.models.evidence",
     "TableSpec": "melon.tables",
+    "TorchRecommender": "melon.models.autograd",
 }
+
+
+_TORCH = ("melon.models.autograd", "melon.models.evidence", "melon.models.ncf")
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        if _HOMES[name] in _TORCH:
+            require_torch(f"melon.models.{name}")
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""What a recommender is: tables of rows, a score for (user, item), and the evidence of a batch."""
+"""What a recommender is: tables of rows, a score for (user, item), and what a stream tells beside them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+import numpy.typing as npt
 from pydantic import Field
-from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.models.catalogue import Catalogue
-from melon.models.evidence import Evidence, Examples, Values, evidence_by_autograd, losses_by_evidence
 from melon.models.losses import Loss, make_loss
 from melon.models.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
-from melon.types import Ints
+from melon.types import Floats, Ints, Scores
+
+if TYPE_CHECKING:
+    from melon.models.autograd import Differentiable
 
 #: Pairs that are scored at a time where the whole catalogue is asked for.
 _SCORED_AT_ONCE = 1 << 16
@@ -53,13 +53,11 @@ class _PlainCatalogue(Catalogue):
     def __init__(self, recommender: Recommender, n_items: int, context: Context | None) -> None:
         self._recommender, self._n_items, self._context = recommender, n_items, context
 
-    @torch.no_grad()
-    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
+    def scores(self, users: Ints, *, unseen: bool = False) -> Scores:
         lines = [
-            self._recommender.score_catalogue(user, self._n_items, self._context)
-            for user in torch.split(users.to(self._recommender.device), 1)
+            self._recommender.score_catalogue(users[n : n + 1], self._n_items, self._context) for n in range(len(users))
         ]
-        return torch.cat(lines) if lines else torch.empty((0, self._n_items), device=users.device)
+        return np.concatenate(lines) if lines else np.empty((0, self._n_items), dtype=self._recommender.dtype)
 
 
 class SummedSteps(NamedTuple):
@@ -74,8 +72,9 @@ class SummedSteps(NamedTuple):
 class Recommender(ABC):
     """Scores pairs from rows; the updater alone writes the rows, and scoring changes nothing.
 
-    Required: `declare` and `scores`. Everything below them has a default that follows from these two; what is worth
-    overriding stands under "optional", what needs no overriding under "provided".
+    Required: `declare` and `score`. Everything below them has a default that follows from these two; what is worth
+    overriding stands under "optional", what needs no overriding under "provided". A recommender whose score PyTorch
+    differentiates derives from `melon.models.TorchRecommender` instead.
     """
 
     name: ClassVar[str]
@@ -89,18 +88,16 @@ class Recommender(ABC):
         *,
         seed: int = 0,
         loss: Loss | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.settings = self.settings_type.parse(settings or {}, f"recommender {self.name!r}")
         self.loss = loss or make_loss(self.settings.loss)
-        self.seed, self.dtype, self.device = seed, dtype, usable_device(device)
-        #: Numbers as the tables hold them, by which compiled kernels are asked for.
-        self.like = torch.empty(0, dtype=dtype, device=device)
+        self.seed = seed
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.clock = Clock()
         self.specs: tuple[TableSpec, ...] = self.declare()
         self.tables: dict[str, Table] = {
-            spec.name: Table(spec, clock=self.clock, seed=seed, dtype=dtype, device=device) for spec in self.specs
+            spec.name: Table(spec, clock=self.clock, seed=seed, dtype=self.dtype) for spec in self.specs
         }
 
     # Required.
@@ -110,12 +107,8 @@ class Recommender(ABC):
         """The tables, from the settings."""
 
     @abstractmethod
-    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        """Differentiable scores of (users, items): positions into the given rows, of one shape.
-
-        `features` are those that `features` gives for these pairs; a recommender without any may leave the argument
-        out.
-        """
+    def score(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
+        """Scores of the stored model for candidates n × c, one line of items per user."""
 
     @classmethod
     def declared(cls, settings: Mapping[str, Any]) -> tuple[TableSpec, ...]:
@@ -124,46 +117,27 @@ class Recommender(ABC):
         unmade.settings = cls.settings_type.parse(settings, f"recommender {cls.name!r}")
         return unmade.declare()
 
-    # Optional: gradients in closed form, and quicker ways to score.
+    # Optional: how rows learn, and quicker ways to score.
 
     @property
     def factorised(self) -> bool:
         """Whether rows are taught p_u · q_i + b_i by the pairwise loss: `user_factors`, `item_factors`, `item_bias`.
 
-        Meta-training then uses compiled kernels. A bias of users, which cancels in the loss, may stand beside them.
+        Kernels then make plain steps and meta-train. A bias of users, which cancels in the loss, may stand beside them.
         """
         return False
 
-    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
-        """Losses and per-interaction gradients at the given values.
-
-        `per_branch` keeps apart what reaches a user through each of the interaction's items, the positive and the
-        negatives, instead of adding it up.
-        """
-        return evidence_by_autograd(self, values, examples, per_branch=per_branch)
-
-    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        """The loss of each line of pairs n × (1 + negatives), the item taken first."""
-        return self.loss(self._scores(values, users, items, features))
-
-    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
-        """Scores as far as the loss of rows teaches them, without what a head adds; meta-training predicts by them."""
-        return self._scores(values, users, items, None)
-
-    def line_scores(self, values: Values, items: Tensor) -> Tensor:
-        """`taught_scores` of candidates n × c: line x is that of the x-th user's row, `items` are positions."""
-        lines = torch.arange(len(items), device=items.device)[:, None].expand_as(items)
-        return self.taught_scores(values, lines, items)
-
-    @property
-    def open_evidence(self) -> bool:
-        """Whether `evidence` is differentiable, so that meta-training needs no second derivative of the loss."""
-        return False
+    def differentiable(self) -> Differentiable:
+        """Its score and its gradients in PyTorch, for strategies and losses that no kernel serves."""
+        raise SettingsError(
+            f"the recommender {self.name!r} has no gradients, so no strategy can update its rows; use it with the "
+            "strategy 'default', or derive it from melon.models.TorchRecommender."
+        )
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled kernels, batch after batch, and return the sum of losses.
 
-        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        None where there are no such kernels: `melon.learning.pretrain` then takes the same steps in PyTorch.
         """
         return None
 
@@ -171,38 +145,37 @@ class Recommender(ABC):
         """Whether the loss can teach this table anything: a user's bias cancels in a pairwise loss."""
         return not (self.loss.shift_invariant and spec.role == "user" and spec.kind == "bias")
 
-    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        """Scores of the stored model for candidates n × c, one line of items per user."""
-        values = {
-            name: view.gather(self._rows(self.tables[name], users, items)) for name, view in self.views(context).items()
-        }
-        positions = torch.arange(items.numel(), device=items.device).view(items.shape)
-        lines = torch.arange(len(users), device=items.device)[:, None].expand_as(items)
-        return self._scores(_flat(values, self.tables), lines, positions, self.features(users, items, context))
+    def row_scores(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
+        """Scores of candidates as far as the loss of rows teaches them, without what a head adds."""
+        return self.score(users, items, context)
 
-    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+    def score_catalogue(self, users: Ints, n_items: int, context: Context | None = None) -> Scores:
         """Scores of all items 0 … n_items-1 for each user."""
         at_once = max(_SCORED_AT_ONCE // max(len(users), 1), 1)
-        blocks = torch.split(torch.arange(n_items, device=users.device), at_once)
-        return torch.cat([self.score(users, block.expand(len(users), -1), context) for block in blocks], dim=1)
+        blocks = (np.arange(start, min(start + at_once, n_items)) for start in range(0, max(n_items, 1), at_once))
+        lines = [self.score(users, np.tile(block, (len(users), 1)), context) for block in blocks]
+        return np.concatenate(lines, axis=1)
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
         """The scorer of items 0 … n_items-1 for lists: what depends on this version of the model alone is in it."""
         return _PlainCatalogue(self, n_items, context)
 
-    def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
+    def similarities(self, items: Ints, context: Context | None = None) -> Floats | Scores:
         """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""
-        vectors = F.normalize(self.item_vectors(context), dim=1)
-        return vectors[items] @ vectors.T
+        vectors = self.item_vectors(context)
+        lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
+        vectors = vectors / np.maximum(lengths, 1e-12)
+        similar: Scores = vectors[items] @ vectors.T
+        return similar
 
     @cached_property
     def plain_steps(self) -> PlainSteps | None:
-        """Compiled loops for plain gradient steps; None where the loss or the score is not theirs."""
-        return None
+        """Compiled plain gradient steps; None where the loss, the score or the number type is not theirs."""
+        return PlainSteps(self.tables) if self.factorised and self.dtype == np.float32 else None
 
     # Optional: state beside the tables, such as counts that follow the stream.
 
-    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor | None:
+    def features(self, users: Ints, items: Ints, context: Context | None = None) -> Scores | None:
         """Features of candidates beside their rows: n × c × features, or none."""
         return None
 
@@ -244,24 +217,13 @@ class Recommender(ABC):
         at = None if context is None else context.moment
         return {name: table.view(at) for name, table in self.tables.items()}
 
-    def losses(self, values: Values, examples: Examples) -> Tensor:
-        """The loss of each interaction, differentiable in the values."""
-        users = examples.users[:, None].expand_as(examples.items)
-        return self.loss_of(values, users, examples.items, examples.features)
-
-    def losses_once(self, values: Values, examples: Examples) -> Tensor:
-        """Losses with a closed-form backward where there is one; it can be differentiated only once."""
-        if type(self).evidence is Recommender.evidence:
-            return self.losses(values, examples)
-        return losses_by_evidence(self, values, examples)
-
-    def item_vectors(self, context: Context | None = None) -> Tensor:
+    def item_vectors(self, context: Context | None = None) -> Scores:
         """One vector per item, for similarities: its embeddings side by side."""
         views = self.views(context)
         names = [spec.name for spec in self.specs if spec.role == "item" and spec.kind == "embedding"]
         if not names:
             raise SettingsError(f"the recommender {self.name!r} has no vectors of items to compare.")
-        return torch.cat([views[name].everything() for name in names], dim=1)
+        return np.concatenate([views[name].everything() for name in names], axis=1)
 
     def grow(self, users: int, user_keys: Ints, items: int, item_keys: Ints) -> None:
         """Make rows up to the given counts; keys belong to the new rows only."""
@@ -277,31 +239,3 @@ class Recommender(ABC):
             if table.spec.role == role and table.rows > rows:
                 rows = table.rows
         return rows
-
-    def _scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None) -> Tensor:
-        if features is None:
-            return self.scores(values, users, items)
-        return self.scores(values, users, items, features)
-
-    @staticmethod
-    def _rows(table: Table, users: Tensor, items: Tensor) -> Tensor:
-        if table.spec.role == "shared":
-            return torch.arange(table.rows, device=items.device)
-        return users if table.spec.role == "user" else items
-
-
-def _flat(values: dict[str, Tensor], tables: Mapping[str, Table]) -> dict[str, Tensor]:
-    """Rows gathered in any shape as plain rows × dim."""
-    return {name: rows.reshape(-1, tables[name].spec.dim) for name, rows in values.items()}
-
-
-def usable_device(device: torch.device | str) -> torch.device:
-    """The device, if this machine has it."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).partition("\n")[0].rstrip(".")
-        choices = ", ".join(["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
-        text = f"device = {str(device)!r} is not available here ({reason}); choose one of: {choices}."
-        raise SettingsError(text) from None
-    return torch.device(device)

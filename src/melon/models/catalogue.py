@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from melon.data.interactions import Taken
 from melon.errors import DataError, LearningError
@@ -86,12 +84,12 @@ class Catalogue(ABC):
         return self._near is not None
 
     @abstractmethod
-    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
+    def scores(self, users: Ints, *, unseen: bool = False) -> Scores:
         """Scores of all items for each user; with `unseen`, what the user has had may have any score."""
 
     def best(self, users: Ints, k: int, within: Within) -> list[Best]:
         """The k best items of each user."""
-        scores = self.scores(torch.from_numpy(users), unseen=within.seen is not None).cpu().numpy()
+        scores = self.scores(users, unseen=within.seen is not None)
         if len(within.boost):
             scores = scores.copy()
             scores[:, : len(within.boost)] += within.boost.astype(scores.dtype)

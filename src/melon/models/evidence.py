@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
-    from melon.models.base import Recommender
+    from melon.models.autograd import Differentiable
 
 Values = Mapping[str, Tensor]
 
@@ -88,7 +88,7 @@ class FactorGradient:
         return left.flatten(0, -2).T @ self.right.flatten(0, -2)
 
     def touches(self, rows: int) -> Tensor:
-        return torch.full((rows,), len(self.left), device=self.left.device)
+        return torch.full((rows,), len(self.left))
 
     def expand(self) -> Tensor:
         return torch.einsum("nbr,nbd->nrd", self.left, self.right)
@@ -108,7 +108,7 @@ class DenseGradient:
         return self.gradient.sum(0) if weights is None else torch.einsum("n,nrd->rd", weights, self.gradient)
 
     def touches(self, rows: int) -> Tensor:
-        return torch.full((rows,), len(self.gradient), device=self.gradient.device)
+        return torch.full((rows,), len(self.gradient))
 
     def expand(self) -> Tensor:
         return self.gradient
@@ -135,19 +135,17 @@ class Evidence:
         return tuple(g for g in self.gradients if not isinstance(g, RowGradient))
 
 
-def losses_by_evidence(recommender: Recommender, values: Values, examples: Examples) -> Tensor:
+def losses_by_evidence(model: Differentiable, values: Values, examples: Examples) -> Tensor:
     """The loss of each interaction, differentiable once in the values: the way back is the evidence in closed form."""
     names = tuple(values)
-    losses: Tensor = _KnownLosses.apply(recommender, examples, names, *values.values())  # type: ignore[no-untyped-call]
+    losses: Tensor = _KnownLosses.apply(model, examples, names, *values.values())  # type: ignore[no-untyped-call]
     return losses
 
 
 class _KnownLosses(Function):
     @staticmethod
-    def forward(
-        ctx: Any, recommender: Recommender, examples: Examples, names: tuple[str, ...], *values: Tensor
-    ) -> Tensor:
-        evidence = recommender.evidence(dict(zip(names, values, strict=True)), examples)
+    def forward(ctx: Any, model: Differentiable, examples: Examples, names: tuple[str, ...], *values: Tensor) -> Tensor:
+        evidence = model.evidence(dict(zip(names, values, strict=True)), examples)
         ctx.gradients, ctx.names, ctx.rows = evidence.gradients, names, [len(value) for value in values]
         return evidence.losses
 
@@ -163,21 +161,21 @@ class _KnownLosses(Function):
 
 
 def evidence_by_autograd(
-    recommender: Recommender, values: Values, examples: Examples, *, per_branch: bool = False
+    model: Differentiable, values: Values, examples: Examples, *, per_branch: bool = False
 ) -> Evidence:
     """Evidence of any differentiable recommender and loss by `torch.func`, one interaction at a time under vmap."""
-    roles = {spec.name: spec.role for spec in recommender.specs}
+    roles = {spec.name: spec.role for spec in model.specs}
     # Branch by branch, a user's bias does not cancel.
-    apart = {spec.name for spec in recommender.specs if per_branch and spec.role == "user"}
-    moving = {spec.name for spec in recommender.specs if recommender.learns(spec)} | apart
+    apart = {spec.name for spec in model.specs if per_branch and spec.role == "user"}
+    moving = {spec.name for spec in model.specs if model.learns(spec)} | apart
     user_positions = examples.users[:, None].expand_as(examples.items) if per_branch else examples.users[:, None]
     positions = {"user": user_positions, "item": examples.items}
-    branches = torch.arange(examples.items.shape[1], device=examples.users.device)
+    branches = torch.arange(examples.items.shape[1])
 
     def mini_loss(rows: dict[str, Tensor], shared: dict[str, Tensor], *features: Tensor) -> Tensor:
         users = branches if per_branch else torch.zeros_like(branches)
         alone = (feature.unsqueeze(0) for feature in features)
-        return recommender.loss_of({**rows, **shared}, users[None], branches[None], *alone)[0]
+        return model.loss_of({**rows, **shared}, users[None], branches[None], *alone)[0]
 
     features_given = () if examples.features is None else (examples.features,)
     shared = {name: values[name].detach() for name, role in roles.items() if role == "shared"}

@@ -1,7 +1,4 @@
-"""A factorised score p_u · q_i + b_u + b_i: scores, and per-interaction gradients in closed form (docs/methods.md 2.1).
-
-Functions named `compiled_…` use compiled kernels (`melon.kernels.factor`) and return None where PyTorch has to compute.
-"""
+"""A factorised score p_u · q_i + b_u + b_i in kernels (docs/methods.md 2.1): scores, pre-training and lists."""
 
 from __future__ import annotations
 
@@ -10,101 +7,41 @@ from functools import cached_property, partial
 from threading import local
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.kernels import policy
+from melon.kernels.factor import StoredRows
 from melon.models.base import SummedSteps
 from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best, filled
-from melon.models.evidence import Examples, Gradient, RowGradient, Values
-from melon.models.losses import BPRLoss, Loss
 from melon.tables import Moment, Table
-from melon.types import Ints, Singles, SmallInts
+from melon.types import Ints, Scores, Singles, SmallInts
 
 #: What compiled kernels need beside their arguments, for each thread.
 _SCRATCH = local()
+#: A table of no rows, as compiled kernels take it.
+_NO_BIAS: tuple[Singles, Ints, float] = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64), 0.0
 
 
-def factor_scores(values: Values, users: Tensor, items: Tensor) -> Tensor:
-    """Differentiable p_u · q_i + b_i, and b_u where users have a bias."""
-    scores = (values["user_factors"][users] * values["item_factors"][items]).sum(-1) + values["item_bias"][items, 0]
-    return scores + values["user_bias"][users, 0] if "user_bias" in values else scores
-
-
-def factor_evidence(
-    loss: Loss, values: Values, examples: Examples, *, per_branch: bool = False
-) -> tuple[Tensor, list[Gradient]]:
-    """Losses, and gradients on the rows of users and items."""
-    users, items = examples.users, examples.items
-    compiled = None if per_branch else compiled_evidence(loss, values, examples)
-    if compiled is not None:
-        losses, slopes, to_user, to_items = compiled
-        return losses, [
-            RowGradient("user_factors", users[:, None], to_user.unsqueeze(1)),
-            RowGradient("item_factors", items, to_items),
-            RowGradient("item_bias", items, slopes.unsqueeze(-1)),
-        ]
-    factors, offered = values["user_factors"][users], values["item_factors"][items]
-    # Many short products: multiplying and adding up is several times quicker than a batched matrix product.
-    scores = (offered * factors.unsqueeze(1)).sum(-1) + values["item_bias"][items, 0]
-    with_bias = "user_bias" in values
-    losses, slopes = loss.slopes(scores + values["user_bias"][users] if with_bias else scores)
-    branches = users[:, None].expand_as(items) if per_branch else users[:, None]
-    to_user = slopes.unsqueeze(-1) * offered
-    if not per_branch:
-        to_user = to_user.sum(1, keepdim=True)
-    gradients: list[Gradient] = [
-        RowGradient("user_factors", branches, to_user),
-        RowGradient("item_factors", items, slopes.unsqueeze(-1) * factors.unsqueeze(1)),
-        RowGradient("item_bias", items, slopes.unsqueeze(-1)),
-    ]
-    if with_bias and per_branch:
-        gradients.append(RowGradient("user_bias", branches, slopes.unsqueeze(-1)))
-    elif with_bias and not loss.shift_invariant:
-        gradients.append(RowGradient("user_bias", branches, slopes.sum(-1)[:, None, None]))
-    return losses, gradients
-
-
-def compiled_scores(tables: dict[str, Table], users: Tensor, items: Tensor, at: Moment | None = None) -> Tensor | None:
-    """p_u · q_i + b_u + b_i of stored rows for candidates n × c."""
-    names = ("user_factors", "item_factors", "user_bias", "item_bias")
-    views = [tables[name].view(at) for name in names]
-    storage = [view.storage for view in views if view.half_life is None]
-    kernels = policy.load("factor", like=storage[0]) if len(storage) == len(names) else None
-    if kernels is None:
-        return None
-    out = storage[0].new_empty(items.shape)
-    rows = (tables["user_factors"].rows, tables["item_factors"].rows)
-    arrays = (part.numpy() for part in storage)
-    kernels.scores(users.contiguous().numpy(), items.contiguous().numpy(), rows, *arrays, out.numpy())
+def stored_scores(tables: Mapping[str, Table], users: Ints, items: Ints, now: int, at: Moment | None = None) -> Scores:
+    """p_u · q_i + b_i of stored rows for candidates n × c, and b_u where users have a bias."""
+    factors, vectors, biases = (tables[name] for name in ("user_factors", "item_factors", "item_bias"))
+    own = tables.get("user_bias")
+    if factors.dtype != np.float32:
+        scores: Scores = np.einsum("nd,ncd->nc", factors.gather(users, at), vectors.gather(items, at))
+        scores += biases.gather(items, at)[..., 0]
+        return scores if own is None else scores + own.gather(users, at)
+    rows = [StoredRows(*table.arrays(at)) for table in (factors, vectors, biases)]
+    own_rows = StoredRows(*(_NO_BIAS if own is None else own.arrays(at)))
+    out: Singles = np.empty(items.shape, dtype=np.float32)
+    lines = np.ascontiguousarray(users), np.ascontiguousarray(items)
+    policy.load("factor").scores(*lines, (factors.rows, vectors.rows), now, *rows, own_rows, out)
     return out
 
 
-def compiled_dots(factors: Tensor, table: Table, rows: Tensor, named: Ints, at: Moment | None = None) -> Tensor | None:
-    """factors[n] · the table's rows[named[n, c]] for every n and c."""
-    kernels = policy.load("factor", like=factors)
-    if kernels is None:
-        return None
-    out, view = factors.new_empty(named.shape), table.view(at)
-    offsets = view.offsets(rows)
-    decay = view.decay(offsets)
-    if decay is None:
-        decay = factors.new_ones(offsets.shape)
-    arrays = (part.detach().contiguous().numpy() for part in (offsets, decay, factors, view.storage))
-    kernels.dots(named, *arrays, out.numpy())
-    return out
-
-
-def compiled_pretraining(
-    loss: Loss, tables: dict[str, Table], users: Ints, items: Ints, steps: SummedSteps
-) -> float | None:
-    """Pre-train p_u, q_i and b_i on lines of rows; returns the sum of losses."""
-    storage = [tables[name].lend() for name in ("user_factors", "item_factors", "item_bias")]
-    kernels = policy.load("factor", like=storage[0]) if type(loss) is BPRLoss else None
-    if kernels is None:
-        return None
-    arrays, visits = (part.numpy() for part in storage), _visits(len(storage[0]), len(storage[1]))
-    total: float = kernels.pairwise_batches(users, items, steps.batch_size, steps.lr, steps.l2, *arrays, *visits)
+def pretrain_rows(tables: Mapping[str, Table], users: Ints, items: Ints, steps: SummedSteps) -> float:
+    """Pre-train p_u, q_i and b_i on lines of rows by the pairwise loss; returns the sum of losses."""
+    rows = [tables[name].lend() for name in ("user_factors", "item_factors", "item_bias")]
+    kernels, visits = policy.load("factor"), _visits(len(rows[0]), len(rows[1]))
+    total: float = kernels.pairwise_batches(users, items, steps.batch_size, steps.lr, steps.l2, *rows, *visits)
     return total
 
 
@@ -114,26 +51,6 @@ def _visits(*sizes: int) -> tuple[SmallInts, ...]:
     if [len(part) for part in held] != list(sizes):
         held = _SCRATCH.visits = tuple(np.zeros(size, np.int32) for size in sizes)
     return held
-
-
-def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Losses, slopes by each score, and gradients by users' and items' vectors."""
-    if torch.is_grad_enabled() and any(value.requires_grad for value in values.values()):
-        return None  # loops are constants to a gradient
-    kernels = policy.load("factor", like=values["user_factors"]) if type(loss) is BPRLoss else None
-    if kernels is None:
-        return None
-    users, items, dim = examples.users, examples.items.contiguous(), values["user_factors"].shape[1]
-    shapes = (users.shape, items.shape, (*users.shape, dim), (*items.shape, dim))
-    losses, slopes, to_user, to_items = (values["user_factors"].new_empty(shape) for shape in shapes)
-    rows = (values[name].detach().contiguous().numpy() for name in ("user_factors", "item_factors", "item_bias"))
-    out = (part.numpy() for part in (losses, slopes, to_user, to_items))
-    kernels.pairwise_evidence(users.contiguous().numpy(), items.numpy(), *rows, *out)
-    return losses, slopes, to_user, to_items
-
-
-#: A table of no rows, as compiled kernels take it.
-_NO_BIAS: tuple[Singles, Ints, float] = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64), 0.0
 
 
 class FactorCatalogue(Catalogue):
@@ -152,7 +69,7 @@ class FactorCatalogue(Catalogue):
         now: int,
         near: Near | None = None,
     ) -> None:
-        """`now` is the time of the time decay clock: that of the moment, where one is given."""
+        """`now` is the time of the decay clock: that of the moment, where one is given."""
         self._kernels, self._tables, self._n_items = kernels, tables, n_items
         self._at, self._now, self._near = at, now, near
 
@@ -176,13 +93,13 @@ class FactorCatalogue(Catalogue):
             bias[:known] *= factor
         return bias
 
-    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
-        return torch.from_numpy(self.products(users.numpy(), self.bias))
+    def scores(self, users: Ints, *, unseen: bool = False) -> Singles:
+        return self.products(users, self.bias)
 
     def products(self, users: Ints, bias: Singles) -> Singles:
         """The same with other biases of items."""
         out = np.empty((len(users), len(bias)), dtype=np.float32)
-        vectors = self._tables["item_factors"].view().storage.numpy()
+        vectors = self._tables["item_factors"].arrays(self._at)[0]
         known, decay, factor = self._decayed
         self._kernels.products(*self._of(users, factor), vectors, known, decay, bias, out)
         return out
@@ -214,11 +131,5 @@ class FactorCatalogue(Catalogue):
         return factors, np.ascontiguousarray(own)
 
     def _own(self, name: str, rows: Ints) -> Singles:
-        """Rows, decayed: a few of them, for which numpy is quicker than PyTorch."""
-        view = self._tables[name].view(self._at)
-        at = np.minimum(rows, view.rows)
-        values: Singles = view.storage.numpy()[at]
-        if view.half_life is not None:
-            idle = np.minimum(view.touched.numpy()[at] - view.now, 0)
-            values *= np.exp2(idle / view.half_life).astype(np.float32)[:, None]
-        return values
+        """Rows, decayed."""
+        return self._tables[name].gather(rows, self._at)

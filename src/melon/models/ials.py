@@ -7,17 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from melon.models.base import Context, Recommender, RecommenderSettings
-from melon.models.evidence import Evidence, Examples, Values
 from melon.models.streaming.ials import ImplicitALS
 from melon.settings import Width
 from melon.stream.history import History
 from melon.tables import TableSpec, Undo
-from melon.types import Ints
+from melon.types import Ints, Scores
 
 
 class IALSSettings(RecommenderSettings):
@@ -45,23 +42,15 @@ class IALS(Recommender):
     def declare(self) -> tuple[TableSpec, ...]:
         return ()
 
-    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        return torch.zeros(users.shape, dtype=self.dtype, device=self.device) if features is None else features[..., 0]
+    def score(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
+        return self.solved.scores(users, items).astype(self.dtype, copy=False)
 
-    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
-        """There is nothing to learn by gradients."""
-        return Evidence(self.losses(values, examples), ())
+    def score_catalogue(self, users: Ints, n_items: int, context: Context | None = None) -> Scores:
+        scores: Scores = self.solved.users.read(users) @ self.solved.items.read(np.arange(n_items)).T
+        return scores.astype(self.dtype, copy=False)
 
-    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        """The scores themselves, from solved rows: n × c × 1."""
-        return self._tensor(self.solved.scores(users.cpu().numpy(), items.cpu().numpy())).unsqueeze(-1)
-
-    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        wanted = self._tensor(self.solved.users.read(users.cpu().numpy()))
-        return wanted @ self._tensor(self.solved.items.read(np.arange(n_items))).T
-
-    def item_vectors(self, context: Context | None = None) -> Tensor:
-        return self._tensor(self.solved.items.rows.copy())
+    def item_vectors(self, context: Context | None = None) -> Scores:
+        return self.solved.items.rows.astype(self.dtype)
 
     def rows_of(self, role: str) -> int:
         return {"user": self.solved.users.count, "item": self.solved.items.count}.get(role, 0)
@@ -83,6 +72,3 @@ class IALS(Recommender):
 
     def restore_streaming_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         self.solved.restore(state)
-
-    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, self.dtype)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from melon.errors import require_torch, unknown_name
 
-from melon.errors import unknown_name
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Loss(ABC):
-    """One number per interaction from scores shaped n × (1 + negatives), the item taken in column 0."""
+    """One number per interaction from scores shaped n × (1 + negatives), the item taken in column 0.
+
+    PyTorch computes it, where kernels do not: they know the loss of BPR.
+    """
 
     #: Adding one number to all scores of an interaction changes nothing: the user's own bias then learns nothing.
     shift_invariant: bool = False
@@ -23,6 +26,8 @@ class Loss(ABC):
 
     def slopes(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The losses, and their derivatives by each score; automatic unless a loss knows better."""
+        import torch
+
         with torch.enable_grad():
             free = scores.detach().requires_grad_()
             losses = self(free)
@@ -36,12 +41,17 @@ class BPRLoss(Loss):
     shift_invariant = True
 
     def __call__(self, scores: Tensor) -> Tensor:
-        return F.softplus(scores[..., 1:] - scores[..., :1]).mean(-1)
+        from torch.nn.functional import softplus
+
+        return softplus(scores[..., 1:] - scores[..., :1]).mean(-1)
 
     def slopes(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+        from torch.nn.functional import softplus
+
         margin = scores[..., 1:] - scores[..., :1]
         kappa = torch.sigmoid(margin) / margin.shape[-1]
-        return F.softplus(margin).mean(-1), torch.cat([-kappa.sum(-1, keepdim=True), kappa], -1)
+        return softplus(margin).mean(-1), torch.cat([-kappa.sum(-1, keepdim=True), kappa], -1)
 
 
 class SquaredLoss(Loss):
@@ -55,9 +65,13 @@ class CrossEntropyLoss(Loss):
     """−log σ(s⁺) − mean log(1 − σ(s⁻)): whether each item was taken, by itself; finite for any finite score."""
 
     def __call__(self, scores: Tensor) -> Tensor:
-        return F.softplus(-scores[..., 0]) + F.softplus(scores[..., 1:]).mean(-1)
+        from torch.nn.functional import softplus
+
+        return softplus(-scores[..., 0]) + softplus(scores[..., 1:]).mean(-1)
 
     def slopes(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
         taken, others = -torch.sigmoid(-scores[..., :1]), torch.sigmoid(scores[..., 1:]) / (scores.shape[-1] - 1)
         return self(scores), torch.cat([taken, others], -1)
 
@@ -71,4 +85,6 @@ def make_loss(loss: str | Loss) -> Loss:
         return loss
     if loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
+    if loss != "bpr":
+        require_torch(f"the loss {loss!r}")
     return LOSSES[loss]()

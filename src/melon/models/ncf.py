@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from melon.models.base import Context, Recommender, RecommenderSettings
+from melon.models.autograd import TorchRecommender
+from melon.models.base import RecommenderSettings
 from melon.models.evidence import Evidence, Examples, FactorGradient, Gradient, RowGradient, Values
 from melon.models.losses import BPRLoss
 from melon.settings import Width
@@ -24,7 +25,7 @@ class NCFSettings(RecommenderSettings):
     init: Literal["he", "paper"] = "he"
 
 
-class NCF(Recommender):
+class NCF(TorchRecommender):
     """score(u, i) = w · [PG_u ⊙ QG_i ; mlp(PM_u, QM_i)] + b_u + b_i."""
 
     name = "ncf"
@@ -121,19 +122,6 @@ class NCF(Recommender):
         product = torch.bmm(F.embedding(items, values["item_gmf"]), (values["user_gmf"] * values["product"])[..., None])
         scores = product[..., 0] + (hidden @ values["output"][0]).view(n, -1)
         return scores + F.embedding(items, values["item_bias"])[..., 0] + values["user_bias"]
-
-    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        tables, dim = self.views(context), self.settings.dim
-        first, *rest = (tables[layer].everything() for layer in self._layers())
-        # The first layer is linear in [user ; item]: its user half is computed once per user.
-        hidden = tables["item_mlp"].gather(items) @ first[:, dim:].T
-        hidden = hidden.add_((tables["user_mlp"].gather(users) @ first[:, :dim].T).unsqueeze(1)).relu_()
-        for weight in rest:
-            hidden = (hidden @ weight.T).relu_()
-        weighted = (tables["user_gmf"].gather(users) * tables["product"].everything()).unsqueeze(1)
-        scores = tables["item_gmf"].gather(items).mul_(weighted).sum(-1)
-        scores += hidden @ tables["output"].everything()[0]
-        return scores + tables["item_bias"].gather(items).squeeze(-1) + tables["user_bias"].gather(users)
 
     def _layers(self) -> list[str]:
         return [f"layer_{number}" for number in range(1, len(self.settings.layers) + 1)]

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from melon.kernels import policy
 from melon.kernels.factor import LineStatistics, RatedLines, StoredRows, TouchedRows
-from melon.models.losses import BPRLoss, Loss
 from melon.tables import Table
-from melon.types import Floats, Ints, Singles, SmallInts
+from melon.types import Floats, Ints, Scores, Singles, SmallInts
 
 #: The tables of a factorised score that a pairwise loss teaches.
 TAUGHT = ("user_factors", "item_factors", "item_bias")
 #: Knots, logarithms of losses, and what each column's log rate gains there: columns × knots.
 Splines = tuple[Floats, Floats]
 NO_SPLINES: Splines = np.empty(0), np.empty((0, 0))
-_TableRows = tuple[Table, Ints, Singles, Ints]  # a table, distinct rows of it, their values and last touches
 
 
-@dataclass(frozen=True)
-class FactorStep:
-    """A plain step that compiled kernels have computed and not yet written.
+class FactorStep(NamedTuple):
+    """A plain step that kernels have computed and not yet written: rows of tables and their new values.
 
     `broken` names what is not finite in it, if anything; `moved` is how far a touched vector moves on average.
     """
@@ -33,47 +29,25 @@ class FactorStep:
     loss: float
     moved: float
     broken: str | None
-    _kernels: policy.Kernels
-    _blocks: list[_TableRows]
-
-    def write(self, undo: ExitStack | None = None) -> None:
-        """Put the new rows into the tables; closing `undo` puts the old ones back."""
-        self._exchange()
-        if undo is not None:
-            undo.callback(self._exchange)
-        for table, rows, *_ in self._blocks:
-            table.written(rows, undo)
-
-    def _exchange(self) -> None:
-        for table, rows, block, stamps in self._blocks:
-            values, touched, _ = table.arrays()
-            self._kernels.exchange(rows, block, stamps, values, touched)
-
-
-def plain_steps(loss: Loss, tables: Mapping[str, Table]) -> PlainSteps | None:
-    """Compiled plain steps for a factorised score, if the loss is BPR's."""
-    return PlainSteps(tables) if type(loss) is BPRLoss else None
+    writes: list[tuple[Table, Ints, Scores]]
 
 
 class PlainSteps:
-    """Plain steps of one factorised model under BPR's loss, where compiled kernels serve it."""
+    """Plain steps of one factorised model under BPR's loss; its rows are float32."""
 
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self._tables = [tables[name] for name in TAUGHT]
-        self._like = self._tables[0].view().storage.new_empty(0)
         self._places: list[SmallInts] = [np.zeros(0, dtype=np.int32) for _ in ("users", "items")]
 
     def line_logs(
         self, users: Ints, lines: Ints, met: tuple[Ints, Ints], now: int, counts: Singles, half_lives: Floats,
         events: int, weights: Floats,
-    ) -> Floats | None:  # fmt: skip
+    ) -> Floats:  # fmt: skip
         """Log rates of lines n × columns, by what is known of their rows (`melon.kernels.factor.line_logs`)."""
-        kernels = policy.load("factor", like=self._like)
-        if kernels is None:
-            return None
         touched = self._tables[0].arrays()[1], self._tables[1].arrays()[1]
         out = np.empty((len(users), len(weights)))
-        kernels.line_logs(users, lines, LineStatistics(*met, *touched, now, counts, half_lives, events), weights, out)
+        known = LineStatistics(*met, *touched, now, counts, half_lives, events)
+        policy.load("factor").line_logs(users, lines, known, weights, out)
         return out
 
     def of(
@@ -84,16 +58,14 @@ class PlainSteps:
         decay: Mapping[str, float],
         now: int,
         splines: Splines = NO_SPLINES,
-    ) -> FactorStep | None:
+    ) -> FactorStep:
         """The step for lines of items n × (1 + negatives), the item taken first, on rows that exist.
 
         Weights n × columns are those of a line's gradients: on its user, on the vectors of its items, on their biases.
         Where there are splines, they follow the line's loss too. A touched row loses the share `decay` of itself, by
         table.
         """
-        kernels = policy.load("factor", like=self._like)
-        if kernels is None:
-            return None
+        kernels = policy.load("factor")
         stored = [StoredRows(*table.arrays()) for table in self._tables]
         for n, rows_of in enumerate(stored[:2]):  # a number for each stored user and item
             if len(self._places[n]) < len(rows_of.touched):
@@ -110,10 +82,8 @@ class PlainSteps:
         broken = None if math.isfinite(loss) else "the loss"
         if broken is None and not math.isfinite(sum(moved)):
             broken = next(f"the new value of {name}" for name, far in zip(TAUGHT, moved, strict=True) if far - far != 0)
-        written: list[_TableRows] = []
-        for table, rows, block in zip(self._tables, (user_rows, item_rows, item_rows), blocks, strict=True):
-            count = n_users if rows is user_rows else n_items
-            stamps = np.empty(count, dtype=np.int64)
-            stamps.fill(now)
-            written.append((table, rows[:count], block[:count], stamps))
-        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, kernels, written)
+        touched = user_rows[:n_users], item_rows[:n_items], item_rows[:n_items]
+        writes = [
+            (table, rows, block[: len(rows)]) for table, rows, block in zip(self._tables, touched, blocks, strict=True)
+        ]
+        return FactorStep(loss, (moved[0] + moved[1]) / (n_users + n_items), broken, writes)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from melon.data.ids import Id
 from melon.errors import LearningError
@@ -183,7 +182,7 @@ class ListMaker:
             return rows, model.popular.read(rows)[:, 0].astype(np.float64)
         items = _item_rows(model, query.items, n_items)
         items = items[items >= 0]
-        alike = model.updater.similarities(items, model.last_time).double().numpy()
+        alike = model.updater.similarities(items, model.last_time).astype(np.float64)
         weights = _OLDER ** np.arange(len(items))[::-1]
         return rows, (weights @ alike)[:n_items][rows]
 
@@ -334,5 +333,4 @@ def _vectors(model: LiveModel, rows: Ints) -> Floats | None:
     names = [spec.name for spec in recommender.specs if spec.role == "item" and spec.kind == "embedding"]
     if not names or not len(rows):
         return None
-    parts = [recommender.tables[name].gather(torch.from_numpy(rows)) for name in names]
-    return torch.cat(parts, dim=1).double().numpy()
+    return np.concatenate([recommender.tables[name].gather(rows) for name in names], axis=1).astype(np.float64)

@@ -6,6 +6,8 @@ The names below are what an author of a strategy needs; they are imported when t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from melon.errors import require_torch
+
 if TYPE_CHECKING:
     from melon.registry import Entry, Space
     from melon.strategies.base import (
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
         Situation,
         Strategy,
         StrategySettings,
-        row_constant_rates,
     )
     from melon.strategies.learned import LearnedSettings, LearnedStrategy
+    from melon.strategies.reductions import row_constant_rates
     from melon.strategies.registry import STRATEGIES, space_of
     from melon.tables import TableSpec
 
@@ -51,13 +53,18 @@ _HOMES = {
     "Strategy": "melon.strategies.base",
     "StrategySettings": "melon.strategies.base",
     "TableSpec": "melon.tables",
-    "row_constant_rates": "melon.strategies.base",
+    "row_constant_rates": "melon.strategies.reductions",
     "space_of": "melon.strategies.registry",
 }
 
 
+_TORCH = ("melon.strategies.learned", "melon.strategies.reductions")
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        if _HOMES[name] in _TORCH:
+            require_torch(f"melon.strategies.{name}")
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -8,23 +8,26 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-import torch
+import numpy as np
 from pydantic import Field
-from torch import Tensor
 
 from melon.errors import SettingsError
 from melon.kernels import policy
-from melon.models.evidence import Evidence, Examples
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Table, TableSpec
-from melon.types import Floats, Ints, Singles
+from melon.types import AnyArray, Floats, Ints, Scores, Singles
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from melon.models.evidence import Evidence, Examples
     from melon.models.plain import PlainSteps
 
-RowState = dict[str, dict[str, Tensor]]
+RowState = dict[str, dict[str, "Tensor"]]
+#: All state that is not per row, by name.
+Memory = dict[str, AnyArray]
 #: State of stored rows by table and name; to be read only.
 StoredState = Mapping[str, Mapping[str, Table]]
 
@@ -46,17 +49,13 @@ class ReadableTable(Protocol):
         """How many rows there are."""
 
     @property
-    def device(self) -> torch.device:
-        """Where its numbers are."""
-
-    @property
     def half_life(self) -> float | None:
         """The half-life of idle rows, if they decay."""
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Ints) -> Scores:
         """A copy of rows as they are now."""
 
-    def idle(self, rows: Tensor) -> Tensor:
+    def idle(self, rows: Ints) -> Ints:
         """How long ago rows were last touched, by the clock of time decay."""
 
 
@@ -64,16 +63,16 @@ class ReadableTable(Protocol):
 class Surroundings:
     """Read-only context of the compact copy: the history, and any row of any table.
 
-    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the time decay clock.
+    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the decay clock.
     `idle` says how long ago each compact row was last touched, where rows decay.
     """
 
     history: History
     now: int
-    users: Tensor
-    items: Tensor
+    users: Ints
+    items: Ints
     tables: Mapping[str, ReadableTable]
-    idle: Mapping[str, Tensor] = field(default_factory=dict)
+    idle: Mapping[str, Ints] = field(default_factory=dict)
     #: A cache of look-ups for the other situations of the same step: they begin with the same compact rows, and nothing
     #: is written in between.
     notes: dict[object, Any] = field(default_factory=dict)
@@ -81,7 +80,10 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Situation:
-    """One batch as a strategy gets it: compact rows, their per-row state, and the gradients of the batch."""
+    """One batch as a strategy gets it: compact rows, their per-row state, and the gradients of the batch.
+
+    Rows, state and gradients are tensors of PyTorch; what stands `around` them is numpy's.
+    """
 
     specs: Mapping[str, TableSpec]
     examples: Examples
@@ -116,10 +118,12 @@ class Proposal:
 
     values: dict[str, Tensor]
     row_state: RowState = field(default_factory=dict)
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
 
     def within(self, most_step: float, before: Mapping[str, Tensor]) -> Proposal:
         """The same directions, with no row moved further than `most_step`."""
+
+        import torch
 
         def shortened(old: Tensor, new: Tensor) -> Tensor:
             move = new - old
@@ -139,7 +143,7 @@ class PlainRates:
 
     rate: float
     decay: float
-    memory: dict[str, Tensor]
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class LineRates:
     weights: Singles
     splines: tuple[Floats, Floats]
     decay: Mapping[str, float]
-    row_state: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
+    row_state: Mapping[str, Mapping[str, tuple[Ints, Scores]]]
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,12 @@ class Strategy(ABC):
     space: ClassVar[Space] = Space()
     #: Every row of every table is read and written at each step, touched or not: slow, and there for comparison.
     dense: bool = False
+    #: Whether a meta-model learns by a look-ahead before each batch; such a strategy is a `LearnedStrategy`.
+    looks_ahead: ClassVar[bool] = False
+    #: Whether it is meta-trained through the whole selection window and then frozen.
+    stream_trained: ClassVar[bool] = False
+    #: Whether the evidence of a user's row comes apart for the positive and each negative (docs/methods.md 4.9, row 1).
+    per_branch: bool = False
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         if not issubclass(self.settings_type, StrategySettings):
@@ -202,7 +212,7 @@ class Strategy(ABC):
         self.settings: StrategySettings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
         self.seed = seed
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def bind(self, specs: Mapping[str, TableSpec], dtype: np.dtype[np.floating]) -> None:
         """Prepare for the tables that will be updated; a strategy that cannot drive them raises `SettingsError`."""
 
     def require_tables(self, specs: Mapping[str, TableSpec]) -> None:
@@ -240,7 +250,7 @@ class Strategy(ABC):
     def plain_rates(self, interactions: int) -> PlainRates | None:
         """Optional: what `propose` does to a batch of that many interactions, where that is a plain step; else None.
 
-        Compiled loops then make the step. A subclass that changes `propose` does not have it.
+        Kernels then make the step. A subclass that changes `propose` does not have it.
         """
         return None
 
@@ -262,33 +272,24 @@ class Strategy(ABC):
         )
 
     @property
+    def learns_online(self) -> bool:
+        """Whether rates that were meta-trained through a stream go on learning on the next one."""
+        return False
+
+    @property
     def explains_rates(self) -> bool:
         """Whether the strategy has a learning-rate matrix."""
         return type(self).learning_rates is not Strategy.learning_rates
 
-    def keep(self, memory: Mapping[str, Tensor]) -> None:
+    def keep(self, memory: Mapping[str, AnyArray]) -> None:
         """Take over the memory of a proposal, after its rows have been written."""
 
-    def memory(self) -> dict[str, Tensor]:
-        """All state that is not per row, for checkpoints."""
+    def memory(self) -> Memory:
+        """All state that is not per row, for checkpoints; copies."""
         return {}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
         """Become what `memory` described."""
 
     def start_afresh(self) -> None:
         """Begin a stream after meta-training: row state that is not learned starts anew, and so do its counters."""
-
-
-def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, float]) -> LearningRates:
-    """The matrix of a strategy that gives each interaction one rate (n), times a constant for each table."""
-    columns, slots = [], []
-    for gradient in evidence.row_gradients:
-        n, width, dim = gradient.gradient.shape
-        columns.append((rates * scale[gradient.table])[:, None].expand(n, width * dim))
-        slots += [(gradient.table, slot) for slot in range(width) for _ in range(dim)]
-    shared = {}
-    for wide in evidence.shared_gradients:
-        entries = wide.expand()[0].numel()
-        shared[wide.table] = (rates * scale[wide.table])[:, None].expand(len(rates), entries)
-    return LearningRates(torch.cat(columns, dim=1), tuple(slots), shared)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from melon.strategies.base import Situation
 from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class EALSSettings(OptimizerSettings):
@@ -32,4 +33,5 @@ class EALS(WeightedLossStrategy):
         self.plain_weight = self.settings.w_new if type(self) is EALS else None
 
     def weights(self, situation: Situation) -> Tensor:
-        return torch.full_like(situation.evidence.losses, self.settings.w_new)
+        losses = situation.evidence.losses
+        return losses.new_full(losses.shape, self.settings.w_new)

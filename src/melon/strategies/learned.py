@@ -6,16 +6,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from melon.errors import CheckpointError
-from melon.strategies.base import RowStateSpec, Situation, Strategy, StrategySettings
+from melon.models.autograd import tensor_of, torch_type
+from melon.strategies.base import Memory, RowStateSpec, Situation, Strategy, StrategySettings
 from melon.strategies.meta_adam import MetaAdam
 from melon.strategies.optimizers import OptimizerSettings, RowOptimizer
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
+from melon.types import AnyArray
 
 MetaLoss = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -40,16 +43,12 @@ class LearnedStrategy(Strategy):
     """
 
     settings: LearnedSettings
-    #: Whether the evidence of a user's row comes apart for the positive and each negative (docs/methods.md 4.9, row 1).
-    per_branch: bool = False
-
-    #: Whether the meta-model goes on learning on the stream, by a look-ahead before each batch.
     looks_ahead: ClassVar[bool] = True
 
     #: How the weights of the meta-model are drawn: with Xavier's spread, or from Normal(0, 0.01²).
     init: Literal["normal", "xavier"] = "xavier"
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def bind(self, specs: Mapping[str, TableSpec], dtype: np.dtype[np.floating]) -> None:
         """Draw the meta-parameters for these tables.
 
         A strategy that has a meta-model keeps it: trained on one recommender, it is deployed on another of its kind.
@@ -57,7 +56,7 @@ class LearnedStrategy(Strategy):
         self.require_tables(specs)
         if hasattr(self, "_phi"):
             return
-        phi = Parameters(self.seed, dtype, device, self.init)
+        phi = Parameters(self.seed, torch_type(dtype), self.init)
         self.build(specs, phi)
         for name in self.half_life_names(specs):
             phi.zeros_exactly(name, 1)
@@ -74,7 +73,7 @@ class LearnedStrategy(Strategy):
         return self._phi.tensors
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """Learned, from the one in the settings: log₂ of each item table's half-life moves by `half_life_speed` · φ."""
+        """Learned, from the one in the settings on: log₂ of each table's half-life moves by `half_life_speed` · φ."""
         start = super().half_lives(specs)
         phi = {name: float(self.parameters()[half_life_name(name)].detach()) for name in start}
         return {
@@ -92,7 +91,7 @@ class LearnedStrategy(Strategy):
             return values
         half_life = around.tables[table].half_life
         assert half_life is not None
-        halvings = around.idle[table][: len(values)].to(values.dtype)[:, None] / half_life
+        halvings = tensor_of(around.idle[table][: len(values)]).to(values.dtype)[:, None] / half_life
         change = torch.exp2(self.settings.half_life_speed * (phi.detach() - phi))
         return values * torch.exp2(halvings * (1 - change))
 
@@ -139,18 +138,18 @@ class LearnedStrategy(Strategy):
         """Undo the last `adapt`: its batch could not be learned."""
         self._meta_optimizer.undo(self.parameters())
 
-    def memory(self) -> dict[str, Tensor]:
-        phi = {f"phi/{name}": value.detach().clone() for name, value in self.parameters().items()}
+    def memory(self) -> Memory:
+        phi = {f"phi/{name}": value.detach().numpy().copy() for name, value in self.parameters().items()}
         return {**phi, **self._meta_optimizer.memory()}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
         self._require_own(memory)
         with torch.no_grad():
             for name, value in self.parameters().items():
-                value.copy_(memory[f"phi/{name}"])
+                value.copy_(tensor_of(memory[f"phi/{name}"]))
         self._meta_optimizer.recall(memory)
 
-    def _require_own(self, memory: Mapping[str, Tensor]) -> None:
+    def _require_own(self, memory: Mapping[str, AnyArray]) -> None:
         """Refuse the memory of another strategy, preset or recommender before anything is changed."""
         own = {name: tuple(value.shape) for name, value in self.parameters().items()}
         saved = {name.removeprefix("phi/"): tuple(t.shape) for name, t in memory.items() if name.startswith("phi/")}
@@ -183,13 +182,13 @@ class LearnedOptimizerStrategy(LearnedStrategy):
     def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         return self._row_optimizer.row_state()
 
-    def keep(self, memory: Mapping[str, Tensor]) -> None:
+    def keep(self, memory: Mapping[str, AnyArray]) -> None:
         self._row_optimizer.steps = int(memory["steps"])
 
-    def memory(self) -> dict[str, Tensor]:
-        return {**super().memory(), "steps": torch.tensor(self._row_optimizer.steps, device="cpu")}
+    def memory(self) -> Memory:
+        return {**super().memory(), "steps": np.array(self._row_optimizer.steps)}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
         if "steps" not in memory:
             raise CheckpointError(
                 f"this is not the meta-model of strategy {self.name!r}: it does not say how many steps were made. "
@@ -217,4 +216,4 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
 
 def half_life_name(table: str) -> str:
     """The meta-parameter that moves a table's half-life."""
-    return f"time decay.{table}"
+    return f"half_life.{table}"

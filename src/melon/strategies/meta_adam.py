@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from melon.adam import Adam, Moments
+from melon.models.autograd import tensor_of
+from melon.strategies.base import Memory
+from melon.types import AnyArray
 
 _ADAM = Adam()
 
@@ -47,22 +51,24 @@ class MetaAdam:
             value.copy_(values[name])
         self._before = None
 
-    def memory(self) -> dict[str, Tensor]:
+    def memory(self) -> Memory:
         """Everything that a checkpoint needs."""
         named = {
-            f"adam/{order}/{name}": moment.clone()
+            f"adam/{order}/{name}": moment.numpy().copy()
             for name, both in self._moments.items()
             for order, moment in ((1, both.first), (2, both.second))
         }
-        return {"adam/steps": torch.tensor(self._steps, device="cpu"), **named}
+        return {"adam/steps": np.array(self._steps), **named}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
         """Become what `memory` described."""
         self._steps = int(memory["adam/steps"])
         names = [name.removeprefix("adam/1/") for name in memory if name.startswith("adam/1/")]
-        self._moments = {name: Moments(memory[f"adam/1/{name}"], memory[f"adam/2/{name}"]) for name in names}
+        self._moments = {
+            name: Moments(*(tensor_of(memory[f"adam/{order}/{name}"].copy()) for order in (1, 2))) for name in names
+        }
 
-    def problems_of(self, memory: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    def problems_of(self, memory: Mapping[str, AnyArray], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why `memory` is not the state of this optimiser on parameters of these shapes; empty where it is."""
         expected = {f"adam/{order}/{name}": shape for name, shape in shapes.items() for order in (1, 2)}
         problems = [] if "adam/steps" in memory else ["has no state of its optimiser"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from melon.adam import Adam, Moments
 from melon.strategies.base import (
     LearningRates,
+    Memory,
     PlainRates,
     Proposal,
     Reduction,
@@ -21,9 +20,12 @@ from melon.strategies.base import (
     Situation,
     Strategy,
     StrategySettings,
-    row_constant_rates,
 )
 from melon.tables import TableSpec
+from melon.types import AnyArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Optimizer = Literal["sgd", "adam_lazy", "adam_dense"]
 
@@ -72,18 +74,18 @@ class WeightedLossStrategy(Strategy):
         if weight is None or settings.optimizer != "sgd" or settings.most_step is not None:
             return None
         rate = settings.lr * weight / (interactions if settings.reduction == "mean" else 1)
-        return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": torch.full((), steps, device="cpu")})
+        return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": np.array(steps)})
 
     def learning_rates(self, situation: Situation) -> LearningRates:
         return self._optimizer.learning_rates(situation, self.weights(situation))
 
-    def keep(self, memory: Mapping[str, Tensor]) -> None:
+    def keep(self, memory: Mapping[str, AnyArray]) -> None:
         self._optimizer.steps = int(memory["steps"])
 
-    def memory(self) -> dict[str, Tensor]:
-        return {"steps": torch.tensor(self._optimizer.steps, device="cpu")}
+    def memory(self) -> Memory:
+        return {"steps": np.array(self._optimizer.steps)}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
         self.keep(memory)
 
 
@@ -97,7 +99,6 @@ class RowOptimizer:
     def __init__(self, settings: OptimizerSettings) -> None:
         self.settings = settings
         self.steps = 0
-        self._adam = Adam(settings.beta_1, settings.beta_2, settings.eps, "product")
 
     @property
     def dense(self) -> bool:
@@ -114,7 +115,10 @@ class RowOptimizer:
 
     def step(self, situation: Situation, gradients: Mapping[str, Tensor]) -> Proposal:
         """One step along given gradients; those of a table may be of its leading compact rows only."""
+        from melon.adam import Adam, Moments
+
         settings, steps = self.settings, self.steps + 1
+        adam = Adam(settings.beta_1, settings.beta_2, settings.eps)
         values: dict[str, Tensor] = {}
         state: RowState = {}
         for table, gradient in gradients.items():
@@ -125,14 +129,17 @@ class RowOptimizer:
                 values[table] = old - settings.lr * gradient
                 continue
             first, second = (situation.row_state[table][key][: len(gradient)] for key in ("moment_1", "moment_2"))
-            moments = self._adam.moments(Moments(first, second), gradient)
-            values[table] = self._adam.step(old, moments, steps, settings.lr)
+            moments = adam.moments(Moments(first, second), gradient)
+            values[table] = adam.step(old, moments, steps, settings.lr)
             state[table] = {"moment_1": moments.first, "moment_2": moments.second}
-        return Proposal(values, state, {"steps": torch.tensor(steps, device="cpu")})
+        return Proposal(values, state, {"steps": np.array(steps)})
 
     def learning_rates(self, situation: Situation, weights: Tensor | None = None) -> LearningRates:
         """η·ω_x or η·ω_x/n; under Adam these are loss weights rather than realised steps (docs/methods.md 1.3)."""
-        base = torch.ones_like(situation.evidence.losses) if weights is None else weights
+        from melon.strategies.reductions import row_constant_rates
+
+        losses = situation.evidence.losses
+        base = losses.new_ones(losses.shape) if weights is None else weights
         n, rate = len(situation.examples), self.settings.lr
         scale = {table: 1 / n if self._reduction(situation, table) == "mean" else 1.0 for table in situation.values}
         return row_constant_rates(situation.evidence, base * rate, scale)

@@ -21,9 +21,9 @@ Centre = float | np.ndarray[tuple[int, ...], np.dtype[np.floating]]
 class Parameters:
     """A flat dictionary of leaves; the parts of a meta-model register theirs under their own names."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, init: Literal["normal", "xavier"]) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, init: Literal["normal", "xavier"]) -> None:
         self._draws = Draws(seed, "meta-model")
-        self._dtype, self._device, self._init = dtype, device, init
+        self._dtype, self._init = dtype, init
         self.tensors: dict[str, Tensor] = {}
 
     def weight(self, name: str, rows: int, columns: int) -> None:
@@ -64,7 +64,7 @@ class Parameters:
         return np.arange(rows, dtype=np.int64) + (zlib.crc32(name.encode()) << 20)
 
     def _put(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
-        self.tensors[name] = torch.from_numpy(values).to(self._dtype).to(self._device).requires_grad_()
+        self.tensors[name] = torch.from_numpy(values).to(self._dtype).requires_grad_()
 
 
 def preprocess(values: Tensor, epsilon: float = _EPSILON) -> tuple[Tensor, Tensor]:

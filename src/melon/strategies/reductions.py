@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from melon.models.evidence import RowGradient
+from melon.models.evidence import Evidence, RowGradient
 from melon.strategies.base import LearningRates, Situation
 
 #: Reductions of a summed gradient (docs/methods.md 3.0.5); `Reduction` in base.py says what each word means.
@@ -80,6 +80,20 @@ def parameter_rates(
             raw_shared[table] = rate.reshape(1, -1).expand(n, -1)
             shared[table] = (rate * scales[table][:, None]).reshape(1, -1).expand(n, -1)
     return LearningRates(torch.cat(realised, 1), tuple(slots), shared, torch.cat(raw, 1), raw_shared)
+
+
+def row_constant_rates(evidence: Evidence, rates: Tensor, scale: Mapping[str, float]) -> LearningRates:
+    """The matrix of a strategy that gives each interaction one rate (n), times a constant for each table."""
+    columns, slots = [], []
+    for gradient in evidence.row_gradients:
+        n, width, dim = gradient.gradient.shape
+        columns.append((rates * scale[gradient.table])[:, None].expand(n, width * dim))
+        slots += [(gradient.table, slot) for slot in range(width) for _ in range(dim)]
+    shared = {}
+    for wide in evidence.shared_gradients:
+        entries = wide.expand()[0].numel()
+        shared[wide.table] = (rates * scale[wide.table])[:, None].expand(len(rates), entries)
+    return LearningRates(torch.cat(columns, dim=1), tuple(slots), shared)
 
 
 def _reduction_of(

@@ -1,4 +1,4 @@
-"""Strategies with log-linear rates that meta-train through a whole stream and are then frozen (docs/methods.md 4.12).
+"""Strategies with log-linear rates, meta-trained through a whole stream and then frozen (docs/methods.md 4.12).
 
 Before meta-training they are exactly the plain step. Online they weigh each touch of a row.
 """
@@ -20,6 +20,7 @@ from melon.models.plain import TAUGHT, PlainSteps
 from melon.strategies.base import (
     LearningRates,
     LineRates,
+    Memory,
     Proposal,
     RowStateSpec,
     Situation,
@@ -32,7 +33,7 @@ from melon.strategies.melon.rates import INPUTS, MOST_DECAY, LinearInput, Linear
 from melon.strategies.online_continuation import OnlineContinuation
 from melon.stream.history import History
 from melon.tables import TableSpec
-from melon.types import Floats, Ints
+from melon.types import AnyArray, Floats, Ints
 
 _RECENT = "recent"
 _UNCAPPED = 50.0
@@ -64,11 +65,12 @@ class LinearStrategy(Strategy):
 
     settings_type = StreamTrainedSettings
     settings: StreamTrainedSettings
+    stream_trained: ClassVar[bool] = True
     #: Inputs that are never seen.
     unseen: ClassVar[tuple[LinearInput, ...]] = ()
     decays: ClassVar[bool] = True
 
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def bind(self, specs: Mapping[str, TableSpec], dtype: np.dtype[np.floating]) -> None:
         """Start at the plain step; a strategy that has meta-trained on another recommender of the kind keeps that."""
         self.require_tables(specs)
         if hasattr(self, "rates"):
@@ -112,19 +114,17 @@ class LinearStrategy(Strategy):
         if self.settings.most_step is not None or type(self).columns is not LinearStrategy.columns:
             return None
         counted = self.rates.item_tables[0]
-        counts = state[counted][_RECENT].gather(torch.from_numpy(items.reshape(-1)))
+        counts = state[counted][_RECENT].gather(items.reshape(-1))
         met = history.of_users.met(users), history.of_items.met(items)
         weights, splines, decay = self.rates.in_columns(TAUGHT, items.shape[1])
         half_lives = np.array(HALF_LIVES)
-        logs = kernels.line_logs(users, items, met, now, counts.numpy(), half_lives, history.events, weights)
-        if logs is None:
-            return None
+        logs = kernels.line_logs(users, items, met, now, counts, half_lives, history.events, weights)
         # With splines the cap comes after them.
         rates = np.exp(np.minimum(logs, _UNCAPPED if self.rates.sees_loss else MOST_LOG_RATE)).astype(np.float32)
         taken, first, times = np.unique(items[:, 0], return_index=True, return_counts=True)
-        before = RecentCounts(counts[torch.from_numpy(first) * items.shape[1]], history.events)
+        before = RecentCounts(torch.from_numpy(counts[first * items.shape[1]]), history.events)
         after = before.after(torch.from_numpy(np.repeat(np.arange(len(taken)), times)))
-        return LineRates(rates, splines, decay, {counted: {_RECENT: (torch.from_numpy(taken), after)}})
+        return LineRates(rates, splines, decay, {counted: {_RECENT: (taken, after.numpy())}})
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
@@ -140,15 +140,22 @@ class LinearStrategy(Strategy):
                 shared[gradient.table] = weights.expand(-1, old.numel()) / len(weights)
         return LearningRates(torch.cat(rows, dim=1), tuple(slots), shared)
 
-    def memory(self) -> dict[str, Tensor]:
-        phi = {f"phi/{name}": value.clone() for name, value in self.rates.phi.items()}
-        return phi if self.settings.online == "frozen" else {**phi, **self.online_continuation.memory()}
+    def memory(self) -> Memory:
+        phi = {f"phi/{name}": value.numpy().copy() for name, value in self.rates.phi.items()}
+        if self.settings.online == "frozen":
+            return phi
+        return phi | {name: part.numpy() for name, part in self.online_continuation.memory().items()}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
-        online_continuation = OnlineContinuation.from_memory(memory, self.rates.phi, f"strategy {self.name!r}")
-        phi = {name.removeprefix("phi/"): value.cpu() for name, value in memory.items()}
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in memory.items()}
+        online_continuation = OnlineContinuation.from_memory(tensors, self.rates.phi, f"strategy {self.name!r}")
+        phi = {name.removeprefix("phi/"): value for name, value in tensors.items()}
         self.rates.take(phi, self.name)
         self.online_continuation = online_continuation
+
+    @property
+    def learns_online(self) -> bool:
+        return self.settings.online != "frozen"
 
     def start_afresh(self) -> None:
         self.online_continuation = OnlineContinuation()
@@ -201,12 +208,12 @@ class LinearStrategy(Strategy):
         users, items = situation.examples.users.cpu().numpy(), situation.examples.items.cpu().numpy()
         user_table = next((name for name, spec in situation.specs.items() if spec.role == "user"), None)
         item_table = self.rates.item_tables[0]
-        of_users = around.history.of_users.met(around.users.cpu().numpy())[users]
-        of_items = around.history.of_items.met(around.items.cpu().numpy())[items]
-        idle_items = around.tables[item_table].idle(around.items).cpu().numpy()[items]
+        of_users = around.history.of_users.met(around.users)[users]
+        of_items = around.history.of_items.met(around.items)[items]
+        idle_items = around.tables[item_table].idle(around.items)[items]
         idle_users = np.zeros_like(of_users)
         if user_table is not None:
-            idle_users = around.tables[user_table].idle(around.users).cpu().numpy()[users]
+            idle_users = around.tables[user_table].idle(around.users)[users]
         recent = self._recent(situation).now()[items]
         return batch_inputs(users, items, (of_users, of_items), (idle_users, idle_items), recent)
 

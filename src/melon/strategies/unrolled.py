@@ -36,6 +36,7 @@ class UnrolledStrategy(LearnedStrategy):
 
     settings: UnrolledSettings
     looks_ahead: ClassVar[bool] = False
+    stream_trained: ClassVar[bool] = True
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         super().build(specs, parameters)  # type: ignore[safe-super]  # there is always a strategy behind this one

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakSet
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy.typing as npt
 
 from melon.errors import LearningError, SettingsError
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.tables.decay import Changes, DecayFactors, decay_factor
-from melon.types import Ints, Singles
+from melon.types import AnyArray, Ints, Scores, Singles
 
 Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
@@ -40,7 +37,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Moment:
-    """When rows are read: a time of the time decay clock, and the half-life of each table whose idle rows decay.
+    """When rows are read: a time of the decay clock, and the half-life of each table whose idle rows decay.
 
     Reading at a moment changes nothing, so any number of readers may look at different moments.
     """
@@ -53,45 +50,47 @@ class Moment:
 class TableView:
     """Zero-copy view of a table at a moment: row n is `decay(n) * storage[offsets(n)]`.
 
-    Do not keep a reference: what is written or grown later shows through, or does not. Compiled loops read `storage`,
+    Do not keep a reference: what is written or grown later shows through, or does not. Kernels read `storage`,
     `offsets` and `decay`; everybody else the methods below them.
     """
 
-    storage: Tensor  # the rows as they were written, not decayed, and zeros from number `rows` on
-    touched: Tensor
+    storage: Scores  # the rows as they were written, not decayed, and zeros from number `rows` on
+    touched: Ints
     rows: int
     now: int
     half_life: float | None
 
-    def offsets(self, rows: Tensor) -> Tensor:
+    def offsets(self, rows: Ints) -> Ints:
         """Where rows are stored; an absent row is read from a row of zeros."""
-        return rows.clamp(max=self.rows)
+        return np.minimum(rows, self.rows)
 
-    def decay(self, offsets: Tensor | slice) -> Tensor | None:
+    def decay(self, offsets: Ints | slice) -> Scores | None:
         """What time decay has left of stored rows; None where nothing decays."""
         if self.half_life is None:
             return None
-        return decay_factor(self.touched[offsets], self.now, self.half_life).to(self.storage.dtype)
+        return decay_factor(self.touched[offsets], self.now, self.half_life).astype(self.storage.dtype)
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Ints) -> Scores:
         """A copy of rows; shape of `rows` × dim."""
         offsets = self.offsets(rows)
-        values, decay = F.embedding(offsets, self.storage), self.decay(offsets)
-        return values if decay is None else values.mul_(decay.unsqueeze(-1))
+        values, decay = self.storage.take(offsets, axis=0), self.decay(offsets)
+        if decay is not None:
+            values *= decay[..., None]
+        return values
 
-    def blocks(self, size: int | None = None) -> Iterator[Tensor]:
+    def blocks(self, size: int | None = None) -> Iterator[Scores]:
         """All rows in order, `size` at a time."""
         size = size or _BLOCK
         for start in range(0, self.rows, size):
             some = slice(start, min(start + size, self.rows))
             values, decay = self.storage[some], self.decay(some)
-            yield values if decay is None else values * decay.unsqueeze(-1)
+            yield values if decay is None else values * decay[:, None]
 
-    def everything(self) -> Tensor:
+    def everything(self) -> Scores:
         """All rows; a view of the storage where nothing decays."""
         if self.half_life is None or not self.rows:
             return self.storage[: self.rows]
-        return torch.cat(list(self.blocks()))
+        return np.concatenate(list(self.blocks()))
 
 
 class Clock:
@@ -110,8 +109,7 @@ class Table:
         *,
         clock: Clock | None = None,
         seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.spec = spec
         self.rows = 0
@@ -120,28 +118,22 @@ class Table:
         self._clock = clock or Clock()
         self._draws = Draws(seed, f"init/{spec.name}")
         # Rows from self.rows on are all zero: an absent row is read from there.
-        self._values = torch.zeros((1, spec.dim), dtype=dtype, device=device)
-        self._touched = torch.zeros(1, dtype=torch.int64, device=device)
-        self._arrays: tuple[Singles, Ints] | None = None  # the same memory, for compiled kernels
-        self._changed: list[Tensor] | None = None
+        self._values: Scores = np.zeros((1, spec.dim), dtype=dtype)
+        self._touched: Ints = np.zeros(1, dtype=np.int64)
+        self._changed: list[Ints] | None = None
         self._watches = WeakSet[Changes]()
         self._half_life: DecayFactors | None = None
         if spec.role == "shared":
             self.grow(spec.rows, np.arange(spec.rows))
 
     def __getstate__(self) -> dict[str, object]:
-        """For copies: their arrays share memory with the tensors of the copy."""
-        return {**self.__dict__, "_arrays": None, "_half_life": None, "_watches": WeakSet()}
+        """For copies: nobody watches them yet."""
+        return {**self.__dict__, "_half_life": None, "_watches": WeakSet()}
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[np.floating]:
         """The number type of the rows."""
         return self._values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows live."""
-        return self._values.device
 
     def view(self, at: Moment | None = None) -> TableView:
         """Zero-copy view of this table at a moment, by default that of learning."""
@@ -149,23 +141,20 @@ class Table:
             return TableView(self._values, self._touched, self.rows, self._clock.now, self.half_life)
         return TableView(self._values, self._touched, self.rows, at.now, at.half_lives.get(self.spec.name))
 
-    def gather(self, rows: Tensor, at: Moment | None = None) -> Tensor:
+    def gather(self, rows: Ints, at: Moment | None = None) -> Scores:
         """A copy of rows at a moment; shape of `rows` × dim."""
         return self.view(at).gather(rows)
 
     def arrays(self, at: Moment | None = None) -> tuple[Singles, Ints, float]:
         """Storage for kernels: values, last touches, and the half-life of idle rows, 0 where they do not decay.
 
-        The arrays share memory with the table until it grows: use them for one call. Row `rows` reads as zeros. A loop
-        that writes rows exchanges them (`kernels/factor.py`) and reports them to `written`.
+        The arrays share memory with the table until it grows: use them for one call. Row `rows` reads as zeros.
         """
-        if self._arrays is None:
-            self._arrays = self._values.numpy(), self._touched.numpy()
         half_life = self.half_life if at is None else at.half_lives.get(self.spec.name)
-        return *self._arrays, half_life or 0.0
+        return self._values, self._touched, half_life or 0.0
 
     def decayed(self, kernels: policy.Kernels, rows: int, at: Moment | None = None) -> tuple[Singles, np.float32]:
-        """What time decay has left of the first rows at a moment, for lists: a weight for each, and one factor for all.
+        """Decay factors of the first rows at a moment, for lists: a weight for each, and one factor for all.
 
         The weights are empty where nothing decays. They are this table's own, and right until it is asked again.
         """
@@ -176,49 +165,37 @@ class Table:
             self._half_life = DecayFactors(self.watch())
         return self._half_life.read(kernels, touched, rows, self._clock.now if at is None else at.now, half_life)
 
-    def written(self, rows: Ints, undo: ExitStack | None = None) -> None:
-        """Record rows that a compiled kernel has written; closing `undo` takes the record back."""
-        self.version += 1
-        if self._changed is not None and undo is not None:
-            undo.callback(self._forget_changes, len(self._changed))
-        if self._changed is not None or self._watches:
-            self._record(torch.from_numpy(rows.copy()))
-
-    def everything(self) -> Tensor:
+    def everything(self) -> Scores:
         """All rows at the moment of learning; to be read only."""
         return self.view().everything()
 
-    def blocks(self, size: int | None = None) -> Iterator[Tensor]:
+    def blocks(self, size: int | None = None) -> Iterator[Scores]:
         """The same, `size` at a time."""
         return self.view().blocks(size)
 
-    def idle(self, rows: Tensor) -> Tensor:
+    def idle(self, rows: Ints) -> Ints:
         """How long ago rows were last touched, by the clock of learning; absent rows have not been idle."""
         absent = rows >= self.rows
-        return (self._clock.now - self._touched[rows.masked_fill(absent, 0)]).clamp(min=0).masked_fill(absent, 0)
+        idle: Ints = np.maximum(self._clock.now - self._touched[np.where(absent, 0, rows)], 0)
+        idle[absent] = 0
+        return idle
 
-    def scatter(self, rows: Tensor, values: Tensor) -> None:
+    def scatter(self, rows: Ints, values: Scores) -> None:
         """Write distinct rows and mark them as touched now."""
-        require_made(rows, self.rows, self.spec.name)
-        self._values.index_copy_(0, rows, values)
-        self._touched.index_fill_(0, rows, self._clock.now)
+        self._require_made(rows)
+        self._values[rows] = values
+        self._touched[rows] = self._clock.now
         self._record(rows)
         self.version += 1
 
-    def add(self, rows: Tensor, steps: Tensor) -> None:
-        """Add to rows, which may repeat: the summed plain step of pre-training, where nothing decays."""
-        self._values.index_add_(0, rows, steps)
-        self.version += 1
-        self._record(rows)
-
-    def lend(self) -> Tensor:
-        """The storage, for compiled pre-training: it writes rows in place, where nothing decays."""
+    def lend(self) -> Singles:
+        """The storage, for pre-training: it writes rows in place, where nothing decays."""
         if self._changed is not None or self._watches:
-            self._record(torch.arange(self.rows, device=self.device))
+            self._record(np.arange(self.rows))
         self.version += 1
         return self._values
 
-    def stamp(self, rows: Tensor, moments: Tensor) -> None:
+    def stamp(self, rows: Ints, moments: Ints) -> None:
         """Say when rows were last touched."""
         self._touched[rows] = moments
         self.version += 1
@@ -236,13 +213,13 @@ class Table:
         if self.spec.std > 0:
             for start in range(0, len(keys), _BLOCK):
                 drawn = self._draws.normals(keys[start : start + _BLOCK], self.spec.dim)
-                some = torch.from_numpy(drawn * self.spec.std + self.spec.centre)
-                self._values[self.rows + start : self.rows + start + len(some)] = some.to(self.dtype)
+                some = slice(self.rows + start, self.rows + start + len(drawn))
+                self._values[some] = drawn * self.spec.std + self.spec.centre
         else:
             self._values[new] = self.spec.centre
         self._touched[new] = self._clock.now
         if self._changed is not None or self._watches:
-            self._record(torch.arange(self.rows, rows, device=self.device))
+            self._record(np.arange(self.rows, rows))
         self.rows = rows
         self.version += 1
 
@@ -253,14 +230,13 @@ class Table:
         self.rows = min(self.rows, rows)
         self.version += 1
 
-    def undo_point(self, rows: Tensor) -> Undo:
+    def undo_point(self, rows: Ints) -> Undo:
         """Copy distinct rows that are about to be written; the returned function puts them back."""
-        require_made(rows, self.rows, self.spec.name)
+        self._require_made(rows)
         values, touched, recorded = self._values[rows], self._touched[rows], len(self._changed or ())
 
         def undo() -> None:
-            self._values.index_copy_(0, rows, values)
-            self._touched.index_copy_(0, rows, touched)
+            self._values[rows], self._touched[rows] = values, touched
             self.version += 1
             self._forget_changes(recorded)
 
@@ -270,12 +246,12 @@ class Table:
         """Have `changed` tell which rows are written from now on."""
         self._changed = []
 
-    def changed(self) -> Tensor:
+    def changed(self) -> Ints:
         """Distinct numbers of the rows written since the last call, in ascending order; see `record_changes`."""
         if self._changed is None:
             raise LearningError(f"table {self.spec.name!r} records no changes; call record_changes first.")
         written, self._changed = self._changed, []
-        rows = torch.unique(torch.cat(written)) if written else torch.empty(0, dtype=torch.int64, device=self.device)
+        rows: Ints = np.unique(np.concatenate(written)) if written else np.empty(0, dtype=np.int64)
         return rows[rows < self.rows]
 
     def watch(self) -> Changes:
@@ -284,41 +260,37 @@ class Table:
         self._watches.add(changes)
         return changes
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, AnyArray]:
         """Copies of the rows and of their last touches."""
-        return {"values": self._values[: self.rows].clone(), "touched": self._touched[: self.rows].clone()}
+        return {"values": self._values[: self.rows].copy(), "touched": self._touched[: self.rows].copy()}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, AnyArray]) -> None:
         """Become what `state` described."""
         self.rows = len(state["values"])
         self.version += 1
-        self._values = self._values.new_zeros((self.rows + 1, self.spec.dim))
+        self._values = np.zeros((self.rows + 1, self.spec.dim), dtype=self.dtype)
         self._values[: self.rows] = state["values"]
-        self._touched = self._touched.new_zeros(self.rows + 1)
+        self._touched = np.zeros(self.rows + 1, dtype=np.int64)
         self._touched[: self.rows] = state["touched"]
-        self._arrays = None
-        self._record(torch.arange(self.rows, device=self.device))
+        self._record(np.arange(self.rows))
 
     def _forget_changes(self, recorded: int) -> None:
         """Keep the first records of changes only."""
         if self._changed is not None:
             del self._changed[recorded:]
 
-    def _record(self, rows: Tensor) -> None:
+    def _record(self, rows: Ints) -> None:
         if self._changed is not None:
             self._changed.append(rows)
         for watch in self._watches:
             watch.put(rows)
 
     def _reallocate(self, capacity: int) -> None:
-        values = self._values.new_zeros((capacity, self.spec.dim))
-        values[: self.rows] = self._values[: self.rows]
-        touched = self._touched.new_zeros(capacity)
-        touched[: self.rows] = self._touched[: self.rows]
-        self._values, self._touched, self._arrays = values, touched, None
+        values, touched = np.zeros((capacity, self.spec.dim), dtype=self.dtype), np.zeros(capacity, dtype=np.int64)
+        values[: self.rows], touched[: self.rows] = self._values[: self.rows], self._touched[: self.rows]
+        self._values, self._touched = values, touched
 
-
-def require_made(rows: Tensor, stored: int, name: str) -> None:
-    """Refuse to write rows that do not exist."""
-    if rows.shape[0] and int(rows.max()) >= stored:
-        raise LearningError(f"row {int(rows.max())} of {name!r} was written before it was made.")
+    def _require_made(self, rows: Ints) -> None:
+        """Refuse to write rows that do not exist."""
+        if len(rows) and int(rows.max()) >= self.rows:
+            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.kernels import policy
-from melon.types import Ints, Singles
+from melon.types import Floats, Ints, Singles
 
-#: Half-lives after which the reference moment of time decay moves.
+#: Half-lives after which the reference moment moves.
 _REFERENCE = 32
 #: Changes of rows are brought together after so many writes.
 _MOST_RECORDS = 1_000
 
 
-def decay_factor(touched: Tensor, now: int, half_life: float) -> Tensor:
+def decay_factor(touched: Ints, now: int, half_life: float) -> Floats:
     """What is left of a row after its idle time: 0.5^(idle / half-life), docs/methods.md 8.3."""
-    return torch.exp2((touched - now).clamp(max=0).to(torch.float64) / half_life)
+    factor: Floats = np.exp2(np.minimum(touched - now, 0) / half_life)
+    return factor
 
 
 def reference(now: int, half_life: float) -> tuple[int, np.float32]:
@@ -36,22 +35,22 @@ class Changes:
     """Rows that were written, whether or not the step was taken back after."""
 
     def __init__(self) -> None:
-        self._rows: list[Tensor] = []
+        self._rows: list[Ints] = []
 
-    def put(self, rows: Tensor) -> None:
+    def put(self, rows: Ints) -> None:
         """Rows that are being written."""
         self._rows.append(rows)
         if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
-            self._rows = [torch.unique(torch.cat(self._rows))]
+            self._rows = [np.unique(np.concatenate(self._rows))]
 
     def take(self) -> Ints:
         """Numbers of the rows written since the last call; some may stand there several times."""
         rows, self._rows = self._rows, []
-        return torch.cat(rows).cpu().numpy() if rows else np.empty(0, dtype=np.int64)
+        return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
 
 
 class DecayFactors:
-    """What time decay has left of rows, kept from moment to moment, so that only rows that changed are computed.
+    """Decay factors of rows, kept from moment to moment, so that only rows that changed are computed.
 
     Weights depend on the reference and the last touch alone, and not on when they were read before.
     """
@@ -75,5 +74,5 @@ class DecayFactors:
         self._latest = max(self._latest, int(touched[changed].max(initial=0)))
         if self._latest > now and touched[:rows].max(initial=0) > now:
             # Rows are read as of a moment before they were touched: not decayed yet.
-            return decay_factor(torch.from_numpy(touched[:rows]), now, half_life).float().numpy(), np.float32(1)
+            return decay_factor(touched[:rows], now, half_life).astype(np.float32), np.float32(1)
         return self._weights[:rows], factor

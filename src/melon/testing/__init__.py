@@ -6,7 +6,8 @@
     check_strategy(partial(MyStrategy, {"lr": 0.1}))
 
 A check that fails raises `ConformanceError`, which names the check and the values. What does not apply is never passed
-over in silence: the report that comes back lists each such check with its reason.
+over in silence: the report that comes back lists each such check with its reason. Without PyTorch, checks of gradients
+do not apply.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from melon.errors import ConformanceError, SettingsError, unknown_name
+from melon.errors import ConformanceError, MissingExtraError, SettingsError, unknown_name
 from melon.learning.updater import Updater
-from melon.models.blend.recommender import Blend
-from melon.models.bpr import BPR
-from melon.models.ncf import NCF
+from melon.models.base import Recommender
+from melon.models.registry import RECOMMENDERS
 from melon.testing.pairing import Family, MakeStrategy, Pairing
 from melon.testing.pairings import PAIRING_CHECKS
 from melon.testing.recommenders import RECOMMENDER_CHECKS, MakeRecommender
@@ -40,12 +41,17 @@ __all__ = [
     "check_strategy",
 ]
 
+
+def _made(name: str, settings: Mapping[str, Any], *, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> Recommender:
+    made: Recommender = RECOMMENDERS[name].load()(settings, seed=seed, dtype=dtype)
+    return made
+
+
+_SMALL_BLEND = {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "negatives": 2}
 SMALL_RECOMMENDERS: Mapping[str, MakeRecommender] = {
-    "bpr": partial(BPR, {"dim": 6}),
-    "ncf": partial(NCF, {"dim": 4, "layers": (6, 5)}),
-    "blend": partial(
-        Blend, {"dim": 6, "head_units": 4, "head_negatives": 3, "head_rest": 20, "slots": 16, "negatives": 2}
-    ),
+    "bpr": partial(_made, "bpr", {"dim": 6}),
+    "ncf": partial(_made, "ncf", {"dim": 4, "layers": (6, 5)}),
+    "blend": partial(_made, "blend", _SMALL_BLEND),
 }
 
 
@@ -80,8 +86,11 @@ def check_pairing(
     to pass, each with a reason for the report. Where the strategy refuses the recommender in `bind`, or has no table to
     update, nothing applies.
     """
-    pairing = Pairing(make_recommender, make_strategy, family)
-    recommender, strategy = make_recommender(seed=0, dtype=torch.float32), make_strategy(seed=0)
+    pairing, strategy = Pairing(make_recommender, make_strategy, family), make_strategy(seed=0)
+    try:
+        recommender = make_recommender(seed=0, dtype=np.float32)
+    except MissingExtraError as missing:
+        return CheckReport(strategy.name, (), {check.__name__: str(missing) for check in PAIRING_CHECKS})
     subject = f"{recommender.name} with {strategy.name}"
     if not recommender.specs:
         nothing = f"strategy {strategy.name!r} has no table to update: the recommender learns by observing alone"
@@ -111,7 +120,7 @@ def check_strategy(
 
 def check_recommender(make_recommender: MakeRecommender, *, exempt: Mapping[str, str] | None = None) -> CheckReport:
     """Run every check of a recommender by itself; how it learns is for `check_pairing`."""
-    name = make_recommender(seed=0, dtype=torch.float32).name
+    name = make_recommender(seed=0, dtype=np.float32).name
     return _run(name, RECOMMENDER_CHECKS, make_recommender, exempt)
 
 
@@ -133,6 +142,8 @@ def _run(
     for check in checks:
         try:
             reason = excused[check.__name__] if check.__name__ in excused else check(given)
+        except MissingExtraError as missing:
+            reason = str(missing)
         except Exception as error:
             reason = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
             raise ConformanceError(f"{subject} fails the check {check.__name__!r}: {reason}") from error

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from melon.learning.examples import Compact
 from melon.learning.updater import Updater
-from melon.strategies.base import Situation, Strategy
+from melon.strategies.base import Strategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
 from melon.tables import Table
@@ -41,10 +40,10 @@ class Pairing:
     make_recommender: MakeRecommender
     make_strategy: MakeStrategy
     family: Family | None = None
-    _moments: dict[torch.dtype, list[Updater]] = field(default_factory=dict, repr=False, compare=False)
+    _moments: dict[npt.DTypeLike, list[Updater]] = field(default_factory=dict, repr=False, compare=False)
 
     def updater(
-        self, batches: Iterable[Batch] = (), history: History | None = None, *, dtype: torch.dtype = torch.float32
+        self, batches: Iterable[Batch] = (), history: History | None = None, *, dtype: npt.DTypeLike = np.float32
     ) -> Updater:
         """A new updater that has learned the given batches."""
         new = Updater(self.make_recommender(seed=3, dtype=dtype), self.make_strategy(seed=5), history, seed=7)
@@ -52,7 +51,7 @@ class Pairing:
             new.learn(batch)
         return new
 
-    def after(self, batches: int, *, dtype: torch.dtype = torch.float32) -> Updater:
+    def after(self, batches: int, *, dtype: npt.DTypeLike = np.float32) -> Updater:
         """An updater that has learned the first batches of the toy stream; a copy of its own for each caller."""
         moments = self._moments.setdefault(dtype, [self.updater(dtype=dtype)])
         for batch in toy_batches()[len(moments) - 1 : batches]:
@@ -82,14 +81,6 @@ def state_of(updater: Updater) -> StateArrays:
     return state | {f"streaming {name}": np.array(array) for name, array in streaming.items()}
 
 
-def situation_of(updater: Updater, batch: Batch) -> tuple[Compact, Situation]:
-    """A batch as the strategy would meet it now, and which stored rows that is about."""
-    situation = updater.situation(batch)
-    assert situation.around is not None
-    users, items = (rows.cpu().numpy() for rows in (situation.around.users, situation.around.items))
-    return Compact(users, items), situation
-
-
 def tables_of(updater: Updater) -> list[tuple[str, Table]]:
     rows = [(f"table {name}", table) for name, table in updater.recommender.tables.items()]
     states = updater.row_state.items()
@@ -99,7 +90,7 @@ def tables_of(updater: Updater) -> list[tuple[str, Table]]:
 def hand_over(original: Updater, copy: Updater) -> None:
     for (_, source), (_, target) in zip(tables_of(original), tables_of(copy), strict=True):
         target.restore(source.state())
-    copy.strategy.recall({name: tensor.clone() for name, tensor in original.strategy.memory().items()})
+    copy.strategy.recall(original.strategy.memory())
     copy.recommender.restore_streaming_state(original.recommender.streaming_state())
     copy.recommender.clock.now = original.recommender.clock.now
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.errors import ConformanceError
@@ -43,9 +41,9 @@ def toy_batch(first_event: int, users: Ints, items: Ints) -> Batch:
     return Batch(first_event, users, items, times, users + 100, items + 5000)
 
 
-def array_of(tensor: Tensor) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = tensor.detach().cpu().numpy().copy()
-    return array
+def array_of(numbers: Any) -> npt.NDArray[Any]:
+    """A copy of an array, or of a tensor of PyTorch."""
+    return np.array(numbers.detach().numpy() if hasattr(numbers, "detach") else numbers)
 
 
 def expect(truth: bool, otherwise: str) -> None:
@@ -61,10 +59,11 @@ def same(one: StateArrays, other: StateArrays, otherwise: str) -> None:
         expect(array.tobytes() == second.tobytes(), f"{otherwise}: {name}, {_apart(array, second)}")
 
 
-def close(given: Tensor, wanted: Tensor, what: str, tolerance: float) -> None:
-    expect(given.shape == wanted.shape, f"{what}: shape {tuple(given.shape)}, expected {tuple(wanted.shape)}")
-    near = torch.allclose(given, wanted, rtol=tolerance, atol=tolerance)
-    expect(near, f"{what}: {_apart(array_of(given), array_of(wanted))}")
+def close(given: Any, wanted: Any, what: str, tolerance: float) -> None:
+    one, other = array_of(given), array_of(wanted)
+    expect(one.shape == other.shape, f"{what}: shape {one.shape}, expected {other.shape}")
+    near = np.allclose(one, other, rtol=tolerance, atol=tolerance)
+    expect(near, f"{what}: {_apart(one, other)}")
 
 
 def _apart(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> str:

@@ -20,10 +20,9 @@ from melon.kernels.melon.forms import (
     UnitLayer,
     UnitTerms,
 )
-from melon.kernels.melon.interactions import unit_terms
+from melon.kernels.melon.interactions import array_of, unit_terms
 from melon.kernels.policy import Kernels
 from melon.kernels.threads import spread
-from melon.kernels.types import array_of
 from melon.types import Floats, Singles
 
 #: Pairs in a block of rows, and units in a block of shared weights: what one thread works on at a time.

@@ -12,8 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from melon.kernels.melon.forms import SideTargets, SideWeights, UnitHeads, UnitLayer, UnitTerms
 from melon.kernels.policy import Kernels
-from melon.kernels.types import array_of
 from melon.types import Floats, Singles
+
+
+def array_of(tensor: Tensor) -> Singles:
+    """A tensor's numbers as an array without gaps, copied only where there are some."""
+    array: Singles = tensor.detach().numpy()
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def unit_terms(

@@ -111,8 +111,7 @@ def _rows_of(recommender: Recommender, recorded: RecordedStream) -> MetaTraining
     """The rows that the stream touches or predicts, as they are stored: not decayed."""
     rows = (recorded.user_rows, recorded.item_rows, recorded.item_rows)
     users, items, bias = (
-        recommender.tables[name].gather(torch.from_numpy(some), Moment(0)).numpy()
-        for name, some in zip(_TABLES, rows, strict=True)
+        recommender.tables[name].gather(some, Moment(0)) for name, some in zip(_TABLES, rows, strict=True)
     )
     return MetaTrainingRows(users, items, bias[:, 0].copy(), recorded.touched)
 

@@ -44,7 +44,7 @@ class GenericMetaTraining(StreamMetaTraining):
         The same as `LinearStrategy.propose`.
         """
         decayed = self._decayed(old, batch.idle, phi)
-        moved = self._moved_by_evidence if self._recommender.open_evidence else self._moved_by_autograd
+        moved = self._moved_by_evidence if self._model.open_evidence else self._moved_by_autograd
         with torch.set_grad_enabled(again):
             new = moved(batch, decayed, phi, again)
             most_step = self._strategy.settings.most_step
@@ -52,7 +52,7 @@ class GenericMetaTraining(StreamMetaTraining):
 
     def _moved_by_evidence(self, batch: MetaTrainingBatch, decayed: StepValues, phi: Phi, again: bool) -> StepValues:
         """Gradients in closed form, which are open to differentiation."""
-        evidence = self._recommender.evidence(decayed, Examples(batch.users, batch.items))
+        evidence = self._model.evidence(decayed, Examples(batch.users, batch.items))
         weights, new = self._weights(batch, evidence.losses, phi), dict[str, Tensor]()
         for gradient in evidence.gradients:
             old, rates = decayed[gradient.table], weights[gradient.table]
@@ -73,9 +73,7 @@ class GenericMetaTraining(StreamMetaTraining):
             copies[name] = copy if again else copy.detach().requires_grad_()
         with torch.enable_grad():
             lines = torch.arange(n, device=batch.users.device)[:, None].expand(n, slots)
-            losses = self._recommender.loss_of(
-                copies, lines, torch.arange(n * slots, device=lines.device).view(n, slots)
-            )
+            losses = self._model.loss_of(copies, lines, torch.arange(n * slots, device=lines.device).view(n, slots))
             total = losses.sum()
         weights, new = self._weights(batch, losses if again else losses.detach(), phi), dict[str, Tensor]()
         for name in self._moving:

@@ -22,7 +22,7 @@ class UnrolledMetaTraining(StreamMetaTraining):
 
     def __init__(self, recommender: Recommender, strategy: UnrolledStrategy, recorded: RecordedStream) -> None:
         super().__init__(recommender, recorded)
-        if not recommender.open_evidence:
+        if not self._model.open_evidence:
             raise SettingsError(
                 f"{strategy.name} with form = stream needs gradients that can be differentiated, which bpr and ncf "
                 f"with their usual loss have and {recommender.name!r} has not; use its published form."
@@ -39,7 +39,7 @@ class UnrolledMetaTraining(StreamMetaTraining):
         """The same as the strategy's `propose`."""
         with torch.set_grad_enabled(again), self._strategy.at_work():
             decayed, examples = self._decayed(old, batch.idle, phi), Examples(batch.users, batch.items)
-            evidence = self._recommender.evidence(decayed, examples)
+            evidence = self._model.evidence(decayed, examples)
             ahead = self._strategy.look_ahead(Situation(self._specs, examples, decayed, {}, evidence))
             new = {name: ahead[name] for name in self._moving}
             most_step = self._strategy.settings.most_step

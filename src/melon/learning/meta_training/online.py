@@ -62,9 +62,9 @@ class OnlineMetaTraining:
         state, recommender = self._strategy.online_continuation, self._recommender
         distinct = {"user": np.unique(users), "item": np.unique(items)}
         rows = {
-            spec.name: recommender.tables[spec.name].everything().clone()
+            spec.name: recommender.tables[spec.name].everything().copy()
             if spec.role == "shared"
-            else recommender.tables[spec.name].gather(torch.from_numpy(distinct[spec.role]), Moment(0))
+            else recommender.tables[spec.name].gather(distinct[spec.role], Moment(0))
             for spec in self._learned
         }
         last = LastStep(
@@ -73,7 +73,7 @@ class OnlineMetaTraining:
             torch.from_numpy(self._strategy.inputs(situation)),
             torch.tensor([recommender.clock.now], device="cpu"),
             torch.from_numpy(self._touched(distinct["item"])),
-            {name: part.cpu() for name, part in rows.items()},
+            {name: torch.from_numpy(part) for name, part in rows.items()},
         )
         self._strategy.online_continuation = OnlineContinuation(state.moments, state.steps, last)
 
@@ -93,7 +93,7 @@ class OnlineMetaTraining:
     def _meta_training(self, recorded: RecordedStream) -> FactorMetaTraining | GenericMetaTraining:
         recommender, kernels = self._recommender, None
         if recommender.factorised and self._strategy.settings.most_step is None:
-            kernels = policy.load("meta_training", like=recommender.tables["item_factors"].view().storage)
+            kernels = policy.load("meta_training", dtype=recommender.dtype)
         if kernels is None:
             return GenericMetaTraining(recommender, self._strategy, recorded)
         return FactorMetaTraining(recommender, self._strategy, recorded, kernels)
@@ -130,7 +130,7 @@ class OnlineMetaTraining:
     def _touched(self, items: Ints) -> Ints:
         """When rows of items were last touched."""
         table = self._recommender.tables[self._strategy.rates.item_tables[0]]
-        touched: Ints = table.view().touched.cpu()[torch.from_numpy(items)].numpy()
+        touched: Ints = table.view().touched[items]
         return touched
 
     def _put_back(self, phi: Phi, state: OnlineContinuation) -> None:

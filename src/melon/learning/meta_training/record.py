@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from melon.errors import LearningError
 from melon.kernels.meta_training.forms import ABSENT, UNPREDICTED
@@ -131,7 +130,7 @@ class _Walk:
         table = next((table for table in self._updater.recommender.tables.values() if table.spec.role == role), None)
         if table is not None:
             known = rows < sizes[0]
-            moments[known] = table.view().touched.cpu()[torch.from_numpy(rows[known])].numpy()
+            moments[known] = table.view().touched[rows[known]]
         return moments
 
     def _draw(self, users: Ints, items: Ints, met: list[tuple[Ints, Ints]], last_users: Ints, last_items: Ints) -> Draw:

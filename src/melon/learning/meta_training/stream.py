@@ -43,14 +43,16 @@ class StreamMetaTraining(ABC):
     """Passes over a recorded stream from the same rows. How a step is made of φ is left open."""
 
     def __init__(self, recommender: Recommender, recorded: RecordedStream) -> None:
-        self._recommender, self._recorded = recommender, recorded
+        self._model, self._recorded = recommender.differentiable(), recorded
         self._specs = {spec.name: spec for spec in recommender.specs}
         self._moving = [name for name, spec in self._specs.items() if recommender.learns(spec)]
         rows = {"user": recorded.user_rows, "item": recorded.item_rows}
         self._start: StepValues = {
-            name: table.everything().clone()
-            if table.spec.role == "shared"
-            else table.gather(self._tensor(rows[table.spec.role]), Moment(0))
+            name: torch.from_numpy(
+                table.everything().copy()
+                if table.spec.role == "shared"
+                else table.gather(rows[table.spec.role], Moment(0))
+            )
             for name, table in recommender.tables.items()
         }
         others = recorded.candidates.shape[1] - 1
@@ -157,7 +159,7 @@ class StreamMetaTraining(ABC):
                     read[name] = F.embedding(distinct, rows[name]) * exists
                 else:
                     read[name] = rows[name]
-            scores = self._recommender.line_scores(self._decayed(read, idle[distinct], phi), places)
+            scores = self._model.line_scores(self._decayed(read, idle[distinct], phi), places)
             apart = (scores - scores[:, :1]).double() * torch.exp(phi["temperature"]).to(scores.device)
             # Each candidate stands for those that this pass leaves out.
             apart = torch.cat([apart[:, :1], apart[:, 1:] + self._stand_for], dim=1)
@@ -194,7 +196,7 @@ class StreamMetaTraining(ABC):
         values[slice(None) if role == "shared" else batch.rows[role]] = new.detach()
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._recommender.device)
+        return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _add(totals: StepValues, slopes: tuple[Tensor | None, ...]) -> None:

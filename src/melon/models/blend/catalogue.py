@@ -6,8 +6,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.kernels import policy
 from melon.models.base import Context
@@ -51,17 +49,17 @@ class BlendCatalogue(Catalogue):
         """Factors of all items, where the head compares pairs in rows of implicit ALS."""
         return None if self._stream.profiles is None else self._stream.profiles.prepare(self._n_items, self._past)
 
-    def scores(self, users: Tensor, *, unseen: bool = False) -> Tensor:
-        rows, kernels = np.asarray(users), policy.load("lists")
-        out = self._rows.products(rows, np.zeros_like(self._rows.bias))
+    def scores(self, users: Ints, *, unseen: bool = False) -> Singles:
+        kernels = policy.load("lists")
+        out = self._rows.products(users, np.zeros_like(self._rows.bias))
         profiles, neighbours = self._stream.profiles, self._stream.slots
         pairs = np.zeros((self._n_items, 0 if profiles is None else 3), dtype=np.float32)
         # Where the oldest pairs are forgotten, an item that the user has had may be listed again.
         seen = not unseen or self._past.max_pairs is not None
-        for line in range(len(rows)):
+        for line in range(len(users)):
             if profiles is not None and self._factors is not None:
-                profiles.match_all(rows[line : line + 1], self._factors, self._past, pairs, seen=seen)
-            user = self._stream.of_user(int(rows[line]), self._past)
+                profiles.match_all(users[line : line + 1], self._factors, self._past, pairs, seen=seen)
+            user = self._stream.of_user(int(users[line]), self._past)
             with scratch(self._n_items) as slots:
                 kernels.all_items(
                     self._head,
@@ -73,7 +71,7 @@ class BlendCatalogue(Catalogue):
                     pairs,
                     out[line],
                 )
-        return torch.from_numpy(out)
+        return out
 
     @cached_property
     def _at_large(self) -> Ints:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from melon.errors import require_torch
 from melon.kernels import policy
-from melon.kernels.blend_head import ACTIVE, Rows
+from melon.kernels.blend_head import Rows
 from melon.models.base import Context, Recommender, RecommenderSettings, SummedSteps
 from melon.models.blend import catalogue
 from melon.models.blend.catalogue import BlendCatalogue
 from melon.models.blend.features import INPUTS, MORE, TRANSITIONS, StreamFeatures
 from melon.models.blend.head import (
-    HIDDEN,
-    LINEAR,
-    OUTPUT,
-    SHIFT,
     TABLES,
     BlendHead,
     HeadExamples,
@@ -31,22 +26,18 @@ from melon.models.blend.head import (
     silent,
 )
 from melon.models.catalogue import Catalogue
-from melon.models.evidence import Evidence, Examples, Values
-from melon.models.factorisation import (
-    FactorCatalogue,
-    compiled_dots,
-    compiled_pretraining,
-    factor_evidence,
-    factor_scores,
-)
+from melon.models.factorisation import FactorCatalogue, pretrain_rows, stored_scores
 from melon.models.losses import BPRLoss
-from melon.models.plain import TAUGHT, PlainSteps, plain_steps
+from melon.models.plain import TAUGHT
 from melon.models.quantised import QuantisedRows
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import Moment, TableSpec, Undo
-from melon.types import Flags, Ints, Singles
+from melon.types import Flags, Ints, Scores, Singles
+
+if TYPE_CHECKING:
+    from melon.models.autograd import Differentiable
 
 #: Pairs whose inputs are held at a time.
 _PAIRS_AT_ONCE = 1 << 16
@@ -117,56 +108,29 @@ class Blend(Recommender):
         usual = (*INPUTS, *TRANSITIONS) if self.settings.transitions else INPUTS
         return (*usual, *(name for group, names in MORE.items() if group in self.settings.inputs for name in names))
 
-    def features(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
-        """The inputs of candidates n × c, and how active the user is behind them."""
-        context = context or Context(time=0, history=History())
-        inputs, met = self.inputs_of(users, items, context), context.history.of_users.met(np.asarray(users))
-        active = np.broadcast_to((np.log1p(met) / 4 - 1)[:, None, None], (*inputs.shape[:2], 1))
-        return torch.from_numpy(np.concatenate([inputs, active], axis=-1)).to(self.dtype)
-
-    def scores(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        dot = (values["user_factors"][users] * values["item_factors"][items]).sum(-1)
-        bias = values["item_bias"][items, 0]
-        if features is None:
-            features = dot.new_zeros((*dot.shape, len(self.inputs) + 1))
-        by_activity = (dot * features[..., -1]).unsqueeze(-1)
-        parts = torch.stack([dot, bias], -1), features[..., 2:ACTIVE], by_activity, features[..., ACTIVE + 1 : -1]
-        centre, scale = (torch.from_numpy(part).to(dot) for part in (self.head.centre, self.head.scale))
-        scaled = (torch.cat(parts, -1) - centre) * scale
-        hidden = torch.relu(scaled @ values[HIDDEN].T + values[SHIFT][:, 0])
-        return dot + bias + scaled @ values[LINEAR][0] + hidden @ values[OUTPUT][0]
-
     @property
     def factorised(self) -> bool:
         return type(self.loss) is BPRLoss
 
-    def taught_scores(self, values: Values, users: Tensor, items: Tensor) -> Tensor:
-        return factor_scores(values, users, items)
+    def differentiable(self) -> Differentiable:
+        """The personal part; the head learns by itself."""
+        require_torch(f"the recommender {self.name!r} with a strategy or loss that no kernel serves")
+        from melon.models.autograd import FactorScore
 
-    def loss_of(self, values: Values, users: Tensor, items: Tensor, features: Tensor | None = None) -> Tensor:
-        """The personal part's loss; the head has its own."""
-        return self.loss(factor_scores(values, users, items))
-
-    def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
-        losses, gradients = factor_evidence(self.loss, values, examples, per_branch=per_branch)
-        return Evidence(losses, tuple(gradients))
-
-    @cached_property
-    def plain_steps(self) -> PlainSteps | None:
-        return plain_steps(self.loss, self.tables) if type(self) is Blend else None
+        return FactorScore(self)
 
     def head_examples(self, users: Ints, items: Ints, allowed: Flags, context: Context) -> HeadExamples:
         """What interactions teach the head: users n, items n × (1 + negatives), from the stored model as it is now."""
         return HeadExamples(self.inputs_of(users, items, context), allowed)
 
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
-        return compiled_pretraining(self.loss, self.tables, users, items, steps) if type(self) is Blend else None
+        return None if self.plain_steps is None else pretrain_rows(self.tables, users, items, steps)
 
-    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+    def score(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
         at = None if context is None else context.moment
         values = self.head_values(at)
         if silent(values):
-            return self._personal(users, items, at)
+            return self.row_scores(users, items, context)
         context = context or Context(time=0, history=History())
         scores: Singles = np.empty(items.shape, dtype=np.float32)
         (constant, head), at_once = self.head.folded(values), max(_PAIRS_AT_ONCE // max(items.shape[1], 1), 1)
@@ -174,18 +138,22 @@ class Blend(Recommender):
             some = slice(start, start + at_once)
             inputs = self.inputs_of(users[some], items[some], context)
             policy.load("blend").head_scores(inputs, constant, head, scores[some])
-        return torch.from_numpy(scores).to(self.dtype)
+        return scores.astype(self.dtype, copy=False)
 
-    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
-        if policy.load("lists", like=self.like) is None:
+    def row_scores(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
+        at = None if context is None else context.moment
+        return stored_scores(self.tables, users, items, self.clock.now if at is None else at.now, at)
+
+    def score_catalogue(self, users: Ints, n_items: int, context: Context | None = None) -> Scores:
+        if self.dtype != np.float32:
             return super().score_catalogue(users, n_items, context)
         return self.catalogue(n_items, context).scores(users)
 
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
-        at, kernels = None if context is None else context.moment, policy.load("lists", like=self.like)
-        if kernels is None:
+        if self.dtype != np.float32:
             return super().catalogue(n_items, context)
-        common = kernels, self.tables, n_items, at, self.clock.now if at is None else at.now
+        at = None if context is None else context.moment
+        common = policy.load("lists"), self.tables, n_items, at, self.clock.now if at is None else at.now
         rows = FactorCatalogue(*common)
         if silent(self.head_values(at)):
             return rows
@@ -197,15 +165,15 @@ class Blend(Recommender):
     def _quantised(self) -> QuantisedRows:
         return QuantisedRows()
 
-    def similarities(self, items: Tensor, context: Context | None = None) -> Tensor:
+    def similarities(self, items: Ints, context: Context | None = None) -> Scores:
         """By the users that items share, weighed as the neighbours are."""
-        alike = self.stream.similarities(np.asarray(items))
+        alike = self.stream.similarities(items)
         missing = max(self.rows_of("item") - alike.shape[1], 0)
-        return torch.from_numpy(np.pad(alike, ((0, 0), (0, missing)))).to(self.dtype)
+        return np.pad(alike, ((0, 0), (0, missing))).astype(self.dtype)
 
     @property
     def observes_apart(self) -> bool:
-        return type(self) is Blend
+        return True
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)
@@ -229,9 +197,9 @@ class Blend(Recommender):
 
     def head_values(self, at: Moment | None) -> dict[str, Singles]:
         """The head's tables at a moment."""
-        return {name: _singles(np.asarray(self.tables[name].view(at).everything())) for name in TABLES}
+        return {name: _singles(self.tables[name].view(at).everything()) for name in TABLES}
 
-    def inputs_of(self, users: Tensor | Ints, items: Tensor | Ints, context: Context) -> Singles:
+    def inputs_of(self, users: Ints, items: Ints, context: Context) -> Singles:
         """The head's inputs of candidates."""
         at = context.moment
         now = self.clock.now if at is None else at.now
@@ -240,16 +208,8 @@ class Blend(Recommender):
         for table in tables:
             values, touched, half_life = table.arrays(at)
             rows.append(Rows(_singles(values), touched, half_life, table.rows, now))
-        lines = np.ascontiguousarray(np.asarray(users)), np.ascontiguousarray(np.asarray(items))
+        lines = np.ascontiguousarray(users), np.ascontiguousarray(items)
         return self.stream.inputs(rows, *lines, context.history)
-
-    def _personal(self, users: Tensor, items: Tensor, at: Moment | None) -> Tensor:
-        """What the rows say by themselves."""
-        factors, vectors = self.tables["user_factors"].gather(users, at), self.tables["item_factors"]
-        dots = compiled_dots(factors, vectors, items.reshape(-1), np.arange(items.numel()).reshape(items.shape), at)
-        if dots is None:
-            dots = (vectors.gather(items, at) * factors.unsqueeze(1)).sum(-1)
-        return dots + self.tables["item_bias"].gather(items, at)[..., 0]
 
 
 def _singles(values: npt.NDArray[Any]) -> Singles:

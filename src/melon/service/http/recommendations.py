@@ -217,12 +217,12 @@ def _explained(model: LiveModel, position: Position, user: Id, item: Id) -> dict
     for spec in updater.recommender.specs:
         if spec.kind == "bias" and spec.role in ("user", "item"):
             place = rows if spec.role == "user" else columns
-            biases[spec.name] = float(updater.recommender.tables[spec.name].gather(_tensor(place))[0, 0])
+            biases[spec.name] = float(updater.recommender.tables[spec.name].gather(place)[0, 0])
     lasts = np.unique(updater.history.of_users.recent(rows).partners[0])
     lasts = lasts[(lasts != NOBODY) & (lasts != column)]
     because: list[dict[str, Any]] = []
     if any(spec.role == "item" and spec.kind == "embedding" for spec in updater.recommender.specs):
-        alike = updater.similarities(columns, model.last_time)[0].numpy()[lasts]
+        alike = updater.similarities(columns, model.last_time)[0][lasts]
         best = np.argsort(-alike, kind="stable")[:_BECAUSE]
         names = model.items.ids(lasts[best]).tolist()
         because = [
@@ -242,9 +242,3 @@ def _explained(model: LiveModel, position: Position, user: Id, item: Id) -> dict
         "item_events": int(updater.history.of_items.met(columns)[0]),
         "model": about_model(model, position),
     }
-
-
-def _tensor(rows: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(rows)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from melon.learning.updater import Updater
 from melon.service.config import ServeSettings
@@ -19,6 +19,7 @@ from melon.service.learner.quality import between, difference
 from melon.service.log.base import LoggedStep, Position
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepBook
+from melon.types import AnyArray
 
 logger = logging.getLogger("melon.service")
 
@@ -62,12 +63,12 @@ def norms(updater: Updater) -> dict[str, float | None]:
     """How large the recommender's shared parameters and the strategy's meta-parameters are."""
     tables = updater.recommender.tables.values()
     shared = [table.everything() for table in tables if table.spec.role == "shared"]
-    memory = [one for one in updater.strategy.memory().values() if one.is_floating_point()]
+    memory = [one for one in updater.strategy.memory().values() if np.issubdtype(one.dtype, np.floating)]
     return {"head": _norm(shared), "memory": _norm(memory)}
 
 
-def _norm(tensors: list[Tensor]) -> float | None:
-    return float(torch.stack([one.float().norm() for one in tensors]).norm()) if tensors else None
+def _norm(arrays: Sequence[AnyArray]) -> float | None:
+    return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in arrays)) if arrays else None
 
 
 class Alarms:
@@ -94,7 +95,7 @@ def quarantined_in_a_row(newest: list[LoggedStep]) -> list[int]:
     return [step.last for step in itertools.takewhile(lambda step: step.status == "quarantined", batches)][::-1]
 
 
-RIVALS = {"popular": "recent popularity", "frozen": "the model as it was deployed"}
+SIMPLE_BASELINES = {"popular": "recent popularity", "frozen": "the model as it was deployed"}
 #: Seconds between two looks at quality.
 _JUDGED_S = 60.0
 
@@ -139,7 +140,7 @@ class Watch:
         """Say so where a baseline is better than the served model on the organic events of the last hour."""
         before = self._book.since(time.time() - self._settings.quality_s)
         counts = between(totals, before.totals if before else {})
-        for baseline, what in RIVALS.items():
+        for baseline, what in SIMPLE_BASELINES.items():
             organic, text = counts.get(baseline, {}).get("organic", {}), None
             ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None
             if ahead is not None and ahead[2] < 0:

@@ -354,7 +354,7 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
 
     Waits for the process that writes the log to make it. Called by the main thread it dies with its parent.
     """
-    from melon.fitting.fit import threads
+    from melon.kernels.threads import using_threads
 
     stop = stop or threading.Event()
     if threading.current_thread() is threading.main_thread():
@@ -363,7 +363,7 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
     _await(settings.folder, stop)
     if stop.is_set():
         return
-    with threads(settings.threads), Learner(settings) as learner:
+    with using_threads(settings.threads), Learner(settings) as learner:
         logger.info("learning from batch %d, offset %d", learner.position.batch, learner.position.offset)
         learner.run(stop)
 

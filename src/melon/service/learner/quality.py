@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from melon.data.ids import Id, IdBook
 from melon.evaluation.lists import better_and_equal
 from melon.evaluation.ranking import METRICS, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
+from melon.models.base import Context
 from melon.service.learner.replay_state import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
@@ -159,16 +159,10 @@ def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
 
     What a head adds is left out: it also goes by what was counted, and after an event that knows of the event itself.
     """
-    recommender, at = updater.recommender, updater.moment(time)
-    if not recommender.specs:
+    if not updater.recommender.specs:
         return np.zeros(len(users))
-    rows = {"user": torch.from_numpy(users), "item": torch.from_numpy(offered.reshape(-1))}
-    values = {
-        spec.name: table.gather(rows.get(spec.role, torch.arange(table.rows)), at)
-        for spec, table in ((spec, recommender.tables[spec.name]) for spec in recommender.specs)
-    }
-    with torch.no_grad():
-        scores = recommender.line_scores(values, torch.arange(offered.size).reshape(offered.shape)).double().numpy()
+    context = Context(time=time, history=updater.history, moment=updater.moment(time))
+    scores = updater.recommender.row_scores(users, offered, context).astype(np.float64)
     losses: Floats = np.logaddexp(0.0, scores[:, 1:] - scores[:, :1]).mean(axis=1)
     return losses
 

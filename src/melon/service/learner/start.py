@@ -55,13 +55,13 @@ def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log
 
 
 def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
-    """Load the compiled kernels. Events wait meanwhile, so an alarm says so where loops have to be compiled first."""
+    """Load the compiled kernels. Events wait meanwhile, so an alarm says so where they have to be compiled first."""
     with ThreadPoolExecutor(1, thread_name_prefix="compiling") as pool:
         loaded = pool.submit(model.warm_up)
         if not wait([loaded], patience).done:
             alarm(
                 "kernels",
-                "the learner loads its loops, and compiles them once per machine; events are stored and learned later.",
+                "the learner loads its kernels, compiled once per machine; events are stored and learned later.",
             )
         loaded.result()
     alarm("kernels", None)
@@ -115,7 +115,6 @@ def surroundings(threads: int) -> dict[str, Any]:
         "host": platform.node(),
         "cpu": cpu,
         "melon": __version__,
-        "torch": version("torch"),
         "numba": version("numba"),
         "threads": threads,
         "kernel": os.environ.get("MELON_KERNEL") or "numba",
@@ -124,6 +123,6 @@ def surroundings(threads: int) -> dict[str, Any]:
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """What two surroundings do not share, in words."""
-    names = ("cpu", "melon", "torch", "numba", "threads", "kernel")
+    names = ("cpu", "melon", "numba", "threads", "kernel")
     words = [f"{name} {one.get(name)!r} and {other.get(name)!r}" for name in names if one.get(name) != other.get(name)]
     return ", ".join(words) or "nothing that is recorded"

@@ -72,7 +72,7 @@ class _TableTouches:
     def idle(self) -> Ints:
         around = self._situation.around
         assert around is not None
-        since = around.tables[self._table].idle(around.users if self._user else around.items).cpu().numpy()
+        since = around.tables[self._table].idle(around.users if self._user else around.items)
         idle: Ints = since[self._row]
         return idle
 

@@ -141,7 +141,7 @@ class InteractionModel:
 
     def _targets(self, role: str, positions: Ints, around: Surroundings) -> SideTargets:
         """What was looked up goes with the surroundings, which are those of one step."""
-        stored = (around.users if role == "user" else around.items).cpu().numpy()
+        stored = around.users if role == "user" else around.items
         cache: TargetCache = around.notes.setdefault((self, role), TargetCache())
         return cache.targets(positions, len(stored), lambda missing: self.side(role, stored[missing], around))
 
@@ -149,10 +149,8 @@ class InteractionModel:
         """Targets (stored rows) with at most `neighbours` of their partners from strictly before the batch."""
         rings: PartnerRings = around.history.of_users if role == "user" else around.history.of_items
         partner_rows = rings.sample(targets, self._draws, around.history.events, self._settings.neighbours).partners
-        device = self._phi["user.attention"].device
-        arrays = (targets, np.maximum(partner_rows, 0), partner_rows >= 0)
-        rows, partners, there = (torch.from_numpy(array).to(device) for array in arrays)
-        return Side(self._features(role, rows, around), self._features(_OPPOSITE[role], partners, around), there)
+        partners = self._features(_OPPOSITE[role], np.maximum(partner_rows, 0), around)
+        return Side(self._features(role, targets, around), partners, torch.from_numpy(partner_rows >= 0))
 
     def represent(self, users: Side, items: Side, user_at: Tensor, item_at: Tensor) -> Tensor:
         """h for units, each the user at `user_at` with the item at `item_at`."""
@@ -168,8 +166,8 @@ class InteractionModel:
             hidden = torch.relu(self._normalised(hidden, layer))
         return hidden
 
-    def _features(self, role: str, rows: Tensor, around: Surroundings) -> Tensor:
-        read = [around.tables[name].gather(rows).detach() for name in self._tables[role]]
+    def _features(self, role: str, rows: Ints, around: Surroundings) -> Tensor:
+        read = [torch.from_numpy(around.tables[name].gather(rows)) for name in self._tables[role]]
         return read[0] if len(read) == 1 else torch.cat(read, dim=-1)
 
     def _extend(self, role: str, side: Side) -> Tensor:

@@ -54,7 +54,7 @@ class InteractionKernel(Protocol):
 
 
 class CompiledKernel(CompiledPairs):
-    """Compiled loops for rows and for gradients that come as factors; PyTorch for other gradients."""
+    """Kernels for rows and for gradients that come as factors; PyTorch for other gradients."""
 
     def shared_move(
         self, theta: Tensor, lines: SharedLines, terms: UnitTerms, network: RateNetwork, scale: float, share: float
@@ -67,13 +67,13 @@ class CompiledKernel(CompiledPairs):
 
 def pair_kernel(network: RateNetwork, like: Tensor) -> PairKernel:
     """The implementation for a network on numbers like these, the same for a whole update."""
-    kernels = None if network.second is None else policy.load("melon", padded(len(network.second)), like=like)
+    kernels = None if network.second is None else policy.load("melon", padded(len(network.second)), dtype=like.dtype)
     return reference if kernels is None else CompiledKernel(kernels)
 
 
 def interaction_kernel(role_width: int, like: Tensor) -> InteractionKernel | None:
     """The compiled interaction side, which comes with the pair kernel of a width; None where PyTorch computes it."""
-    kernels = policy.load("melon", padded(role_width), like=like)
+    kernels = policy.load("melon", padded(role_width), dtype=like.dtype)
     return None if kernels is None else CompiledKernel(kernels)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.generator import padded
 from melon.kernels.melon.forms import RowTouches, UnitTerms
-from melon.strategies.base import LearningRates, Proposal, Reduction, RowStateSpec, Situation
+from melon.strategies.base import LearningRates, Memory, Proposal, Reduction, RowStateSpec, Situation
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.inputs import LineInputs
 from melon.strategies.melon.interaction_model import InteractionModel
@@ -25,7 +25,7 @@ from melon.strategies.melon.reference import Rates, line_rates, shared_rates
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
-from melon.types import Floats, Ints
+from melon.types import AnyArray, Floats, Ints
 
 
 class RateStrategy(LearnedStrategy):
@@ -52,10 +52,10 @@ class RateStrategy(LearnedStrategy):
         inputs = self.settings.inputs if self.sees_parameter else ()
         self._inputs = LineInputs(inputs, specs, parameters, self.settings.role_width)
 
-    def memory(self) -> dict[str, Tensor]:
-        return {**super().memory(), "stream": torch.tensor(self._stream_trained, device="cpu")}
+    def memory(self) -> Memory:
+        return {**super().memory(), "stream": np.array(self._stream_trained)}
 
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
+    def recall(self, memory: Mapping[str, AnyArray]) -> None:
         super().recall(memory)
         self._has_stream_trained(int(memory.get("stream", 0)))
 
