@@ -91,7 +91,7 @@ def _weakest(own: Chains, user: int, now: int) -> np.int32:
         if count < least:
             weakest, least = entry, count
         entry = own.after[entry]
-    return weakest
+    return np.int32(weakest)
 
 
 def own_entries(users: Ints, own: Chains, entries: Ints) -> int:

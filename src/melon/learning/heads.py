@@ -57,7 +57,31 @@ class HeadTeacher:
         allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
         from_past = (*history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
         count = policy.load("stream").head_lines(*from_past, users, items, batch.events, where, lines, allowed)
-        return users[where[:count]], lines[:count], allowed[:count]
+        users, lines, allowed = users[where[:count]], lines[:count], allowed[:count]
+        self._replace_some(users, batch.events[where[:count]], lines, allowed)
+        return users, lines, allowed
+
+    def _replace_some(self, users: Ints, events: Ints, lines: Ints, allowed: Flags) -> None:
+        """Put items that the user had, and items of the latest events, in place of the last uniform draws.
+
+        A list of the whole catalogue is mostly a choice among these, and the head learns to tell them apart.
+        """
+        assert self._headed is not None
+        settings, end = self._headed.head.settings, lines.shape[1]
+        if settings.own_negatives and len(users):
+            past = self._history.of_users.recent(users)
+            places = self._draws.integers(events, settings.own_negatives, np.maximum(past.counts, 1), start=1 << 20)
+            some = slice(end - settings.own_negatives, end)
+            lines[:, some] = np.maximum(np.take_along_axis(past.partners, places, axis=1), 0)
+            allowed[:, some] = (past.counts[:, None] > 0) & (lines[:, some] != lines[:, :1])
+            end -= settings.own_negatives
+        latest = self._headed.stream.counts.latest
+        if settings.popular_negatives and len(latest):
+            places = self._draws.integers(events, settings.popular_negatives, len(latest), start=1 << 21)
+            some = slice(end - settings.popular_negatives, end)
+            lines[:, some] = latest[places]
+            seen = self._history.seen.contains(pair_keys(np.broadcast_to(users[:, None], places.shape), lines[:, some]))
+            allowed[:, some] = ~seen & (lines[:, some] != lines[:, :1])
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:
         """The head's own step, from the model as it was when the batch was predicted."""

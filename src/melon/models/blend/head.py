@@ -47,6 +47,9 @@ class HeadSettings:
     rest: int = 256
     #: Whether events on items that the user has had are training examples, too.
     repeats: bool = True
+    #: How many of the negatives are items that the user had, and how many are drawn from the latest events.
+    own_negatives: int = 0
+    popular_negatives: int = 0
 
 
 def head_tables(inputs: int, units: int) -> tuple[TableSpec, ...]:

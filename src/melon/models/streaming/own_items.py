@@ -34,12 +34,8 @@ class OwnItems:
 
     def __init__(self) -> None:
         self._users = self._entries = self._known = 0
-        self._chains = Chains(
-            *(_filled(0, -1), _filled(0), _filled(0), _filled(0), _filled(0, -1), _filled(0), _filled(0)),
-            np.zeros((0, len(_RATES)), dtype=np.float32),
-            _filled(0),
-            _RATES,
-        )
+        by_entry = _filled(0), _filled(0), _filled(0), np.zeros((0, len(_RATES)), dtype=np.float32)
+        self._chains = _chains(*(_filled(0) for _ in range(4)), *by_entry, _filled(0))
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""
@@ -115,7 +111,7 @@ class OwnItems:
         require(int(parts[1].sum()) <= entries, "users have more items than there are entries")
         counts = saved_array(state, "counts", np.float32, (entries, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
-        self._chains = Chains(*parts, counts, repeats, _RATES)
+        self._chains = _chains(*parts, counts, repeats)
         self._users, self._entries, self._known = users, entries, known
 
     def _entries_of(self, users: Ints) -> Ints:
@@ -126,8 +122,12 @@ class OwnItems:
         own = self._chains
         by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(_by_user(own))]
         by_entry = [_longer(each, entries) for each in _by_entry(own)]
-        self._chains = Chains(*by_user, *by_entry, _longer(own.item_repeats, items), _RATES)
+        self._chains = _chains(*by_user, *by_entry, _longer(own.item_repeats, items))
         self._users, self._known = max(self._users, users), max(self._known, items)
+
+
+def _chains(*arrays: Any) -> Chains:
+    return Chains(*(*arrays, _RATES))
 
 
 def _by_user(own: Chains) -> list[Any]:
@@ -143,8 +143,8 @@ def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
     return of_items.storage[1], np.array([of_items.rows])
 
 
-def _filled(size: int, value: int = 0) -> SmallInts:
-    return np.full(size, value, dtype=np.int32)
+def _filled(size: int) -> SmallInts:
+    return np.zeros(size, dtype=np.int32)
 
 
 def _longer(array: AnyArray, size: int, value: int = 0) -> AnyArray:
