@@ -179,7 +179,7 @@ def session_column(
                 alike[people[other]] += 1.0 / (place + 1)
         for each in range(many):
             people[found[each]] = _FREE
-            alike[each] *= float(found[each] != users[n])
+            alike[each] *= 1.0 if found[each] != users[n] else 0.0
         least = np.sort(alike[:many])[many - nearest] if many > nearest else 0.0
         start, count = starts[n], 0
         for each in range(many):
