@@ -3,7 +3,7 @@
     python benchmarks/fit.py [--sizes 100k] [--budget 0] [--cores 1]
 
 Made-up logs of the sizes of MovieLens-100k (943 users, 1,682 items, 100 thousand interactions) and MovieLens-1M (6,022,
-3,043, 950 thousand). Compiled loops are taken from the cache of the machine; the first fit on a machine compiles them.
+3,043, 950 thousand). Kernels are taken from the cache of the machine; the first fit on a machine compiles them.
 """
 
 from __future__ import annotations

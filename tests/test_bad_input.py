@@ -147,7 +147,7 @@ def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tm
             2,
             "unknown preset of default 'paperr'. Did you mean 'paper'? Choose one of: default, paper.",
         ),
-        (("--candidates", "all"), 2, "Choose one of: born, catalogue, full-log."),
+        (("--candidates", "all"), 2, "Choose one of: catalogue, full-log, known."),
         (("--pretrain", "both"), 2, "Choose one of: own, shared."),
         (("--set", "lerning=1"), 2, "unknown setting of strategy 'default' 'lerning'."),
         (("--set", "recommender.dims=1"), 2, "unknown setting of recommender 'blend' 'dims'. Did you mean 'dim'?"),

@@ -101,7 +101,11 @@ def test_help_names_every_choice(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("words", "new"),
-    [(("tune", "s.parquet", "--out", "x.toml"), "--save-config"), (("reproduce", "--tune"), "--budget")],
+    [
+        (("tune", "s.parquet", "--out", "x.toml"), "--save-config"),
+        (("reproduce", "--tune"), "--budget"),
+        (("evaluate", "s.parquet", "--fading", "auto"), "--half-life"),
+    ],
 )
 def test_names_of_earlier_versions_are_refused_with_the_new_one(words: tuple[str, ...], new: str, run: Run) -> None:
     ended = run(*words)

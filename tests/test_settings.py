@@ -1,11 +1,15 @@
 """Settings: frozen, plain, and with errors that name the owner, the key and the choices."""
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
 from pydantic import Field, ValidationError
 
+from melon import evaluate
+from melon.data import synthetic
 from melon.errors import MelonError, SettingsError
+from melon.fitting.config import read_config
 from melon.settings import Settings
 
 
@@ -29,6 +33,26 @@ def test_an_unknown_key_is_named_with_the_nearest_and_all_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "new"),
+    [
+        ("settings", {"fading": 5000}, "half_life"),
+        ("settings", {"fading_clock": "seconds"}, "decay_clock"),
+        ("preset", "practised", "stream"),
+        ("candidates", "born", "known"),
+    ],
+)
+def test_a_name_of_an_earlier_version_is_refused_with_the_new_one(field: str, value: object, new: str) -> None:
+    with pytest.raises(SettingsError, match=f"is now called '{new}'"):
+        evaluate(synthetic.synthetic_stream("flip", n_events=2000), "bpr", "mwnet", **{field: value}, progress=False)
+
+
+def test_a_config_file_with_an_old_key_names_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text('fading = "auto"\n')
+    with pytest.raises(SettingsError, match=r"old.toml 'fading' is now called 'half_life'"):
+        read_config(tmp_path / "old.toml")
+
+
+@pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"heat": 0}, ["my oven: heat = 0", "greater than 0"]),
@@ -38,7 +62,7 @@ def test_an_unknown_key_is_named_with_the_nearest_and_all_others() -> None:
         ({"trays": [1, "x"]}, ["my oven: trays.1 = 'x'"]),
     ],
 )
-def test_a_value_that_will_not_do_is_quoted(values: dict, words: list[str]) -> None:
+def test_a_value_out_of_range_is_quoted(values: dict, words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
         Oven.parse(values, "my oven")
     assert all(word in str(caught.value) for word in words)

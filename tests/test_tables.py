@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from melon.half_life import DecayFactors, decay_factor
 
-from melon import half_life, tables
+from melon import tables
 from melon.errors import LearningError, SettingsError
 from melon.kernels import policy
-from melon.tables import Clock, Moment, Table, TableSpec
+from melon.tables import Clock, Moment, Table, TableSpec, decay
+from melon.tables.decay import DecayFactors, decay_factor
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
 
@@ -315,7 +315,7 @@ class TestWatch:
         assert one.take().tolist() == [6, 7]
 
     def test_many_writes_are_brought_together_and_a_copy_has_no_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(half_life, "_MOST_RECORDS", 3)
+        monkeypatch.setattr(decay, "_MOST_RECORDS", 3)
         table = table_of(6)
         changes = table.watch()
         for row in (1, 2, 1, 2, 1, 2, 5):

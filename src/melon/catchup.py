@@ -29,7 +29,7 @@ _LIST = 5
 
 @dataclass(frozen=True)
 class Learned:
-    """What a model has learned from a file, and how well it foresaw a sample of it."""
+    """What a model has learned from a file, and how well it predicted a sample of it."""
 
     interactions: int
     new_users: int
@@ -57,7 +57,7 @@ def read_new(paths: Sequence[Path], model: LiveModel, **columns: Any) -> tuple[I
 
 
 def catch_up(model: Melon, log: Interactions) -> Learned:
-    """Learn a log batch by batch; a sample of its events is foreseen before its batch is learned."""
+    """Learn a log batch by batch; a sample of its events is predicted before its batch is learned."""
     live = model.live
     users, items = len(live.users), len(live.items)
     ranges = list(batches(0, len(log), model.batch_size))
@@ -72,7 +72,7 @@ def catch_up(model: Melon, log: Interactions) -> Learned:
 
 
 def _look_ahead(model: LiveModel, log: Interactions, start: int, stop: int) -> tuple[int, int]:
-    """How many events have a user and an item that are known and new to each other, and how many were foreseen."""
+    """How many events have a user and an item that are known and new to each other, and how many were predicted."""
     users = model.users.rows(log.user_ids[log.users[start:stop]])
     items = model.items.rows(log.item_ids[log.items[start:stop]])
     known = (users >= 0) & (users < model.rows_of("user")) & (items >= 0) & (items < model.rows_of("item"))

@@ -42,7 +42,7 @@ def run_demo(out: Path, events: int, seed: int) -> None:
     stream = write_synthetic("news", out / "stream.parquet", events, seed)
     log = load_stream(stream)
     say(
-        f"A made-up news site: {log.n_users:,} readers, {log.n_items:,} articles that are born, burst and decay, "
+        f"A made-up news site: {log.n_users:,} readers, {log.n_items:,} articles that appear, burst and decay, "
         f"{len(log):,} clicks. Each batch is predicted first, then learned from."
     )
     records, work = [], Work()

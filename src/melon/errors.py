@@ -112,11 +112,26 @@ class StoppedError(MelonError):
     """A command was stopped from outside (Ctrl-C); the message says how to go on."""
 
 
+#: Settings, presets and choices of earlier versions, by the name that they have now.
+RENAMED = {
+    "born": "known",
+    "fading": "half_life",
+    "fading_clock": "decay_clock",
+    "fading_speed": "half_life_speed",
+    "head_practice_lr": "head_training_lr",
+    "practice_l2": "meta_training_l2",
+    "practice_lr": "meta_training_lr",
+    "practised": "stream",
+}
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> SettingsError:
-    """The error for a name that is not one of the choices; lists them, and the nearest one first."""
+    """The error for a name that is not one of the choices: its new name, or the nearest one and all of them."""
     import difflib
 
     names = sorted(choices)
+    if RENAMED.get(name) in names:
+        return SettingsError(f"{kind} {name!r} is now called {RENAMED[name]!r}.")
     near = difflib.get_close_matches(name, names, n=1)
     guess = f" Did you mean {near[0]!r}?" if near else ""
     return SettingsError(f"unknown {kind} {name!r}.{guess} Choose one of: {', '.join(names)}.")

@@ -43,11 +43,11 @@ class Melon(Arguments):
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class of your own; "auto" decays idle rows too.
+        strategy: a name such as "default" or "melon", or a `Strategy` class; "auto" lets idle rows decay, too.
         seed: the root of everything random; the same seed on the same machine gives the same model.
         epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
         batch_size: how many interactions are learned in one step.
-        time decay: how idle items decay: "off", "auto" (the half-life is searched, or learned by the strategy), or a
+        half_life: time decay of idle items: "off", "auto" (the half-life is searched, or learned by the strategy), or a
             half-life in interactions. By default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; `fit` chooses the others on the end of the log.
         recommender_settings: the recommender's settings.
@@ -57,7 +57,7 @@ class Melon(Arguments):
         threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
         max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
         dtype: "float32" or "float64".
-        device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Compiled loops are for "cpu".
+        device: where the tables live, as torch names it: "cpu", "cuda", "cuda:1". Kernels are for "cpu".
         progress: whether `fit` shows on standard error its progress.
         report: called with each line of progress, whether it is shown or not.
 

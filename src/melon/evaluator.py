@@ -74,7 +74,7 @@ def evaluate(
         budget: trials for each choice on the selection window; 0 takes the defaults without a trial.
         minutes: how long settings are tried; by default 30 where the strategy is "auto", else without limit.
         epochs: at most this many passes of pre-training.
-        time decay: "off", "auto" or a half-life; by default "auto" where the strategy is "auto", else "off".
+        half_life: of idle items: "off", "auto" or a number; by default "auto" where the strategy is "auto", else "off".
         settings: settings of the strategy that are decided; those of the recommender and of pre-training likewise.
         preset: settings of the strategy that are fixed together, such as "paper".
         pretrain: "shared" or "own": whether the strategy trains its own recommender.

@@ -313,7 +313,7 @@ def test_candidate_modes(mode: str, flips: Interactions, small: MakeConfig) -> N
     assert record["interactions_evaluated"] + record["left_out"] == 250
 
 
-def test_born_sets_aside_what_a_zero_count_would_give_away(small: MakeConfig) -> None:
+def test_known_candidates_leave_out_what_a_zero_count_would_give_away(small: MakeConfig) -> None:
     rng, when = np.random.default_rng(4), np.arange(1_000)
     log = Interactions.from_ids(rng.integers(0, 30, 1_000), rng.integers(0, 25 + when // 8), when)
     result = Cell(log, small(candidates="known")).run()

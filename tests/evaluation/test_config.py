@@ -24,8 +24,8 @@ from melon.fitting.config import CellConfig, parse_assignments, read_config
             "unknown preset of default 'papper'. Did you mean 'paper'. Choose one of: default, paper",
         ),
         (
-            {"candidates": "borne"},
-            "unknown candidate set 'borne'. Did you mean 'born'. Choose one of: born, catalogue, full-log",
+            {"candidates": "knwon"},
+            "unknown candidate set 'knwon'. Did you mean 'known'. Choose one of: catalogue, full-log, known",
         ),
         ({"pretrain": "ours"}, "unknown way to pre-train 'ours'.*Choose one of: own, shared"),
         ({"batch_size": 0}, "batch_size = 0"),

@@ -299,13 +299,13 @@ def test_scoring_changes_nothing() -> None:
     assert state() == before
 
 
-def test_born_sets_aside_and_counts() -> None:
+def test_events_on_unknown_items_are_left_out_and_counted() -> None:
     log = changing_log()
     tally = Tally()
     for point in run(log, Spy(), "known"):
         tally.add(point)
-        born = set(log.items[: point.start].tolist())
-        assert point.usable.tolist() == [item in born for item in log.items[point.start : point.stop].tolist()]
+        known = set(log.items[: point.start].tolist())
+        assert point.usable.tolist() == [item in known for item in log.items[point.start : point.stop].tolist()]
         assert len(point.ranks) == point.usable.sum() == len(point.events)
     assert 0 < tally.left_out < EVENTS - START
     assert tally.left_out + len(tally.rank) == EVENTS - START == tally.left_out + len(tally.ties)

@@ -280,14 +280,14 @@ def test_too_little_to_choose_on_says_so(events: int, protocol: EvaluationProtoc
     assert not Selection(short.head(parts.validation_stop), parts, Plan(protocol=protocol)).possible
 
 
-def test_in_born_mode_items_of_the_future_make_no_pool() -> None:
+def test_in_known_mode_items_of_the_future_make_no_pool() -> None:
     when = np.arange(1_000)
     log = Interactions.from_ids(when % 10, np.where(when < 700, when % 12, when), when)
     parts = split(log, SHARES)
     early = log.head(parts.validation_stop)
     assert Selection(early, parts, Plan(protocol=EvaluationProtocol(negatives=20))).possible
-    born = EvaluationProtocol(negatives=20, candidates="known")
-    assert not Selection(early, parts, Plan(protocol=born)).possible
+    known = EvaluationProtocol(negatives=20, candidates="known")
+    assert not Selection(early, parts, Plan(protocol=known)).possible
 
 
 def test_a_refit_is_plain_pretraining_on_all_of_it(log: Interactions, parts: Parts) -> None:

@@ -17,7 +17,7 @@ EVERY_KERNEL = (
     "kernels/test_unit_kernel.py",
     "learning/test_model.py",
     "learning/test_plain_step.py",
-    "learning/test_practice.py",
+    "learning/test_meta_training.py",
     "learning/test_pretrain.py",
     "recommenders",
     "stream",

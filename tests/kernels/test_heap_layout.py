@@ -1,4 +1,4 @@
-"""Compiled loops give the same bits wherever their arrays lie in memory.
+"""Kernels give the same bits wherever their arrays lie in memory.
 
 A compiler that cannot prove that two arrays are apart checks it at run time, and takes a loop without vector
 instructions if they might overlap. A sum that runs in such a loop has other last digits there. So the arrays of every

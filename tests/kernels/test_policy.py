@@ -1,4 +1,4 @@
-"""Which loops compute: the variable decides, and neither a missing numba nor a compiler at work changes a result."""
+"""Which kernels compute: the variable decides, and neither a missing numba nor a compiler at work changes a result."""
 
 import logging
 import subprocess

@@ -16,7 +16,7 @@ def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
         write_run(tmp_path / "usual", seed=seed)
     write_run(tmp_path / "known", candidates="known")
     bench = read_bench([tmp_path / "known", tmp_path / "usual"])
-    assert [comparison.apart for comparison in bench.comparisons] == ["candidates catalogue", "candidates born"]
+    assert [comparison.apart for comparison in bench.comparisons] == ["candidates catalogue", "candidates known"]
     assert [comparison.arrangement["candidates"] for comparison in bench.main] == ["catalogue"]
     assert bench.comparisons[0].seeds == [0, 1]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from meta_training_scenes import SLOW_LOOPS, ahead, behind, in_one_graph, scene, stream
+from meta_training_scenes import SLOW_KERNELS, ahead, behind, in_one_graph, scene, stream
 
 from melon.errors import LearningError
 from melon.kernels import policy
@@ -60,10 +60,10 @@ def differences(
 
 class TestGradient:
     @pytest.mark.parametrize("negatives", [1, 3])
-    def test_of_the_loops_is_exact(self, negatives: int) -> None:
+    def test_of_the_kernels_is_exact(self, negatives: int) -> None:
         model = bpr(negatives=negatives)
         recorded, strategy = scene(model)
-        differences(FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS), strategy, entries=4)
+        differences(FactorMetaTraining(model, strategy, recorded, SLOW_KERNELS), strategy, entries=4)
 
     def test_of_any_recommender_is_exact(self) -> None:
         model = ncf()
@@ -97,13 +97,13 @@ class TestGradient:
 
     @pytest.mark.parametrize("kind", [MeLON, MeLONI, MeLONP])
     @pytest.mark.parametrize("settings", [{}, {"half_life": None, "inputs": "age,idle"}])
-    def test_of_the_loops_is_that_of_any_recommender(
+    def test_of_the_kernels_is_that_of_any_recommender(
         self, kind: type[LinearStrategy], settings: dict[str, Any]
     ) -> None:
         model = bpr(negatives=2)
         recorded, strategy = scene(model, kind, **settings)
         for number in (0, 1):
-            loss, slopes = FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS).run(number)
+            loss, slopes = FactorMetaTraining(model, strategy, recorded, SLOW_KERNELS).run(number)
             same, generic = GenericMetaTraining(model, strategy, recorded).run(number)
             assert loss == pytest.approx(same, rel=1e-12)
             for name, slope in slopes.items():
@@ -122,14 +122,14 @@ class TestGradient:
         for name, slope in zip(phi, torch.autograd.grad(whole, list(phi.values())), strict=True):
             torch.testing.assert_close(slopes[name], slope, rtol=1e-8, atol=1e-12)
 
-    def test_of_compiled_loops_is_the_same_in_single_precision(self) -> None:
+    def test_of_compiled_kernels_is_the_same_in_single_precision(self) -> None:
         kernels = policy.load("meta_training")
         if kernels is None:
             pytest.skip("numba does not work here")
         exact_model, model = bpr(negatives=2), bpr(torch.float32, negatives=2)
         recorded, strategy = scene(exact_model)
         same, other = scene(model)
-        loss, slopes = FactorMetaTraining(exact_model, strategy, recorded, SLOW_LOOPS).run(0)
+        loss, slopes = FactorMetaTraining(exact_model, strategy, recorded, SLOW_KERNELS).run(0)
         found, compiled = FactorMetaTraining(model, other, same, kernels).run(0)
         assert found == pytest.approx(loss, rel=1e-5)
         for name, slope in slopes.items():
@@ -139,19 +139,19 @@ class TestGradient:
 class TestWay:
     @pytest.mark.parametrize("settings", [{}, {"half_life": None}, {"decay_clock": "seconds", "half_life": 9e5}])
     def test_steps_are_those_of_the_updater(self, settings: dict[str, Any]) -> None:
-        """What the loops know of rows, inputs and time decay is what a stream that learns the same batches has."""
+        """What the kernels know of rows, inputs and time decay is what a stream that learns the same batches has."""
         model, log = bpr(negatives=2), stream()
         recorded, strategy = scene(model, **settings)
         rows = []
 
         def forward(replay: Any, now: Any, *rest: Any) -> float:
-            total: float = SLOW_LOOPS.forward(replay, now, *rest)
+            total: float = SLOW_KERNELS.forward(replay, now, *rest)
             rows.append([part.copy() for part in now])
             return total
 
-        FactorMetaTraining(model, strategy, recorded, SimpleNamespace(**{**vars(SLOW_LOOPS), "forward": forward})).run(
-            1
-        )
+        FactorMetaTraining(
+            model, strategy, recorded, SimpleNamespace(**{**vars(SLOW_KERNELS), "forward": forward})
+        ).run(1)
         live = bpr(negatives=2)
         updater = behind(live, MeLON({"lr": 0.2, "half_life": 40.0, **settings}), log)
         updater.take_over(strategy.memory())
@@ -167,7 +167,7 @@ class TestWay:
     def test_the_way_back_restores_every_row(self) -> None:
         model = bpr()
         recorded, strategy = scene(model)
-        meta_training = FactorMetaTraining(model, strategy, recorded, SLOW_LOOPS)
+        meta_training = FactorMetaTraining(model, strategy, recorded, SLOW_KERNELS)
         first, again = meta_training.run(0), meta_training.run(0)
         assert first[0] == again[0]
         assert all(torch.equal(first[1][name], again[1][name]) for name in first[1])

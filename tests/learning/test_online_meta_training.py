@@ -114,7 +114,7 @@ def test_rates_move_from_the_second_batch_on(make: Any) -> None:
     assert (strategy.rates.phi["half_lives"] == 0).all()  # nothing decays
 
 
-def test_compiled_loops_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     for kernel in ("numba", "torch"):
         choose_kernel(monkeypatch, kernel)

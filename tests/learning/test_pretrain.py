@@ -231,7 +231,7 @@ def after_epochs(name: str, kernel: str, log: Interactions, **settings: Any) -> 
         ("blend", {}),
     ],
 )
-def test_compiled_loops_take_the_steps_of_the_general_path(
+def test_compiled_kernels_take_the_steps_of_the_general_path(
     name: str, settings: Plain, log: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that name rows several times, and a last one that is short."""
@@ -266,7 +266,7 @@ def test_neither_threads_nor_blocks_change_a_bit(name: str, log: Interactions, m
         assert bytes_of(run.recommender) == bytes_of(wanted.recommender)
 
 
-def test_what_the_loops_do_not_know_takes_the_general_path(log: Interactions) -> None:
+def test_what_the_kernels_do_not_know_takes_the_general_path(log: Interactions) -> None:
     class Own(BPR):
         """Might compute anything else."""
 

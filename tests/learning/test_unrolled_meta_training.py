@@ -135,7 +135,7 @@ def test_meta_training_helps_and_the_stream_changes_nothing(name: str, dtype: to
 
 
 @pytest.mark.parametrize("name", ["s2meta", "sml"])
-def test_half_lives_are_learned_where_items_fade(name: str) -> None:
+def test_half_lives_are_learned_where_items_decay(name: str) -> None:
     _, updater = stream_trained(name, bpr(torch.float32), half_life=40.0, half_life_speed=1.0)
     specs = {spec.name: spec for spec in updater.recommender.specs}
     half_lives = updater.strategy.half_lives(specs)
@@ -149,7 +149,7 @@ def test_a_recommender_whose_gradients_are_closed_is_refused() -> None:
     class Own(BPR):
         """A recommender that meta-training knows nothing of."""
 
-    with pytest.raises(SettingsError, match="form = meta-trained needs gradients that can be differentiated"):
+    with pytest.raises(SettingsError, match="form = stream needs gradients that can be differentiated"):
         stream_trained("sml", Own({"dim": 3}, seed=3, dtype=torch.float64))
 
 

@@ -18,8 +18,8 @@ STATUS = {"log": {"events": 30}, "model": None, "alarms": [], "freshness_s": {"p
 def test_a_line_says_what_is_waited_for() -> None:
     assert line(STATUS, {}).endswith("30 events  stored; the learner starts")
     loading = {**STATUS, "model": {"batch": 0}}
-    assert "the learner loads its loops" in line(loading, {})
-    assert "compiles" in line({**loading, "alarms": ["the learner compiles its loops"]}, {})
+    assert "the learner loads its kernels" in line(loading, {})
+    assert "compiles" in line({**loading, "alarms": ["the learner compiles its kernels"]}, {})
     learning = {**STATUS, "model": {"batch": 7}, "freshness_s": {"p95": 0.25}}
     assert line(learning, {"served": {"HR@10": 0.5}, "frozen": {}}).endswith(
         "batch     7  HR@10 of a minute: served 0.500  learned within 0.25 s"

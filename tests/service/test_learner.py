@@ -145,7 +145,7 @@ def test_events_that_wait_for_a_compiler_are_an_alarm_until_it_is_done() -> None
             wait_until(lambda: bool(said))
 
     warm_up(Slow(), Alarms(said.append), patience=0.01)  # type: ignore[arg-type]
-    assert [[text.split(",")[0] for text in texts] for texts in said] == [["the learner loads its loops"], []]
+    assert [[text.split(",")[0] for text in texts] for texts in said] == [["the learner loads its kernels"], []]
 
 
 def test_alarms_of_a_learner_that_was_killed_are_over(tmp_path: Path) -> None:

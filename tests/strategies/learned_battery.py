@@ -185,7 +185,7 @@ class State(Battery):
         for missing in memory:
             if not missing.startswith(("adam/1", "adam/2", *self.optional)):
                 self.refused(strategy, {name: tensor for name, tensor in memory.items() if name != missing})
-        self.refused(strategy, {**memory, "adam/1/time decay.item_bias": torch.zeros(3)})
+        self.refused(strategy, {**memory, "adam/1/half_life.item_bias": torch.zeros(3)})
 
     @staticmethod
     def refused(strategy: LearnedStrategy, memory: Mapping[str, Tensor]) -> str:
@@ -200,7 +200,7 @@ class State(Battery):
 
     def test_the_meta_training_of_others_is_refused(self) -> None:
         other = updater_of("bpr", NetworkMeLONI({}, seed=5), toy_batches()[:2])
-        with pytest.raises(CheckpointError, match="strategy"):
+        with pytest.raises(CheckpointError, match="meta"):
             updater_of("bpr", self.made()).take_over(other.meta_training())
 
     @EVERY_KIND

@@ -179,7 +179,7 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
     read_at = strategy.half_lives(situation.specs)
 
     def loss_at(moved: float) -> float:
-        phi = strategy.parameters()[f"time decay.{table}"].detach()
+        phi = strategy.parameters()[f"half_life.{table}"].detach()
         phi += moved
         half_lives = strategy.half_lives(situation.specs)
         phi -= moved
@@ -209,7 +209,7 @@ def require_exact_half_lives(
     assert situation.around is not None
     lively = 0
     for table in situation.around.idle:
-        exact = float(gradients[f"time decay.{table}"])
+        exact = float(gradients[f"half_life.{table}"])
         found = half_life_difference(strategy, situation, meta_loss, table)
         assert found == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE), table
         lively += abs(exact) > 1e-6

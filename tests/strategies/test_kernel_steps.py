@@ -1,4 +1,4 @@
-"""Whole steps of MeLON: compiled kernels and PyTorch agree, and the loops get the threads."""
+"""Whole steps of MeLON: compiled kernels and PyTorch agree, and the kernels get the threads."""
 
 from collections.abc import Iterator
 from typing import Any

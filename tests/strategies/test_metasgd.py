@@ -291,7 +291,7 @@ class TestLazyRates:
         other = {"scalar": "row", "row": "scalar"}[share]
         stream_trained = updater_of(kind, made(share=share), toy_batches()[:3])
         updater = updater_of(kind, made(share=other))
-        with pytest.raises(CheckpointError, match="no meta-training of strategy 'metasgd' with these settings"):
+        with pytest.raises(CheckpointError, match="no meta-training of 'metasgd' with these settings"):
             updater.take_over(stream_trained.meta_training())
         with pytest.raises(CheckpointError, match=r"no meta-training|not the meta-model"):
             updater.take_over(updater_of(kind, made(share="table"), toy_batches()[:3]).meta_training())

@@ -41,10 +41,10 @@ def test_every_line_is_what_the_definition_allows(mode: str, pairs: list, count:
         drawn = candidates.draw(start, stop)
         assert drawn.items.shape == (stop - start, 1 + count)
         assert (drawn.items[:, 0] == log.items[start:stop]).all()
-        born = set(log.items[:start].tolist())
+        known = set(log.items[:start].tolist())
         for event, line, usable in zip(range(start, stop), drawn.items[:, 1:].tolist(), drawn.usable, strict=True):
             may = allowed(log, event, start, mode)
-            was_there = mode != "known" or (int(log.items[event]) in born and len(born) > count)
+            was_there = mode != "known" or (int(log.items[event]) in known and len(known) > count)
             assert usable == (was_there and len(may) >= count)
             if usable:
                 assert len(set(line)) == count
@@ -105,7 +105,7 @@ def test_full_log_knows_what_comes_later() -> None:
 
 @given(LOGS, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), max_size=40), st.integers(1, 20))
 @settings(max_examples=30)
-def test_born_candidates_do_not_know_the_future(pairs: list, future: list, size: int) -> None:
+def test_known_candidates_do_not_know_the_future(pairs: list, future: list, size: int) -> None:
     """Whatever follows the end of a batch, new users and items included, changes no line up to it."""
     count = 3
     logs = [log_of(pairs), log_of([*pairs, *future])]
@@ -157,7 +157,7 @@ def test_too_few_items_for_the_candidates(mode: str) -> None:
 
 
 def test_unknown_candidate_sets_are_named_with_the_choices() -> None:
-    with pytest.raises(SettingsError, match="born, catalogue, full-log"):
+    with pytest.raises(SettingsError, match="catalogue, full-log, known"):
         Candidates(log_of([(0, 0), (0, 1)]), mode="future")
 
 
@@ -184,12 +184,12 @@ class TestLive:
         return history
 
     @pytest.mark.parametrize("kernel", ["python", "numba"])
-    def test_distinct_born_and_not_the_users_own(self, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_distinct_known_and_not_the_users_own(self, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MELON_KERNEL", kernel)
         history = self.past()
         users, items = np.array([3, 5, 21, 3]), np.array([7, 59, 1, 60])
         drawn = LiveCandidates(seed=1, count=20).draw(np.array([11, 12, 13, 14]), users, items, history)
-        assert drawn.usable.tolist() == [True, True, True, False]  # the last item is not born yet
+        assert drawn.usable.tolist() == [True, True, True, False]  # the last item is not known yet
         assert drawn.pool == 60
         for user, line in zip(users[:3], drawn.items[:3], strict=True):
             assert len(set(line.tolist())) == 21

@@ -81,6 +81,7 @@ RENAMED = {
     "--tune": "--budget N: settings are searched on each cell's selection window",
     "--trials": "--budget",
     "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
+    "--fading": "--half-life",
 }
 
 

@@ -42,8 +42,8 @@ EVALUATION: Mapping[str, Any] = {
     "half_life": _option(
         str,
         MODEL,
-        "Let idle items decay: off, auto (the half-life is searched or learned), or a half-life in interactions. "
-        "(default: auto with --strategy auto, else {time decay})",
+        "Half-life of idle items: off, auto (searched or learned), or a number of interactions. "
+        "(default: auto with --strategy auto, else {half_life})",
     ),
     "assignments": _option(
         list[str],

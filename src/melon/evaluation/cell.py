@@ -22,7 +22,7 @@ from melon.fitting.baselines import choose_baselines
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.live_batches import measure_live_batches
-from melon.fitting.pretrained import MetaTraining, PretrainedState, deploy, refit, untrained
+from melon.fitting.pretrained import MetaParameters, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.pretrain import stamp_last_touches
@@ -157,7 +157,7 @@ class Cell:
         return f"{self.config.strategy}{own}" if name == "strategy" else name
 
     def _predictors(
-        self, choices: Plain, state: PretrainedState, meta_training: dict[str, MetaTraining], log: Interactions
+        self, choices: Plain, state: PretrainedState, meta_training: dict[str, MetaParameters], log: Interactions
     ) -> dict[str, Callable[[], Predictor]]:
         """The baselines and the strategy, each made when its turn comes."""
         config, training, past_items = self.config, self._sealed.training, self._sealed.training.items
@@ -184,14 +184,14 @@ class Cell:
             predictors["strategy"] = lambda: self._trained_by_itself(settings, log)
         return predictors
 
-    def _from_scratch(self, choices: Plain, meta_training: MetaTraining, log: Interactions, stop: int) -> Updater:
+    def _from_scratch(self, choices: Plain, meta_training: MetaParameters, log: Interactions, stop: int) -> Updater:
         """A model trained on the first events of the log as the deployed one was on the training part."""
         past = log.head(stop)
         state = refit(self._plan, past, choices["pretrain"]["settings"], self.progress.tick)
         return deploy(self._plan.make_strategy({}, "default"), state, past, meta_training)
 
     def _updater(
-        self, name: str, settings: Plain, state: PretrainedState, meta_training: MetaTraining | None = None
+        self, name: str, settings: Plain, state: PretrainedState, meta_training: MetaParameters | None = None
     ) -> Updater:
         return self.fitting.deployed(self._plan.make_strategy(settings, name), state, meta_training)
 

@@ -26,7 +26,7 @@ from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
-from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, ReportText, silent
+from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, ReportText, silent
 from melon.learning.rate_matrix import BatchRates, RateCells
 from melon.types import Arrays, Plain
 
@@ -85,14 +85,14 @@ class StateKeeper:
 
 
 class MetaTrainingKeeper:
-    """What a strategy has meta-trained on the selection window: safetensors."""
+    """Meta-parameters trained on the selection window: safetensors."""
 
     suffix = ".safetensors"
 
-    def write(self, result: MetaTraining, path: Path) -> None:
+    def write(self, result: MetaParameters, path: Path) -> None:
         _save({name: tensor.detach().cpu().numpy() for name, tensor in result.items()}, path)
 
-    def read(self, path: Path) -> MetaTraining:
+    def read(self, path: Path) -> MetaParameters:
         return {name: torch.from_numpy(array) for name, array in load_file(path).items()}
 
 
@@ -230,7 +230,7 @@ class CellMemo(Memo):
     def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
         return self._work.once(name, self._states, make)
 
-    def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
+    def meta_training(self, name: str, make: Callable[[], MetaParameters]) -> MetaParameters:
         return self._work.once(name, MetaTrainingKeeper(), make)
 
 

@@ -19,7 +19,7 @@ import torch
 from melon.data.interactions import Interactions
 from melon.errors import DataError, StoppedError
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import MetaTraining, PretrainedState, deploy, refit
+from melon.fitting.pretrained import MetaParameters, PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
@@ -53,8 +53,8 @@ class Memo:
         """A pre-trained recommender, made the first time only."""
         return self._once(name, make)
 
-    def meta_training(self, name: str, make: Callable[[], MetaTraining]) -> MetaTraining:
-        """What a strategy has meta-trained, made the first time only."""
+    def meta_training(self, name: str, make: Callable[[], MetaParameters]) -> MetaParameters:
+        """The meta-parameters of a strategy, trained the first time only."""
         return self._once(name, make)
 
     def _once(self, name: str, make: Callable[[], _Result]) -> _Result:
@@ -194,15 +194,15 @@ class Fitting:
 
         return self._memo.state("refitted", train)
 
-    def meta_train(self, strategy: StrategyChoice, choices: Plain) -> MetaTraining:
+    def meta_train(self, strategy: StrategyChoice, choices: Plain) -> MetaParameters:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
 
-        def train() -> MetaTraining:
+        def train() -> MetaParameters:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
             learns = isinstance(learner, LearnedStrategy | LinearStrategy) or isinstance(self.plan.build(), Blend)
             if self.unchosen is not None or not learns:
                 return {}
-            self.progress.stage(f"{name} is meta-trained on the selection window")
+            self.progress.stage(f"meta-training {name} on the selection window")
             pretraining, start = self.window()
             return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 
@@ -210,7 +210,7 @@ class Fitting:
         return self._memo.meta_training(f"meta-training/{name}", train)
 
     def deployed(
-        self, strategy: Strategy, state: PretrainedState, meta_training: MetaTraining | None = None
+        self, strategy: Strategy, state: PretrainedState, meta_training: MetaParameters | None = None
     ) -> Updater:
         """An updater behind the whole past."""
         return deploy(strategy, state, self.past, meta_training)

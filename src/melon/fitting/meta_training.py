@@ -9,7 +9,7 @@ from copy import deepcopy
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
 from melon.fitting.plan import EvaluationProtocol
-from melon.fitting.pretrained import MetaTraining, PretrainedState
+from melon.fitting.pretrained import MetaParameters, PretrainedState
 from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
@@ -26,7 +26,7 @@ from melon.types import Plain
 class WindowMetaTraining:
     """Streams through the window of a log, which begins at `start`, behind the `past` before it.
 
-    The head of a recommender is meta-trained on `earlier` windows, too, where they are asked for (ADR 22).
+    The head of a recommender is trained on `earlier` windows, too, where they are asked for (ADR 22).
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class WindowMetaTraining:
 
     def of(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
-    ) -> MetaTraining:
+    ) -> MetaParameters:
         """What a strategy and a head learn on the window up to `stop`, and the head on earlier ones: for these, rows
         are trained with settings of `pretraining`, if they are given.
         """
         meta_training = self.of_strategy(strategy, start, stop)
         return meta_training | self.of_head(strategy, start, stop, meta_training, pretraining)
 
-    def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> MetaTraining:
-        """Let a learned strategy meta-train on the window up to `stop`: several passes in time order, each from a
-        recommender and a history from before the window (docs/methods.md 8.2). Others have nothing to meta-train.
+    def of_strategy(self, strategy: Strategy, start: PretrainedState, stop: int) -> MetaParameters:
+        """Meta-train a learned strategy on the window up to `stop`: several passes in time order, each from a
+        recommender and a history from before the window (docs/methods.md 8.2). Others have no meta-parameters.
         """
-        meta_training: MetaTraining = {}
+        meta_training: MetaParameters = {}
         if isinstance(strategy, LinearStrategy | UnrolledStrategy):
             updater = self._before_window(strategy, start, meta_training)
             past, size = self._log.head(stop), self._protocol.batch_size
@@ -74,9 +74,9 @@ class WindowMetaTraining:
         strategy: Strategy,
         start: PretrainedState,
         stop: int,
-        meta_training: MetaTraining,
+        meta_training: MetaParameters,
         pretraining: Plain | None = None,
-    ) -> MetaTraining:
+    ) -> MetaParameters:
         """Train a recommender's head out of sample (docs/methods.md 8.5): rows that know nothing of the window stream
         through it under the strategy, and the head learns from what was recorded on the way, in several passes.
         """
@@ -87,11 +87,11 @@ class WindowMetaTraining:
         return updater.train_head(earlier + head_batches)
 
     def _earlier_head_batches(
-        self, strategy: Strategy, start: PretrainedState, meta_training: MetaTraining, pretraining: Plain
+        self, strategy: Strategy, start: PretrainedState, meta_training: MetaParameters, pretraining: Plain
     ) -> list[HeadExamples]:
         """Training examples of the windows before this one, each with rows that were trained on what precedes it.
 
-        A window that cannot be meta-trained on is left out: these are examples beside those of the selection window.
+        A window that gives no examples is left out: these are examples beside those of the selection window.
         """
         head_batches: list[HeadExamples] = []
         for first, stop in self._earlier:
@@ -105,7 +105,7 @@ class WindowMetaTraining:
         return head_batches
 
     def recorded(
-        self, strategy: Strategy, start: PretrainedState, stop: int, meta_training: MetaTraining
+        self, strategy: Strategy, start: PretrainedState, stop: int, meta_training: MetaParameters
     ) -> tuple[Updater, list[HeadExamples]]:
         """Rows that have streamed through the window up to `stop`, and the examples that the head had on the way."""
         updater, head_batches = self._before_window(strategy, start, meta_training), []
@@ -115,7 +115,7 @@ class WindowMetaTraining:
             updater.learn(batch, teach_head=False)
         return updater, [head_examples for head_examples in head_batches if head_examples is not None]
 
-    def _before_window(self, strategy: Strategy, start: PretrainedState, meta_training: MetaTraining) -> Updater:
+    def _before_window(self, strategy: Strategy, start: PretrainedState, meta_training: MetaParameters) -> Updater:
         recommender, history = start.after(self._past)
         updater = Updater(recommender, strategy, history, seed=self._protocol.seed)
         updater.take_over(meta_training)

@@ -30,8 +30,8 @@ from melon.stream.history import History
 from melon.types import Plain
 
 ReportText = Callable[[str], None]
-#: What a strategy has learned of learning (`Updater.meta-training`).
-MetaTraining = dict[str, Tensor]
+#: What a strategy has learned of learning (`Updater.meta_training`).
+MetaParameters = dict[str, Tensor]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
 LogStates = dict[tuple[str, int], Any]
 #: The tables of a recommender, by name and part.
@@ -92,7 +92,7 @@ class PretrainedState:
 
     @property
     def headed(self) -> bool:
-        """Whether the recommender has a head, which is meta-trained on the selection window."""
+        """Whether the recommender has a head, which is trained on the selection window."""
         return isinstance(self.fresh(), Blend)
 
     def fresh(self) -> Recommender:
@@ -163,7 +163,7 @@ def deploy(
     strategy: Strategy,
     start: PretrainedState,
     log: Interactions,
-    meta_training: MetaTraining | None = None,
+    meta_training: MetaParameters | None = None,
     *,
     rows_alone: bool = False,
 ) -> Updater:

@@ -22,7 +22,7 @@ from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import gains, hits, selection_score
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
-from melon.fitting.pretrained import LogStates, MetaTraining, PretrainedState, deploy, refit
+from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, deploy, refit
 from melon.fitting.search import Choice, Curve, Search, Trial, search, words
 from melon.fitting.workers import Workers
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
@@ -117,8 +117,8 @@ class Selection:
     def judges_again(self) -> bool:
         """Whether strategies are judged on a recommender that was trained again.
 
-        They meta-train on the one from before the window, and are deployed on another. Where weights are shared by all
-        users and items, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        They are meta-trained on the one from before the window, and deployed on another. Where all users share
+        weights, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
         """
         recommender = self.plan.build()
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
@@ -252,7 +252,7 @@ class Selection:
 
     def train_meta_model(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
-    ) -> MetaTraining:
+    ) -> MetaParameters:
         """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice.of`)."""
         return self._meta_training.of(strategy, start, stop, pretraining)
 

@@ -1,4 +1,4 @@
-"""The best items of each line as compiled kernels, out of scores or straight out of rows; and what time decay has left.
+"""The best items of each line as compiled kernels, out of scores or straight out of rows; and decay factors.
 
 What a line gets depends on that line alone, bit for bit: however many users are asked for at once, each one's numbers
 are added up in the same order.
@@ -55,7 +55,7 @@ _AT_ONCE, _TOGETHER = 256, 64
 
 
 def decayed(touched: Ints, rows: Ints, weights: Singles, reference: int, half_life: float) -> None:
-    """What time decay has left of some rows by a reference: 2^((touched − reference) / half-life)."""
+    """Decay factors of some rows, relative to a reference: 2^((touched − reference) / half-life)."""
     for n in range(rows.size):
         weights[rows[n]] = np.float32(np.exp2((touched[rows[n]] - reference) / half_life))
 
@@ -266,7 +266,7 @@ def most_counted(
 def _read(
     table: Singles, touched: Ints, half_life: float, known: int, now: int, users: Ints, factor: np.float32, out: Singles
 ) -> None:
-    """Rows of users as time decay has left them, times a factor; users from number `known` on have none."""
+    """Rows of users decayed, times a factor; users from number `known` on have none."""
     for n in range(users.size):
         scale = factor
         if half_life > 0 and users[n] < known:

@@ -81,7 +81,7 @@ def compiled(name: str, width: int = 0) -> SimpleNamespace:
         file = _written(home, name, kernels, text)
         with _one_process_at_a_time(file):
             entries = _entries(kernels, file)
-    except Exception as problem:  # whatever ails the folder, a fresh one is worth a try
+    except Exception as problem:  # any error of the folder: try a fresh one
         entries = _entries(kernels, _written(_temporary_folder(home, problem), name, kernels, text))
     return SimpleNamespace(width=width, **entries)
 

@@ -91,7 +91,7 @@ def _weakest(own: Chains, user: int, now: int) -> np.int32:
         if count < least:
             weakest, least = entry, count
         entry = own.after[entry]
-    return weakest
+    return np.int32(weakest)
 
 
 def own_entries(users: Ints, own: Chains, entries: Ints) -> int:
@@ -105,7 +105,7 @@ def own_entries(users: Ints, own: Chains, entries: Ints) -> int:
     return found
 
 
-def _write(own: Chains, user: int, entry: int, taken: float, out: Singles) -> None:
+def _write(own: Chains, user: int, entry: np.int32, taken: float, out: Singles) -> None:
     """The inputs of one of the user's own items; those of any other item are zeros."""
     now, idle = own.taken[user], np.float64(own.last[entry] - own.taken[user])
     out[0] = 1

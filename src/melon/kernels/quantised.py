@@ -41,7 +41,7 @@ def quantise(
 ) -> None:
     """Copy rows of items: vectors as codes and what a code of 1 is worth, biases as they are.
 
-    Both are as time decay has left them by a reference.
+    Both are decayed by a reference.
     """
     for n in range(rows.size):
         row, most = rows[n], np.float32(0)

@@ -1,4 +1,4 @@
-"""Training of a recommender's head: examples from batches, online steps, and meta-training on the selection window.
+"""Training of a recommender's head: examples from batches, online steps, and training on the selection window.
 
 A recommender without a head has no training examples. Tables are read here and written by the updater.
 """
@@ -22,7 +22,7 @@ from melon.stream.history import History
 from melon.stream.pairs import pair_keys
 from melon.types import Flags, Ints
 
-#: The part of a meta-training that belongs to the recommender's head.
+#: The part of meta-training that belongs to the recommender's head.
 HEAD = "head/"
 
 
@@ -79,14 +79,14 @@ class HeadTeacher:
         self._headed.head.keep(step.memory)
 
     def meta_train(self, head_batches: Sequence[HeadExamples]) -> dict[str, Tensor]:
-        """What the head learns from recorded training examples, as part of a meta-training."""
+        """What the head learns from recorded training examples, as part of meta-training."""
         if self._headed is None:
             return {}
         learned = self._headed.head.meta_train(self._headed.head_values(None), head_batches)
         return {f"{HEAD}{name}": tensor for name, tensor in _tensors(learned, self._headed).items()}
 
     def take_over(self, meta_training: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Load the head's part of a meta-training; returns new values of its tables."""
+        """Load the head's part of meta-training; returns new values of its tables."""
         learned = {
             name.removeprefix(HEAD): tensor.numpy() for name, tensor in meta_training.items() if name.startswith(HEAD)
         }

@@ -72,7 +72,7 @@ class Updater:
     # Reading: nothing is written.
 
     def moment(self, time: int) -> Moment:
-        """A time of the stream as a moment of reading: the time decay clock then, and half-lives as they are by now."""
+        """A time of the stream as a moment of reading: the decay clock then, and half-lives as they are by now."""
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
         now = self.history.events if self.decay_clock == "interactions" else time
         by_now = self.strategy.half_lives(self._specs) if self._followed is None else self._followed
@@ -83,7 +83,7 @@ class Updater:
         self._followed = half_lives
 
     def warm_up(self, *, in_background: bool = False) -> None:
-        """Compile the loops that this model uses before the first interaction: now, or in a background thread."""
+        """Compile the kernels that this model uses before the first interaction: now, or in a background thread."""
         policy.warm_up("stream", *self.recommender.kernels, *self.strategy.kernels, in_background=in_background)
 
     def score(self, users: Ints, items: Ints, time: int) -> Scores:
@@ -220,7 +220,7 @@ class Updater:
     # Meta-training: what is trained on the selection window and deployed with other rows.
 
     def train_head(self, head_batches: Sequence[HeadExamples]) -> dict[str, Tensor]:
-        """What the recommender's head learns from recorded training examples, as part of a meta-training."""
+        """What the recommender's head learns from recorded training examples, as part of meta-training."""
         return self._teacher.meta_train(head_batches)
 
     def teach_head(self, head_examples: HeadExamples) -> None:

@@ -163,7 +163,7 @@ class Recommender(ABC):
     def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
         """Learn rows n and n × (1 + negatives) in compiled kernels, batch after batch, and return the sum of losses.
 
-        None where there are no such loops: `melon.learning.pretrain` then takes the same steps by `evidence`.
+        None where there are no such kernels: `melon.learning.pretrain` then takes the same steps by `evidence`.
         """
         return None
 
@@ -197,7 +197,7 @@ class Recommender(ABC):
 
     @cached_property
     def plain_steps(self) -> PlainSteps | None:
-        """Compiled loops for plain gradient steps; None where the loss or the score is not theirs."""
+        """Kernels for plain gradient steps; None where the loss or the score is not theirs."""
         return None
 
     # Optional: state beside the tables, such as counts that follow the stream.

@@ -119,7 +119,7 @@ def _visits(*sizes: int) -> tuple[SmallInts, ...]:
 def compiled_evidence(loss: Loss, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Losses, slopes by each score, and gradients by users' and items' vectors."""
     if torch.is_grad_enabled() and any(value.requires_grad for value in values.values()):
-        return None  # loops are constants to a gradient
+        return None  # kernels are constants to a gradient
     kernels = policy.load("factor", like=values["user_factors"]) if type(loss) is BPRLoss else None
     if kernels is None:
         return None
@@ -152,7 +152,7 @@ class FactorCatalogue(Catalogue):
         now: int,
         near: Near | None = None,
     ) -> None:
-        """`now` is the time of the time decay clock: that of the moment, where one is given."""
+        """`now` is the time of the decay clock: that of the moment, where one is given."""
         self._kernels, self._tables, self._n_items = kernels, tables, n_items
         self._at, self._now, self._near = at, now, near
 

@@ -17,7 +17,7 @@ from melon.types import Ints, Singles, TinyInts
 
 
 class QuantisedRows:
-    """The vectors and biases of items, vectors in 8 bits, as of a reference moment of time decay; a copy begins anew.
+    """The vectors and biases of items, vectors in 8 bits, at a reference moment of the decay clock; a copy begins anew.
 
     What is stored of a row depends on that row alone, and not on when it was stored.
     """

@@ -86,7 +86,7 @@ def line(status: Mapping[str, Any], models: Mapping[str, Any]) -> str:
     if not status["model"]:
         return f"{events}  stored; the learner starts"
     if not status["model"]["batch"]:
-        reason = next(iter(status["alarms"]), "the learner loads its loops")
+        reason = next(iter(status["alarms"]), "the learner loads its kernels")
         return f"{events}  stored; {reason}"
     shares = {name: about.get("HR@10") for name, about in models.items()}
     rates = "  ".join(f"{name} {share:.3f}" for name, share in shares.items() if share is not None)

@@ -57,14 +57,14 @@ class ReadableTable(Protocol):
         """A copy of rows as they are now."""
 
     def idle(self, rows: Tensor) -> Tensor:
-        """How long ago rows were last touched, by the clock of time decay."""
+        """How long ago rows were last touched, by the decay clock."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """Read-only context of the compact copy: the history, and any row of any table.
 
-    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the time decay clock.
+    `users` and `items` say which stored rows the compact ones are; `now` is the moment of the decay clock.
     `idle` says how long ago each compact row was last touched, where rows decay.
     """
 
@@ -240,7 +240,7 @@ class Strategy(ABC):
     def plain_rates(self, interactions: int) -> PlainRates | None:
         """Optional: what `propose` does to a batch of that many interactions, where that is a plain step; else None.
 
-        Compiled loops then make the step. A subclass that changes `propose` does not have it.
+        Kernels then make the step. A subclass that changes `propose` does not have it.
         """
         return None
 

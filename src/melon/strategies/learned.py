@@ -74,7 +74,7 @@ class LearnedStrategy(Strategy):
         return self._phi.tensors
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """Learned, from the one in the settings: log₂ of each item table's half-life moves by `half_life_speed` · φ."""
+        """Learned, from the one in the settings on: log₂ of each table's half-life moves by `half_life_speed` · φ."""
         start = super().half_lives(specs)
         phi = {name: float(self.parameters()[half_life_name(name)].detach()) for name in start}
         return {
@@ -217,4 +217,4 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
 
 def half_life_name(table: str) -> str:
     """The meta-parameter that moves a table's half-life."""
-    return f"time decay.{table}"
+    return f"half_life.{table}"

@@ -52,9 +52,9 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
     },
 }
 
-#: Of strategies whose rates are a special case of MeLON's: they start at the plain step and meta-train as it does.
+#: Of strategies whose rates are a special case of MeLON's: they start at the plain step and are meta-trained as it is.
 STREAM_TRAINED: dict[str, object] = {"form": "linear"}
-#: Of strategies that keep their networks, start at the plain step and meta-train through the stream too.
+#: Of strategies that keep their networks, start at the plain step and are meta-trained through the stream too.
 UNROLLED: dict[str, object] = {"form": "stream"}
 
 #: What works best, and both cells as published, with one step for each batch.

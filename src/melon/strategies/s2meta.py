@@ -142,7 +142,7 @@ def lstm_step(features: Tensor, weights: Tensor, bias: Tensor, start: Tensor | N
 
 
 @dataclass(frozen=True)
-class _TouchedRows:
+class _GatedRows:
     """The touched rows of one table: which, what their gates see, their step before the gate, and its factor."""
 
     table: str
@@ -197,7 +197,7 @@ class S2Meta(LearnedStrategy):
             rates[block.table] = torch.zeros_like(situation.values[block.table]).index_copy(0, block.rows, rate * cut)
         return parameter_rates(situation, rates, self.settings.reduction, self.settings.shared_reduction)
 
-    def _blocks(self, situation: Situation) -> Iterator[_TouchedRows]:
+    def _blocks(self, situation: Situation) -> Iterator[_GatedRows]:
         """The rows of each table that the batch touches and the next loss can see."""
         settings, touched = self.settings, touched_rows(situation)
         loss = scale_and_sign(situation.evidence.losses.mean()).squeeze(1)
@@ -206,7 +206,7 @@ class S2Meta(LearnedStrategy):
             gradient = total[rows]
             step = gradient if settings.clamp is None else gradient.clamp(-settings.clamp, settings.clamp)
             seen = Seen(situation.values[table][rows].detach(), gradient.detach(), loss)
-            yield _TouchedRows(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
+            yield _GatedRows(table, rows, seen, step, settings.most_rate * (settings.shared_scale if shared else 1.0))
 
 
 class StreamTrainedS2MetaSettings(S2MetaSettings, UnrolledSettings):

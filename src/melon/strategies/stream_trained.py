@@ -1,4 +1,4 @@
-"""Strategies with log-linear rates that meta-train through a whole stream and are then frozen (docs/methods.md 4.12).
+"""Strategies with log-linear rates, meta-trained through a whole stream and then frozen (docs/methods.md 4.12).
 
 Before meta-training they are exactly the plain step. Online they weigh each touch of a row.
 """
@@ -69,7 +69,7 @@ class LinearStrategy(Strategy):
     decays: ClassVar[bool] = True
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
-        """Start at the plain step; a strategy that has meta-trained on another recommender of the kind keeps that."""
+        """Start at the plain step; one meta-trained on another recommender of the kind keeps its parameters."""
         self.require_tables(specs)
         if hasattr(self, "rates"):
             return

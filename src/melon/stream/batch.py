@@ -42,7 +42,7 @@ class Batch:
 def batch_of(log: Interactions, start: int, stop: int) -> Batch:
     """Events start … stop-1 of a recorded log.
 
-    Compiled loops take writable arrays only, so a log that is read-only (shared memory of a cluster) is copied here.
+    Kernels take writable arrays only, so a log that is read-only (shared memory of a cluster) is copied here.
     """
     users, items, times = (np.require(part[start:stop], requirements="W") for part in (log.users, log.items, log.times))
     return Batch(start, users, items, times, log.user_keys[users], log.item_keys[items])

@@ -84,7 +84,7 @@ class PairSet:
 
     @property
     def storage(self) -> tuple[Ints, int]:
-        """The slots themselves and how many bits number them, for loops that look pairs up on their way."""
+        """The slots themselves and how many bits number them, for kernels that look pairs up on their way."""
         return self._slots, self._bits
 
     @property
@@ -161,7 +161,7 @@ class SeenPairs:
 
     @property
     def storage(self) -> Storage:
-        """Both parts, for loops that look pairs up on their way."""
+        """Both parts, for kernels that look pairs up on their way."""
         return *self.latest.storage, *self.past
 
     def keys(self) -> Ints:

@@ -20,7 +20,7 @@ DEFAULT_SPLIT = (0.95, 0.005, 0.045)
 PARTS = ("training", "validation", "test")
 # docs/methods.md 5.7: whatever is learned or chosen uses the end of the training part.
 WINDOW_SHARE, WINDOW_MOST, WINDOW_LEARN_SHARE = 0.2, 25_000, 0.6
-#: So many windows before it, at most, on which heads meta-train, too.
+#: So many windows before it, at most, on which heads are trained, too.
 EARLIER_WINDOWS = 2
 
 

@@ -40,7 +40,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Moment:
-    """When rows are read: a time of the time decay clock, and the half-life of each table whose idle rows decay.
+    """When rows are read: a time of the decay clock, and the half-life of each table whose idle rows decay.
 
     Reading at a moment changes nothing, so any number of readers may look at different moments.
     """
@@ -53,7 +53,7 @@ class Moment:
 class TableView:
     """Zero-copy view of a table at a moment: row n is `decay(n) * storage[offsets(n)]`.
 
-    Do not keep a reference: what is written or grown later shows through, or does not. Compiled loops read `storage`,
+    Do not keep a reference: what is written or grown later shows through, or does not. Kernels read `storage`,
     `offsets` and `decay`; everybody else the methods below them.
     """
 
@@ -68,7 +68,7 @@ class TableView:
         return rows.clamp(max=self.rows)
 
     def decay(self, offsets: Tensor | slice) -> Tensor | None:
-        """What time decay has left of stored rows; None where nothing decays."""
+        """Decay factors of stored rows; None where nothing decays."""
         if self.half_life is None:
             return None
         return decay_factor(self.touched[offsets], self.now, self.half_life).to(self.storage.dtype)
@@ -165,7 +165,7 @@ class Table:
         return *self._arrays, half_life or 0.0
 
     def decayed(self, kernels: policy.Kernels, rows: int, at: Moment | None = None) -> tuple[Singles, np.float32]:
-        """What time decay has left of the first rows at a moment, for lists: a weight for each, and one factor for all.
+        """Decay factors of the first rows at a moment, for lists: a weight for each, and one factor for all.
 
         The weights are empty where nothing decays. They are this table's own, and right until it is asked again.
         """

@@ -9,7 +9,7 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.types import Ints, Singles
 
-#: Half-lives after which the reference moment of time decay moves.
+#: Half-lives after which the reference moment moves.
 _REFERENCE = 32
 #: Changes of rows are brought together after so many writes.
 _MOST_RECORDS = 1_000
@@ -51,7 +51,7 @@ class Changes:
 
 
 class DecayFactors:
-    """What time decay has left of rows, kept from moment to moment, so that only rows that changed are computed.
+    """Decay factors of rows, kept from moment to moment, so that only rows that changed are computed.
 
     Weights depend on the reference and the last touch alone, and not on when they were read before.
     """

@@ -100,7 +100,7 @@ class PlainFile:
 class RawFile:
     """A raw file with its layout: `scan` gives `user`, `item` and `time`, one row per well-formed record.
 
-    `records` are `line`, `text` and `conclusion` (null when well formed) of all records of a text file.
+    `records` are `line`, `text` and `problem` (null when well formed) of all records of a text file.
     """
 
     plain: PlainFile
@@ -122,7 +122,7 @@ class RawFile:
             }
         shift = int(self.layout.header)
         wanted = pl.Series([position + shift for position in positions], dtype=pl.UInt32)
-        numbered = self.records.filter(pl.col("conclusion").is_null()).with_row_index("row")
+        numbered = self.records.filter(pl.col("problem").is_null()).with_row_index("row")
         found = numbered.filter(pl.col("row").is_in(wanted.implode())).collect(engine="streaming")
         return {row - shift: (line, _shortened(text)) for row, line, text, *_ in found.iter_rows()}
 
@@ -181,7 +181,7 @@ Scanned = tuple[pl.LazyFrame, pl.LazyFrame, tuple[BadRows, ...]]
 
 def _scan_delimited(plain: PlainFile, layout: Layout, scratch: Path) -> Scanned:
     """A delimited file. Records are judged by the number of their fields. A quoted field may run over several lines."""
-    lines, conclusion = _lines(plain)
+    lines, problem = _lines(plain)
     text, separator, mark = pl.col("text"), layout.separator, layout.quote if plain.has_quotes else None
     several_lines, clean = False, False
     if mark is None:
@@ -198,10 +198,10 @@ def _scan_delimited(plain: PlainFile, layout: Layout, scratch: Path) -> Scanned:
         # inside a field, it would make the scanner take the end of the line for a part of the field.
         opened, after = text.str.contains(rf"(?:^|{split}){quote}"), text.str.contains(rf"{_QUOTED}[^{split}]")
         unbalanced = opened | after | (text.str.count_matches(mark, literal=True) % 2 == 1)
-        conclusion = conclusion.when(unbalanced).then(pl.lit(UNBALANCED))
+        problem = problem.when(unbalanced).then(pl.lit(UNBALANCED))
     count = text.str.count_matches(separator, literal=True) + 1
-    conclusion = conclusion.when(count != layout.fields).then(pl.lit(WRONG_FIELDS))
-    records = _joined(lines, odd, conclusion) if several_lines else lines.with_columns(conclusion=conclusion)
+    problem = problem.when(count != layout.fields).then(pl.lit(WRONG_FIELDS))
+    records = _joined(lines, odd, problem) if several_lines else lines.with_columns(problem=problem)
     path, malformed = (plain.path, ()) if clean else _set_apart(records, plain, scratch)
     names = [f"f{number}" for number in range(layout.fields)]
     scan = pl.scan_csv(
@@ -223,13 +223,13 @@ def _scan_json(plain: PlainFile, layout: Layout, scratch: Path, *, repair: bool 
 
     A repair parses each line, so it is for files that are known to have a bad one.
     """
-    lines, conclusion = _lines(plain)
+    lines, problem = _lines(plain)
     path, malformed = plain.path, tuple[BadRows, ...]()
     if repair := repair or plain.damaged:
         text = pl.col("text")
         fine = text.str.strip_chars_start().str.starts_with("{") & text.str.json_path_match("$").is_not_null()
-        conclusion = conclusion.when(~fine).then(pl.lit(BAD_JSON))
-    records = lines.with_columns(conclusion=conclusion)
+        problem = problem.when(~fine).then(pl.lit(BAD_JSON))
+    records = lines.with_columns(problem=problem)
     if repair:
         path, malformed = _set_apart(records, plain, scratch)
     columns = layout.columns
@@ -243,17 +243,17 @@ def _three_columns(scan: pl.LazyFrame, layout: Layout) -> pl.LazyFrame:
 
 
 def _lines(plain: PlainFile) -> tuple[pl.LazyFrame, Then | ChainedThen]:
-    """A text file's lines as `line` and `text`, and a conclusion on those that are blank or cannot be decoded."""
+    """A text file's lines as `line` and `text`, and the problem of those that are blank or cannot be decoded."""
     text = pl.col("text")
-    conclusion: Then | ChainedThen = pl.when(text.str.strip_chars().str.len_bytes() == 0).then(pl.lit(BLANK))
+    problem: Then | ChainedThen = pl.when(text.str.strip_chars().str.len_bytes() == 0).then(pl.lit(BLANK))
     if plain.damaged:
         undecodable = text.str.contains(UNDECODABLE, literal=True)
-        conclusion = conclusion.when(undecodable).then(pl.lit(f"not valid {plain.encoding}"))
+        problem = problem.when(undecodable).then(pl.lit(f"not valid {plain.encoding}"))
     lines = pl.scan_lines(plain.path, name="text", row_index_name="line", row_index_offset=1, glob=False)
-    return lines, conclusion
+    return lines, problem
 
 
-def _joined(lines: pl.LazyFrame, odd: pl.Expr, conclusion: pl.Expr) -> pl.LazyFrame:
+def _joined(lines: pl.LazyFrame, odd: pl.Expr, problem: pl.Expr) -> pl.LazyFrame:
     # A line with an odd number of quotes opens a field and the next such line closes it. When the joined record makes
     # no sense, the quote was a stray one: its lines then stand for themselves, so that one quote loses one line.
     marked = lines.with_columns(odd=odd.cast(pl.Int64)).with_columns(odds=pl.col("odd").cum_sum())
@@ -262,31 +262,31 @@ def _joined(lines: pl.LazyFrame, odd: pl.Expr, conclusion: pl.Expr) -> pl.LazyFr
     )
     inside = marked.filter(pl.col("inside"))
     spans = inside.group_by("span").agg(pl.col("line").min(), pl.col("text").sort_by("line").str.join("\n"))
-    whole = spans.with_columns(conclusion=conclusion).filter(pl.col("conclusion").is_null())
-    alone = marked.filter(~pl.col("inside")).with_columns(conclusion=conclusion)
-    dissolved = inside.join(whole, on="span", how="anti").with_columns(conclusion=conclusion)
-    return pl.concat([part.select("line", "text", "conclusion") for part in (alone, whole, dissolved)]).sort("line")
+    whole = spans.with_columns(problem=problem).filter(pl.col("problem").is_null())
+    alone = marked.filter(~pl.col("inside")).with_columns(problem=problem)
+    dissolved = inside.join(whole, on="span", how="anti").with_columns(problem=problem)
+    return pl.concat([part.select("line", "text", "problem") for part in (alone, whole, dissolved)]).sort("line")
 
 
 def _set_apart(records: pl.LazyFrame, plain: PlainFile, scratch: Path) -> tuple[Path, tuple[BadRows, ...]]:
-    """A file with only the well-formed records, header included, and the others by their conclusions.
+    """A file with only the well-formed records, header included, and the others by their problems.
 
     It is the file itself where all are well formed, and else a copy. Blank lines are left out and not counted.
     """
-    counts = dict(records.group_by("conclusion").len().collect(engine="streaming").iter_rows())
+    counts = dict(records.group_by("problem").len().collect(engine="streaming").iter_rows())
     counts.pop(None, None)
     if not counts:
         return plain.path, ()
     copy = _new_file(scratch)
-    good = records.filter(pl.col("conclusion").is_null()).select("text")
+    good = records.filter(pl.col("problem").is_null()).select("text")
     good.sink_csv(copy, include_header=False, quote_style="never", engine="streaming")
     counts.pop(BLANK, None)
     bad, file = [], str(plain.given)
-    for conclusion, count in sorted(counts.items()):
-        chosen = records.filter(pl.col("conclusion") == conclusion).select("line", "text").head(EXAMPLES)
+    for problem, count in sorted(counts.items()):
+        chosen = records.filter(pl.col("problem") == problem).select("line", "text").head(EXAMPLES)
         rows = chosen.collect(engine="streaming").iter_rows()
-        examples = tuple(BadRow(file, line, _shortened(text), conclusion) for line, text in rows)
-        bad.append(BadRows(conclusion, count, examples))
+        examples = tuple(BadRow(file, line, _shortened(text), problem) for line, text in rows)
+        bad.append(BadRows(problem, count, examples))
     return copy, tuple(bad)
 
 

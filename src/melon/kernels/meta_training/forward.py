@@ -29,7 +29,7 @@ def dot(one: Numbers, other: Numbers) -> float:
 
 
 def decayed_to(idle: int, halvings: float) -> float:
-    """the decay factor after an idle time."""
+    """The decay factor after an idle time."""
     return math.exp(-LN2 * idle * halvings)
 
 

@@ -32,7 +32,7 @@ _DRAWS = 2
 _APART = 1_000
 
 Pass = Callable[[int], tuple[float, Phi]]
-MetaTraining = LinearStrategy | UnrolledStrategy
+MetaTrainable = LinearStrategy | UnrolledStrategy
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def meta_training_candidates(log: Interactions, seed: int, count: int) -> Candid
 def meta_train_through(updater: Updater, batches: Sequence[Batch], candidates: Candidates) -> StreamTrained:
     """Let the updater's strategy meta-train on batches behind its history. The updater itself is used up by it."""
     strategy, recommender = updater.strategy, updater.recommender
-    assert isinstance(strategy, MetaTraining)
+    assert isinstance(strategy, MetaTrainable)
     if not strategy.settings.passes:
         return StreamTrained([], 0)
     recorded = record(updater, batches, candidates, _DRAWS)
@@ -71,7 +71,7 @@ def meta_train_through(updater: Updater, batches: Sequence[Batch], candidates: C
     return meta_train(strategy, FactorMetaTraining(recommender, strategy, recorded, kernels).run)
 
 
-def meta_train(strategy: MetaTraining, run: Pass) -> StreamTrained:
+def meta_train(strategy: MetaTrainable, run: Pass) -> StreamTrained:
     """Improve the strategy's φ, pass by pass; `run` gives the loss of a pass at the present φ and its gradient."""
     settings, masks = strategy.settings, strategy.trainable()
     start = {name: value.clone() for name, value in strategy.phi.items()}

@@ -22,7 +22,7 @@ from melon.tables import TableSpec
 from melon.types import Arrays, Flags, Floats, Singles
 
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
-#: Scales come from the first interactions of meta-training, this many, then fixed.
+#: Scales come from the first interactions of training, this many, then fixed.
 SCALED_BY = 4_000
 _LEAST_SCALE, _SAME = 1e-3, 1e-6
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
@@ -43,7 +43,7 @@ class HeadSettings:
     decay: float
     meta_training_lr: float
     passes: int
-    #: A head that has not meta-trained rests for this many interactions, and its inputs are then scaled by them.
+    #: A head that was not trained on a window rests for this many interactions, and its inputs are then scaled by them.
     rest: int = 256
     #: Whether events on items that the user has had are training examples, too.
     repeats: bool = True
@@ -121,7 +121,7 @@ class BlendHead:
 
     @property
     def resting(self) -> bool:
-        """Whether the inputs have no scales yet: without meta-training, they are those of the first interactions."""
+        """Whether the inputs have no scales yet: without a training window, the first interactions give them."""
         return self.settings.rest > 0 and _STEPS not in self._memory and not bool(self.centre.any())
 
     def memory(self) -> Arrays:
@@ -172,12 +172,12 @@ class BlendHead:
         return {"centre": twin.centre, "scale": twin.scale, **dict(zip(TABLES, now, strict=False))}
 
     def take_over(self, meta_training: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:
-        """Load what was meta-trained: scales are stored here, and new values of the head's tables are returned."""
+        """Load what was trained: scales are stored here, and new values of the head's tables are returned."""
         missing = sorted({"centre", "scale", *TABLES} - meta_training.keys())
         if missing or meta_training["centre"].shape != self.centre.shape:
             raise CheckpointError(
-                f"this is no meta-training of a blend's head with these settings: {', '.join(missing) or 'its inputs'} "
-                "do not fit. Meta-train again with the settings that are deployed."
+                f"this is no trained head of a blend with these settings: {', '.join(missing) or 'its inputs'} "
+                "do not fit. Train it again with the settings that are deployed."
             )
         self.keep({name: np.array(meta_training[name], dtype=np.float32) for name in ("centre", "scale")})
         return {name: np.array(meta_training[name], dtype=np.float32) for name in TABLES}

@@ -7,6 +7,7 @@ the place of the entry with the least decayed count. Ages are counted in the use
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from melon.models.streaming.neighbours import scratch
 from melon.stream.history import PartnerRings
 from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import MOST, SavedArrays, require, saved_array
-from melon.types import Arrays, Floats, Ints, Singles, SmallInts
+from melon.types import AnyArray, Arrays, Floats, Ints, Singles, SmallInts
 
 #: Half-lives of a user's own counts, in events of that user.
 OWN_HALF_LIVES = (float("inf"), 50.0, 10.0)
@@ -33,12 +34,8 @@ class OwnItems:
 
     def __init__(self) -> None:
         self._users = self._entries = self._known = 0
-        self._chains = Chains(
-            *(_filled(0, -1), _filled(0), _filled(0), _filled(0), _filled(0, -1), _filled(0), _filled(0)),
-            np.zeros((0, len(_RATES)), dtype=np.float32),
-            _filled(0),
-            _RATES,
-        )
+        by_entry = _filled(0), _filled(0), _filled(0), np.zeros((0, len(_RATES)), dtype=np.float32)
+        self._chains = _chains(*(_filled(0) for _ in range(4)), *by_entry, _filled(0))
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""
@@ -74,16 +71,16 @@ class OwnItems:
         users, counted, known = distinct(users[users < self._users]), self._entries, self._known
         many, held, own = self._users, self._entries_of(users), self._chains
         items = distinct(items[items < known])
-        by_user = [each[users] for each in own[:4]]
-        by_entry, repeats = [each[held] for each in own[4:8]], own.item_repeats[items]
+        by_user = [each[users] for each in _by_user(own)]
+        by_entry, repeats = [each[held] for each in _by_entry(own)], own.item_repeats[items]
 
         def undo() -> None:
             chains = self._chains
-            for each, values in zip(chains[:4], by_user, strict=True):
+            for each, values in zip(_by_user(chains), by_user, strict=True):
                 each[many : self._users] = 0
                 each[users] = values
             chains.heads[many : self._users] = -1
-            for each, values in zip(chains[4:8], by_entry, strict=True):
+            for each, values in zip(_by_entry(chains), by_entry, strict=True):
                 each[counted : self._entries] = 0
                 each[held] = values
             chains.item_repeats[known : self._known] = 0
@@ -94,11 +91,10 @@ class OwnItems:
 
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same entries."""
-        own, by_entry = self._chains, slice(self._entries)
-        names = Chains._fields
-        parts = {name: each[: self._users].copy() for name, each in zip(names[:4], own[:4], strict=True)}
-        parts |= {name: each[by_entry].copy() for name, each in zip(names[4:8], own[4:8], strict=True)}
-        return {**parts, "item_repeats": own.item_repeats[: self._known].copy()}
+        own, names = self._chains, Chains._fields
+        by_user = {name: each[: self._users].copy() for name, each in zip(names[:4], _by_user(own), strict=True)}
+        by_entry = {name: each[: self._entries].copy() for name, each in zip(names[4:8], _by_entry(own), strict=True)}
+        return {**by_user, **by_entry, "item_repeats": own.item_repeats[: self._known].copy()}
 
     def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no entries can have are a `CheckpointError`."""
@@ -106,7 +102,7 @@ class OwnItems:
         whole = {name: (0, np.iinfo(np.int32).max) for name in Chains._fields}
         whole |= {"heads": (-1, entries - 1), "after": (-1, entries - 1), "items": (0, max(known - 1, 0))}
         whole["sizes"] = 0, MOST_ITEMS
-        users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[SmallInts]()
+        users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[Any]()
         for place, name in enumerate(Chains._fields[:7]):
             least, most = whole[name]
             size = users if place < 4 else entries
@@ -115,7 +111,7 @@ class OwnItems:
         require(int(parts[1].sum()) <= entries, "users have more items than there are entries")
         counts = saved_array(state, "counts", np.float32, (entries, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
-        self._chains = Chains(*parts, counts, repeats, _RATES)
+        self._chains = _chains(*parts, counts, repeats)
         self._users, self._entries, self._known = users, entries, known
 
     def _entries_of(self, users: Ints) -> Ints:
@@ -124,10 +120,22 @@ class OwnItems:
 
     def _grow(self, users: int, entries: int, items: int) -> None:
         own = self._chains
-        by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(own[:4])]
-        by_entry = [_longer(each, entries) for each in own[4:8]]
-        self._chains = Chains(*by_user, *by_entry, _longer(own.item_repeats, items), _RATES)
+        by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(_by_user(own))]
+        by_entry = [_longer(each, entries) for each in _by_entry(own)]
+        self._chains = _chains(*by_user, *by_entry, _longer(own.item_repeats, items))
         self._users, self._known = max(self._users, users), max(self._known, items)
+
+
+def _chains(*arrays: Any) -> Chains:
+    return Chains(*(*arrays, _RATES))
+
+
+def _by_user(own: Chains) -> list[Any]:
+    return list(own[:4])
+
+
+def _by_entry(own: Chains) -> list[Any]:
+    return list(own[4:8])
 
 
 def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
@@ -135,11 +143,11 @@ def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
     return of_items.storage[1], np.array([of_items.rows])
 
 
-def _filled(size: int, value: int = 0) -> SmallInts:
-    return np.full(size, value, dtype=np.int32)
+def _filled(size: int) -> SmallInts:
+    return np.zeros(size, dtype=np.int32)
 
 
-def _longer(array: SmallInts, size: int, value: int = 0) -> SmallInts:
+def _longer(array: AnyArray, size: int, value: int = 0) -> AnyArray:
     """Room for at least so many; more than that, so that growing is O(1) on average."""
     if size <= len(array):
         return array

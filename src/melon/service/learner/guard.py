@@ -94,7 +94,7 @@ def quarantined_in_a_row(newest: list[LoggedStep]) -> list[int]:
     return [step.last for step in itertools.takewhile(lambda step: step.status == "quarantined", batches)][::-1]
 
 
-RIVALS = {"popular": "recent popularity", "frozen": "the model as it was deployed"}
+SIMPLE_BASELINES = {"popular": "recent popularity", "frozen": "the model as it was deployed"}
 #: Seconds between two looks at quality.
 _JUDGED_S = 60.0
 
@@ -139,7 +139,7 @@ class Watch:
         """Say so where a baseline is better than the served model on the organic events of the last hour."""
         before = self._book.since(time.time() - self._settings.quality_s)
         counts = between(totals, before.totals if before else {})
-        for baseline, what in RIVALS.items():
+        for baseline, what in SIMPLE_BASELINES.items():
             organic, text = counts.get(baseline, {}).get("organic", {}), None
             ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None
             if ahead is not None and ahead[2] < 0:

@@ -55,13 +55,13 @@ def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log
 
 
 def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
-    """Load the compiled kernels. Events wait meanwhile, so an alarm says so where loops have to be compiled first."""
+    """Load the compiled kernels. Events wait meanwhile, so an alarm says so where they have to be compiled first."""
     with ThreadPoolExecutor(1, thread_name_prefix="compiling") as pool:
         loaded = pool.submit(model.warm_up)
         if not wait([loaded], patience).done:
             alarm(
                 "kernels",
-                "the learner loads its loops, and compiles them once per machine; events are stored and learned later.",
+                "the learner loads its kernels, compiled once per machine; events are stored and learned later.",
             )
         loaded.result()
     alarm("kernels", None)

@@ -54,7 +54,7 @@ class InteractionKernel(Protocol):
 
 
 class CompiledKernel(CompiledPairs):
-    """Compiled loops for rows and for gradients that come as factors; PyTorch for other gradients."""
+    """Kernels for rows and for gradients that come as factors; PyTorch for other gradients."""
 
     def shared_move(
         self, theta: Tensor, lines: SharedLines, terms: UnitTerms, network: RateNetwork, scale: float, share: float

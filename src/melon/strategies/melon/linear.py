@@ -1,4 +1,4 @@
-"""MeLON as it is by default, and its ablations: rates that meta-train through a whole stream (docs/methods.md 4.12)."""
+"""MeLON's linear form and its ablations: rates meta-trained through a whole stream (docs/methods.md 4.12)."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from melon.strategies.stream_trained import LinearStrategy
 from melon.stream.batch import Batch, batch_of
 from melon.stream.split import batches
 
-#: The loops as they are written, run by Python: slow, and in any precision.
-SLOW_LOOPS = SimpleNamespace(forward=forward.forward, backward=backward.backward)
+#: The kernels as they are written, run by Python: slow, and in any precision.
+SLOW_KERNELS = SimpleNamespace(forward=forward.forward, backward=backward.backward)
 BEFORE, SIZE = 60, 13
 
 

@@ -1,1 +1,0 @@
-"""Parts of trials with meta-training and rates that go on learning."""
