@@ -15,7 +15,7 @@ SPEED := startup prepare pretrain prequential recommend lists events fit blend c
 
 help:
 	@echo "make demo       an embedded stream, predicted and learned batch by batch; ends with a table and a page to open"
-	@echo "make serve      the live service on a made-up news site; watch it learn (Ctrl-C stops it)"
+	@echo "make serve      the live service on a made-up news site; watch it learn at http://127.0.0.1:8000/ (Ctrl-C stops it)"
 	@echo "make quick      the core's tests, in a minute"
 	@echo "make test       the tests (make test-slow: the long ones)"
 	@echo "make check      lint, format, types, layers and tests: what continuous integration runs"

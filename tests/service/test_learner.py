@@ -138,14 +138,17 @@ def test_time_never_runs_back(tmp_path: Path) -> None:
 
 
 def test_events_that_wait_for_a_compiler_are_an_alarm_until_it_is_done() -> None:
-    said = list[list[str]]()
+    said = list[dict[str, str]]()
 
     class Slow:
         def warm_up(self) -> None:
             wait_until(lambda: bool(said))
 
     warm_up(Slow(), Alarms(said.append), patience=0.01)  # type: ignore[arg-type]
-    assert [[text.split(",")[0] for text in texts] for texts in said] == [["the learner loads its kernels"], []]
+    assert [[text.split(",")[0] for text in texts.values()] for texts in said] == [
+        ["the learner loads its kernels"],
+        [],
+    ]
 
 
 def test_alarms_of_a_learner_that_was_killed_are_over(tmp_path: Path) -> None:
@@ -288,20 +291,20 @@ class TestGuard:
     def test_a_baseline_that_is_better_for_an_hour_and_a_loss_that_rises_are_alarms(self, tmp_path: Path) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
-            texts: list[list[str]] = []
+            texts: list[dict[str, str]] = []
             watch = Watch(learner.settings, learner.log, learner.book, Alarms(texts.append))
             watch.quality({"popular": {"organic": {"ranked": 99, "won@10": 0, "lost@10": 99}}})  # too few
             watch.quality({"popular": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 12}}})  # too near
             assert not texts
             watch.quality({"frozen": {"organic": {"ranked": 400, "won@10": 10, "lost@10": 60}}})
-            assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1][0]
+            assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1]["quality frozen"]
             watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
-            assert texts[-1] == []
+            assert texts[-1] == {}
             for rose in (True, True, False, True, None, True):
                 watch.loss(rose=rose)
             assert len(texts) == 2
             watch.loss(rose=True)
-            assert "higher loss" in texts[-1][0]
+            assert "higher loss" in texts[-1]["loss"]
 
     def test_too_many_in_a_row_stop_learning_until_somebody_resumes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

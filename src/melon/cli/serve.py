@@ -92,7 +92,11 @@ def serve(
         return
     check_free(settings.folder)
     supervisor = Supervisor(settings, listen(settings))
-    supervisor.run(lambda url: say(f"serving on {url}; the log is in {settings.folder}; stop with Ctrl-C"))
+    supervisor.run(
+        lambda url: say(
+            f"serving on {url}; the console is at {url}/; the log is in {settings.folder}; stop with Ctrl-C"
+        )
+    )
 
 
 def doctor(

@@ -22,9 +22,10 @@ from melon.service.answers import ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
 from melon.service.ids import plain_id, read_id
+from melon.service.learner.guard import REMEDIES
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES
+from melon.service.log.files import BATCHES, runs
 from melon.service.log.steps import StepReader
 from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quality_between, quality_counters
 from melon.service.replica import Replica
@@ -220,7 +221,8 @@ class Backend:
             return {
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "quarantined": len(steps.quarantined(1000)),
-                "alarms": steps.alarms(),
+                "alarms": steps.named_alarms(),
+                "learner": {"running": runs(self.settings.folder, "learner"), "starts": len(steps.epochs())},
                 "batch_size": {
                     "median": float(np.median(sizes)) if sizes else None,
                     "most": self.settings.batch_most,
@@ -228,8 +230,19 @@ class Backend:
                 },
             }
 
-        nothing = {"quality": {"HR@10": None}, "quarantined": 0, "alarms": [], "batch_size": {}}
+        nothing: dict[str, Any] = {
+            "quality": {"HR@10": None},
+            "quarantined": 0,
+            "alarms": {},
+            "batch_size": {},
+            "learner": {"running": False, "starts": 0},
+        }
         learned = await self.from_steps(steps_of, nothing)
+        alarms = dict(learned["alarms"])
+        if not learned["learner"]["running"] and learned["learner"]["starts"]:
+            alarms["learner"] = "the learner does not run; events are stored and lists go on, and nothing is learned."
+        if not self.log.writable:
+            alarms["log"] = "the log cannot be written, so posts are refused."
         model = await self.reading(self._model_now) if self.replica.ready else {"model": None, "users": 0, "items": 0}
         offset = self.log.offset
         known = self.replica.position.offset if self.replica.ready else 0
@@ -237,6 +250,8 @@ class Backend:
             "log": {"events": self.log.events, "offset": offset, "writable": self.log.writable},
             **model,
             **learned,
+            "alarms": list(alarms.values()),
+            "remedies": [REMEDIES.get(name, "") for name in alarms],
             "freshness_s": self.freshness(),
             "lag": max(offset - known, 0),
             "reloads": dict(self.replica.reloads),

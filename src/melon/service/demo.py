@@ -33,7 +33,7 @@ def run_demo_service(settings: ServeSettings) -> None:
 
         def started(url: str) -> None:
             say(f"serving on {url}; it knows nothing yet, and {_PER_SECOND} clicks a second come in. Ctrl-C stops it.")
-            say(f"try: curl '{url}/v1/recommendations/u17?k=5'")
+            say(f"open {url}/ in a browser to see it learn, or try: curl '{url}/v1/recommendations/u17?k=5'")
             for work, client in (
                 (_replay, Client(url, deadline=600.0)),
                 (_watch, Client(url, timeout=_LINE_S, deadline=0.0)),

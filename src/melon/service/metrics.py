@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from melon.service.learner.quality import MODELS, PARTS, added, between, differe
 from melon.service.log.base import Appended, LoggedStep, Position
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_SLOW = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 15.0, 60.0)
+LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+FRESHNESS_BOUNDS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 15.0, 60.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -45,21 +45,21 @@ class ServiceMetrics:
         )
         self.lag = Gauge("melon_lag_events", "Offsets that are synced and not yet in this model.", registry=registry)
         self.freshness = Histogram(
-            "melon_freshness_seconds", "From acknowledged to known here.", buckets=_SLOW, registry=registry
+            "melon_freshness_seconds", "From acknowledged to known here.", buckets=FRESHNESS_BOUNDS, registry=registry
         )
         self.commit_seconds = Histogram(
-            "melon_commit_seconds", "From posted to synced.", buckets=_FAST, registry=registry
+            "melon_commit_seconds", "From posted to synced.", buckets=LATENCY_BOUNDS, registry=registry
         )
         self.commit_events = Histogram("melon_commit_events", "Events in a post.", buckets=_SIZES, registry=registry)
         self.request_seconds = Histogram(
             "melon_request_seconds",
             "Requests by route and status.",
             ["route", "code"],
-            buckets=_FAST,
+            buckets=LATENCY_BOUNDS,
             registry=registry,
         )
         self.score_seconds = Histogram(
-            "melon_score_seconds", "Scoring of what waited together.", buckets=_FAST, registry=registry
+            "melon_score_seconds", "Scoring of what waited together.", buckets=LATENCY_BOUNDS, registry=registry
         )
         self.coalesced = Histogram(
             "melon_coalesced_users", "Lists that were made together.", buckets=_SIZES, registry=registry
@@ -100,6 +100,20 @@ class ServiceMetrics:
         return generate_latest(self.registry)
 
 
+def counted(counter: Counter) -> float:
+    """A counter, summed over its labels."""
+    return sum(sample.value for family in counter.collect() for sample in family.samples)
+
+
+def buckets(histogram: Histogram, bounds: Sequence[float], *, route: str = "") -> tuple[float, ...]:
+    """Cumulative counts of a histogram by bound, over all labels (or routes that begin so); the last is everything."""
+    totals = dict.fromkeys([*bounds, math.inf], 0.0)
+    for sample in (sample for family in histogram.collect() for sample in family.samples):
+        if sample.name.endswith("_bucket") and sample.labels.get("route", "").startswith(route):
+            totals[float(sample.labels["le"])] += sample.value
+    return tuple(totals.values())
+
+
 #: About a metric, the names of its labels, and a value for each set of labels.
 MetricFamily = tuple[str, tuple[str, ...], list[tuple[tuple[object, ...], float]]]
 
@@ -135,7 +149,11 @@ def quality_between(first: LoggedStep | None, last: LoggedStep | None) -> dict[s
     full, ranked = counts.get("full", {}), sum(part["ranked"] for part in counts.get("served", {}).values())
     return {
         "models": {name: _told(counts[name]) for name in MODELS if name in counts},
-        "full_rank": {"sampled": round(full.get("ranked", 0) / max(ranked, 1), 5), **_shares(full)},
+        "full_rank": {
+            "sampled": round(full.get("ranked", 0) / max(ranked, 1), 5),
+            **_shares(full),
+            **{name: _shares(full[name]) for name in MODELS if name in full},
+        },
         "events": counts.get("events", 0),
         "cold_events": round(counts.get("cold", 0) / events, 4),
         "unranked": counts.get("unranked", 0),

@@ -16,10 +16,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from melon import __version__
+from melon.service.activity import Activity
 from melon.service.backend import Backend
 from melon.service.config import ServeSettings
-from melon.service.http import admin, errors, interactions, items, recommendations
+from melon.service.http import admin, console, errors, interactions, items, overview, recommendations
 from melon.service.http.gate import App, AsgiScope, Gate, Quick, Receive, Send
+from melon.service.http.overview import Sharing
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.shapes import EventIn
 from melon.service.keys import Bucket, keys_of
@@ -56,7 +58,8 @@ def make_app(settings: ServeSettings) -> Application:
         await backend.start()
         await backend.settle(_SETTLE_S)
         try:
-            yield
+            async with app.state.activity.running():
+                yield
         finally:
             await backend.stop()
 
@@ -65,6 +68,7 @@ def make_app(settings: ServeSettings) -> Application:
     app.state.keys = keys_of(settings)
     app.state.bucket = Bucket(settings.rate, settings.burst)
     backend = app.state.backend = Backend(settings)
+    app.state.activity, app.state.sharing = Activity(backend), Sharing()
     app.gate = Gate(
         app.general,
         Quick(app.state, settings.body_most),
@@ -87,7 +91,7 @@ def bare_app(life: Any = None) -> Application:
         redoc_url=None,
         redirect_slashes=False,
     )
-    routers = [module.router for module in (interactions, recommendations, items, admin)]
+    routers = [module.router for module in (interactions, recommendations, items, overview, admin, console)]
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]

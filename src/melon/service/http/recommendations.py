@@ -52,12 +52,13 @@ async def recommend(
     exclude: Exclude = [],  # noqa: B006
     after: After = None,
     wait_ms: WaitMs = 300,
+    preview: Annotated[bool, Query(description="Somebody else looks: the list does not count as served.")] = False,
 ) -> Response:
     """The best items for a user, by the newest model; a user who is not known is scored as a newcomer."""
     backend = ready_backend(request)
     known, others = backend.user(path_id(user)), _items(backend, exclude)
     wanted = Wanted(user=known, k=k, filter_seen=filter_seen, rules=_only(category), exclude=others)
-    return _json(await list_for(backend, wanted, after, wait_ms))
+    return _json(await list_for(backend, wanted, after, wait_ms, preview=preview))
 
 
 @router.post("/v1/recommendations", response_model=ListsOut, responses=answers(413, 415, 422), **needs("read"))
@@ -151,12 +152,16 @@ async def _other(
     return _json(await list_for(backend, query, None, 0))
 
 
-async def list_for(backend: Backend, wanted: Wanted, after: int | None, wait_ms: int) -> bytes:
+async def list_for(
+    backend: Backend, wanted: Wanted, after: int | None, wait_ms: int, *, preview: bool = False
+) -> bytes:
     """One list, as JSON, by a model that knows the offset `after` if it does in time."""
     started = time.perf_counter()
     stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
     (listed,) = await backend.coalescer.lists([wanted])
-    return _one(backend, listed, wanted.user, stale, started)
+    served = {"user": plain_id(wanted.user), "recommendation": None} if preview and wanted.user is not None else None
+    served = served or _served(backend, listed, wanted.user)
+    return to_json({**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)})
 
 
 def path_id(text: str) -> str:
@@ -187,11 +192,6 @@ def _served(backend: Backend, listed: AnsweredList, user: Id | None) -> dict[str
         return {"user": None, "recommendation": None}
     name = backend.served.record(user, [one.item for one in listed.items], time.time())
     return {"user": plain_id(user), "recommendation": name}
-
-
-def _one(backend: Backend, listed: AnsweredList, user: Id | None, stale: bool, started: float) -> bytes:
-    served = _served(backend, listed, user)
-    return to_json({**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)})
 
 
 def _json(content: bytes) -> Response:

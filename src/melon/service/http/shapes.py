@@ -242,6 +242,8 @@ class StatusOut(BaseModel):
     quarantined: int
     lag: int
     alarms: list[str]
+    remedies: list[str] = Field(description="What to do about each alarm.")
+    learner: dict[str, bool | int] = Field(description="Whether the learner runs, and how often it was started.")
     users: int
     items: int
     batch_size: dict[str, Any] = Field(
@@ -258,7 +260,7 @@ class QualityOut(BaseModel):
     `models` has the served model, a frozen one and recent popularity; `parts` tells organic events, those that the
     service recommended itself, and repeats apart. `interval` is the 95 % interval of HR@10, and `served_ahead` what the
     served model has more than a baseline on these events. `full_rank` is the exact rank among all items that the user
-    had not had, for a sample.
+    had not had, for a sample: of the served model, and of baselines under their names.
     """
 
     window_s: float
@@ -267,6 +269,56 @@ class QualityOut(BaseModel):
     events: int
     cold_events: float = Field(description="Share of events on items that nobody had taken before.")
     unranked: int
+
+
+class OverviewOut(BaseModel):
+    """A window in equal steps: `time` has the end of each (Unix seconds), and every series has a value for each step.
+
+    `series` has HR@10 with its 95 % interval (`low`, `high`) and NDCG@10 of each model, `ranked` the events behind
+    them. `process` is what the answering process did since it started. `freshness` counts events by the seconds from
+    acknowledged to served (the last count is above all bounds), `stages_ms` has medians of the parts of that way.
+    `annotations` say what happened when.
+    """
+
+    now: float
+    window_s: float
+    part: str
+    status: StatusOut
+    time: list[float]
+    quality: dict[str, Any]
+    series: dict[str, dict[str, list[float | None]]]
+    learned_s: list[float | None]
+    process: dict[str, list[float | None]]
+    freshness: dict[str, list[float]]
+    stages_ms: dict[str, float | None]
+    annotations: list[dict[str, str | float]]
+
+
+class LearningOut(BaseModel):
+    """The last batch. `rates` is its learning-rate matrix, interactions × parameters, as the model is now.
+
+    Some interactions and columns stand for all of them; `groups` says whose parameters the columns are. It is null
+    where the strategy has no such matrix, and `note` says why.
+    """
+
+    batch: int | None
+    note: str
+    done: float | None = None
+    events: float | None = None
+    loss: float | None = None
+    moved: float | None = None
+    predict_ms: float | None = None
+    learn_ms: float | None = None
+    rates: dict[str, Any] | None = None
+
+
+class TrendsOut(BaseModel):
+    """Items whose share of the last events is at least two standard errors (`z`) from that of the events before."""
+
+    events: int
+    before: int
+    rising: list[dict[str, Any]]
+    falling: list[dict[str, Any]]
 
 
 class BatchOut(BaseModel):

@@ -71,10 +71,26 @@ def _norm(arrays: Sequence[AnyArray]) -> float | None:
     return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in arrays)) if arrays else None
 
 
-class Alarms:
-    """What operators should know now, by name; `write` is given the texts whenever they change."""
+#: What to do about an alarm, by its name.
+REMEDIES = {
+    "kernels": "Wait a minute or two: kernels are compiled once per machine, and no event is lost meanwhile.",
+    "replay": "Nothing now. Keep the versions of torch, numba and melon, and the threads, the same between two starts.",
+    "quarantined": "Look at its events (GET /v1/batches). Retry it when the cause is gone, or leave it.",
+    "halted": "Look at the quarantined batches and what was posted, then resume learning (POST /v1/resume).",
+    "checkpoint": "Make room on the disk and check the folder's rights; `melon doctor --data FOLDER` says more.",
+    "loss": "Deploy the model with a smaller learning rate, or fit it again on the log.",
+    "lag": "If it shrinks, wait. If it grows, give the learner a core of its own or post more events in one request.",
+    "quality popular": "See what changed in the traffic; then fit a new model on the log and deploy it.",
+    "quality frozen": "Learning does harm here: deploy with a smaller learning rate, or fit a new model on the log.",
+    "learner": "The supervisor starts it again by itself; if it does not, the service's messages say why it ended.",
+    "log": "Make room on the disk of the data folder; posts are refused until there is, and lists go on.",
+}
 
-    def __init__(self, write: Callable[[list[str]], None]) -> None:
+
+class Alarms:
+    """What operators should know now, by name; `write` is given name and text of each whenever they change."""
+
+    def __init__(self, write: Callable[[dict[str, str]], None]) -> None:
         self._write = write
         self._texts: dict[str, str] = {}
 
@@ -86,7 +102,7 @@ class Alarms:
         if text is not None:
             self._texts[name] = text
             logger.warning("%s", text)
-        self._write(list(self._texts.values()))
+        self._write(dict(self._texts))
 
 
 def quarantined_in_a_row(newest: list[LoggedStep]) -> list[int]:

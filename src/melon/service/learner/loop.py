@@ -49,7 +49,7 @@ class Learner(Closing):
             self._watch = Watch(settings, self.log, self.book, self._alarm)
             self._stopping: Callable[[], bool] = lambda: False
             saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
-            self.book.state(alarms="[]")  # what a learner before this one said is over
+            self.book.state(alarms="{}")  # what a learner before this one said is over
             self._around = surroundings(settings.threads)
             epochs = self.book.epochs()
             self._epoch = self.book.begin_epoch(self._around)

@@ -82,16 +82,28 @@ class Quality:
         return counts
 
     def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
-        """Counters of the exact ranks among all items that the users have not had."""
+        """Counters of the exact ranks among all items that the users have not had: of lists as they are served.
+
+        Those of the served model stand by themselves, those of baselines under their names.
+        """
         started, history = time.thread_time(), model.updater.history
-        ranks = []
+        updaters = {"served": model.updater} | ({} if self.frozen is None else {"frozen": self.frozen})
+        popular = model.popular.read(np.arange(history.known_items))[None, :, 0]
+        ranks: dict[str, list[float]] = {name: [] for name in (*updaters, "popular")}
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
-            lines = model.updater.score_catalogue(np.array([user]), history.known_items, moment)
-            one, place = (np.array([user]), np.array([item]), history.seen), "the live quality among all items"
-            better, equal = better_and_equal(lines, *one, place)[0, 2:].tolist()
-            ranks.append(1 + better + equal / 2)
+            one = np.array([user]), np.array([item]), history.seen
+            lines = {
+                name: updater.score_catalogue(np.array([user]), history.known_items, moment)
+                for name, updater in updaters.items()
+            }
+            for name, line in {**lines, "popular": popular}.items():
+                better, equal = better_and_equal(line, *one, f"the live quality of {name!r} among all items")[0, 2:]
+                ranks[name].append(1 + float(better) + float(equal) / 2)
+        whole = {name: np.array(some) for name, some in ranks.items()}
+        served = whole.pop("served")
+        baselines = {name: _counts(rank) | _duel(served, rank) for name, rank in whole.items()}
         self._spent += time.thread_time() - started
-        return _counts(np.array(ranks))
+        return {**_counts(served), **baselines}
 
     def loss_rose(self, model: LiveModel) -> bool | None:
         """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).

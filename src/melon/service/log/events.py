@@ -452,6 +452,11 @@ class LogReader(Reader):
         query = f"SELECT {_COLUMNS} FROM events WHERE user = ? AND offset < ? ORDER BY offset DESC LIMIT ?"
         return [_stored(row) for row in self._rows(query, (user, before or 1 << 62, most))]
 
+    def taken(self, after: int, last: int) -> dict[LogId, int]:
+        """How often each item was taken by learned events behind one offset and up to another."""
+        where = f"use = {USES.index('learn')} AND offset > ? AND offset <= ?"
+        return dict(self._rows(f"SELECT item, count(*) FROM events WHERE {where} GROUP BY item", (after, last)))
+
     def hidden(self, after: int = 0) -> Iterator[StoredEvent]:
         """The events behind an offset that hide an item from their user, in order."""
         for row in self._rows(f"SELECT {_COLUMNS} FROM events WHERE use = 1 AND offset > ? ORDER BY offset", (after,)):

@@ -150,6 +150,18 @@ class Held(Closing):
             self._descriptor = -1
 
 
+def runs(folder: Path, role: str) -> bool:
+    """Whether the process that last held a role on this machine still runs."""
+    try:
+        number = int((folder / f"{role}.lock").read_text().split()[0])
+        os.kill(number, 0)
+    except (FileNotFoundError, IndexError, ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True  # it belongs to somebody else
+    return True
+
+
 class Reserve:
     """Room that is given up when the disk is full, so that what must still be written can be."""
 

@@ -91,6 +91,13 @@ class StepReader(Reader):
         where = "kind = ? AND last > ? AND done IS NOT NULL ORDER BY number"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (kind, after))]
 
+    def marked(self, since: float, most: int = 200) -> list[LoggedStep]:
+        """Steps done since a moment that are no plain batch, or that were quarantined; the newest first."""
+        rare = f"SELECT {_COLUMNS} FROM steps WHERE kind != 'events' AND done >= ?1 ORDER BY number DESC LIMIT ?2"
+        steps = [_step(row) for row in self._rows(rare, (since, most))]
+        held = [step for step in self.quarantined(most) if step.kind == "events" and (step.done or 0.0) >= since]
+        return sorted([*steps, *held], key=lambda step: -step.number)
+
     def forgotten(self) -> int:
         """The offset up to which forgetting is done and saved: no checkpoint that is kept is older."""
         return int(self.meta().get("forgotten", 0))
@@ -110,7 +117,12 @@ class StepReader(Reader):
 
     def alarms(self) -> list[str]:
         """What an operator should know now, in words."""
-        return list(json.loads(self.meta().get("alarms", "[]")))
+        return list(self.named_alarms().values())
+
+    def named_alarms(self) -> dict[str, str]:
+        """The same by the alarm's name."""
+        alarms = json.loads(self.meta().get("alarms", "{}"))
+        return alarms if isinstance(alarms, dict) else {text: text for text in alarms}  # a list: written by 0.1
 
     def _one(self, where: str, *values: Any) -> LoggedStep | None:
         rows = self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where} LIMIT 1", values)
