@@ -10,6 +10,7 @@ from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError
 from melon.models.streaming import own_items as module
 from melon.models.streaming.own_items import OWN_HALF_LIVES, OWN_INPUTS, OwnItems
+from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
 from melon.types import Ints, Singles
 
@@ -69,6 +70,19 @@ def test_a_user_keeps_the_items_that_count_most(log: Interactions, monkeypatch: 
     own.observe(np.zeros(8, dtype=np.int64), items)
     of_items.append(items, np.zeros(8, dtype=np.int64))
     assert set(own.of_user(0, of_items, 9)[0].tolist()) == {1, 2, 4, 5}
+
+
+def test_draws_are_the_users_own_and_belong_to_their_events(log: Interactions) -> None:
+    own, _ = followed(log, 500)
+    users, draws = np.append(log.users[500:], 10**6), Draws(1, "a test")
+    events = np.arange(len(users))
+    found = own.drawn(users, draws, events, 40)
+    for user, line in zip(users[:-1].tolist(), found.tolist(), strict=False):
+        assert set(line) <= set(log.items[:500][log.users[:500] == user].tolist())
+        assert len(set(line)) > 1
+    assert (found[-1] == -1).all()
+    assert found[7:9].tolist() == own.drawn(users[7:9], draws, events[7:9], 40).tolist()
+    assert (OwnItems().drawn(users, draws, events, 2) == -1).all()
 
 
 def bytes_of(own: OwnItems) -> dict[str, bytes]:

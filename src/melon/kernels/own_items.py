@@ -44,6 +44,7 @@ CHAINS: Fields = Fields(Chains, (*[SMALL_INTS] * 7, SINGLE_TABLE, SMALL_INTS, DO
 SIGNATURES: dict[str, Signature] = {
     "take_own": (INTS, INTS, CHAINS, INT, INT),
     "own_entries": (INTS, CHAINS, INTS),
+    "pick_own": (INTS, INT_TABLE, CHAINS, INT_TABLE),
     "own_inputs": (INTS, INT_TABLE, CHAINS, INTS, INTS, INT, SMALL_INTS, SINGLE_CUBE),
     "own_of_user": (INT, CHAINS, INTS, INTS, INT, INTS, SINGLE_TABLE),
 }
@@ -103,6 +104,16 @@ def own_entries(users: Ints, own: Chains, entries: Ints) -> int:
             entries[found] = entry
             found, entry = found + 1, own.after[entry]
     return found
+
+
+def pick_own(users: Ints, places: Ints, own: Chains, items: Ints) -> None:
+    """The items at some places of the users' chains, the newest entry first; -1 for a user without any."""
+    for n in range(users.size):
+        for c in range(places.shape[1]):
+            entry = own.heads[users[n]] if users[n] < own.heads.size else _NONE
+            for _ in range(places[n, c]):
+                entry = own.after[entry]
+            items[n, c] = own.items[entry] if entry >= 0 else -1
 
 
 def _write(own: Chains, user: int, entry: np.int32, taken: float, out: Singles) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from melon.kernels import policy
 from melon.kernels.own_items import BESIDE, Chains
 from melon.models.streaming.neighbours import scratch
+from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
 from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import MOST, SavedArrays, require, saved_array
@@ -48,6 +49,22 @@ class OwnItems:
         """Write the inputs of lines of items n × c, from input `first` on."""
         with scratch(max(self._known, rows_needed(lines.reshape(-1)))) as columns:
             policy.load("own_items").own_inputs(users, lines, self._chains, *_met(of_items), first, columns, out)
+
+    def sizes(self, users: Ints) -> Ints:
+        """How many items of each user are remembered."""
+        if not self._users:
+            return np.zeros_like(users)
+        return np.where(users < self._users, self._chains.sizes[np.minimum(users, self._users - 1)], np.int64(0))
+
+    def drawn(self, users: Ints, draws: Draws, events: Ints, count: int) -> Ints:
+        """For each user `count` of its items, uniformly and each by itself; the draw belongs to the event.
+
+        A user without any has -1.
+        """
+        places = draws.integers(events, count, np.maximum(self.sizes(users), 1), start=1 << 20)
+        items = np.empty(places.shape, dtype=np.int64)
+        policy.load("own_items").pick_own(np.ascontiguousarray(users), places, self._chains, items)
+        return items
 
     def of_user(self, user: int, of_items: PartnerRings, n_items: int) -> tuple[Ints, Singles]:
         """A user's own items, and the inputs of each."""
