@@ -5,15 +5,17 @@ from typing import Any
 import pytest
 
 from melon.kernels import policy
+from melon.models.base import Recommender
 
-_load = policy.load
+_load, _plain_steps = policy.load, Recommender.plain_steps
 
 
-def _only_without_numbers(name: str, width: int = 0, *, like: Any = None) -> Any:
-    return _load(name, width) if like is None else None
+def _only_without_numbers(name: str, width: int = 0, *, dtype: Any = None) -> Any:
+    return _load(name, width) if dtype is None else None
 
 
 def choose_kernel(patch: pytest.MonkeyPatch, kernel: str) -> None:
-    """numba, python or torch, from now on."""
+    """numba, python or torch, from now on; a recommender that has learned keeps its steps."""
     patch.setattr(policy, "load", _only_without_numbers if kernel == "torch" else _load)
+    patch.setattr(Recommender, "plain_steps", None if kernel == "torch" else _plain_steps)
     patch.setenv(policy.VARIABLE, "numba" if kernel == "torch" else kernel)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from melon.errors import ConformanceError, LearningError, MelonError, SettingsError
+from melon.models.autograd import FactorScore
 from melon.models.base import Context, Recommender
 from melon.models.bpr import BPR
 from melon.models.evidence import Evidence, Examples, Values
@@ -221,7 +222,7 @@ class TestReports:
 
 
 class OnlyWithoutShared(Default):
-    def bind(self, specs: Mapping[str, TableSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def bind(self, specs: Mapping[str, TableSpec], dtype: Any) -> None:
         if any(spec.role == "shared" for spec in specs.values()):
             raise SettingsError("shared weights are not for me")
 
@@ -240,7 +241,7 @@ class MovesNeighbours(Default):
     def propose(self, situation: Situation) -> Proposal:
         assert situation.around is not None
         table: Any = situation.around.tables["item_factors"]
-        everything = torch.arange(table.rows)
+        everything = np.arange(table.rows)
         table.scatter(everything, 0.999 * table.gather(everything))
         return super().propose(situation)
 
@@ -406,37 +407,47 @@ def test_a_row_constant_matrix_is_of_the_interaction_family() -> None:
 class Tired(BPR):
     """Every question changes the answer to the next."""
 
-    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+    def score(self, users: Any, items: Any, context: Context | None = None) -> Any:
         scores = super().score(users, items, context)
         table = self.tables["item_bias"]
-        everything = torch.arange(table.rows)
+        everything = np.arange(table.rows)
         table.scatter(everything, table.gather(everything) - 0.01)
         return scores
 
 
 class ForgetsTheBias(BPR):
-    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+    def score(self, users: Any, items: Any, context: Context | None = None) -> Any:
         vectors, factors = self.tables["item_factors"].gather(items), self.tables["user_factors"].gather(users)
-        return 2 * torch.bmm(vectors, factors.unsqueeze(-1)).squeeze(-1)
+        return 2 * np.einsum("ncd,nd->nc", vectors, factors)
 
 
 class HalfACatalogue(BPR):
-    def score_catalogue(self, users: Tensor, n_items: int, context: Context | None = None) -> Tensor:
+    def score_catalogue(self, users: Any, n_items: int, context: Context | None = None) -> Any:
         scores = super().score_catalogue(users, n_items, context)
         scores[:, 6:] = 0.5
         return scores
 
 
-class WrongSign(BPR):
+class WrongSignScore(FactorScore):
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         evidence = super().evidence(values, examples, per_branch=per_branch)
         return Evidence(-evidence.losses, evidence.gradients)
 
 
-class MissesAGradient(BPR):
+class WrongSign(BPR):
+    def differentiable(self) -> FactorScore:
+        return WrongSignScore(self)
+
+
+class MissesAGradientScore(FactorScore):
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         evidence = super().evidence(values, examples, per_branch=per_branch)
         return Evidence(evidence.losses, evidence.gradients[:2])
+
+
+class MissesAGradient(BPR):
+    def differentiable(self) -> FactorScore:
+        return MissesAGradientScore(self)
 
 
 class ByArrival(BPR):
@@ -447,10 +458,15 @@ class ByArrival(BPR):
         super().grow(users, np.arange(known[0], max(users, known[0])), items, np.arange(known[1], max(items, known[1])))
 
 
-class Overflows(BPR):
+class OverflowsScore(FactorScore):
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         evidence = super().evidence(values, examples, per_branch=per_branch)
         return Evidence(torch.exp(1000 * evidence.losses), evidence.gradients)
+
+
+class Overflows(BPR):
+    def differentiable(self) -> FactorScore:
+        return OverflowsScore(self)
 
 
 class Counts(BPR):
@@ -461,7 +477,7 @@ class Counts(BPR):
     def observe(self, users: np.ndarray, items: np.ndarray, times: np.ndarray, past: History) -> None:
         self.seen += len(users)
 
-    def score(self, users: Tensor, items: Tensor, context: Context | None = None) -> Tensor:
+    def score(self, users: Any, items: Any, context: Context | None = None) -> Any:
         return super().score(users, items, context) + 0.01 * self.seen
 
 
@@ -476,7 +492,7 @@ class TakesNothingBack(Counts):
 @pytest.mark.parametrize(
     ("check", "recommender"),
     [
-        ("score_matches_scores", ForgetsTheBias),
+        ("scores_are_those_of_the_loss", ForgetsTheBias),
         ("catalogue_matches_score", HalfACatalogue),
         ("closed_form_matches_autograd", WrongSign),
         ("closed_form_matches_autograd", MissesAGradient),

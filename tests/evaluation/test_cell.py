@@ -275,7 +275,7 @@ def test_another_test_part_changes_no_choice(flips: Interactions, small: MakeCon
     assert json.dumps(first) == json.dumps(second)
     fitted = [cell.fitting.pretrained(first).tables for cell in (one, two)]
     for name, state in fitted[0].items():
-        assert all(t.numpy().tobytes() == fitted[1][name][part].numpy().tobytes() for part, t in state.items())
+        assert all(t.tobytes() == fitted[1][name][part].tobytes() for part, t in state.items())
 
 
 def test_the_seal_opens_only_for_choices(flips: Interactions, small: MakeConfig) -> None:
@@ -405,7 +405,6 @@ def test_a_pairing_that_does_not_exist_is_refused_before_any_work(
         ({"negatives": 40}, StreamError, "40 items, too few for 40 negatives"),
         ({"split": (0.9999, 0.00005, 0.00005)}, StreamError, "leaves the validation part empty"),
         ({"split": (0.9, 0.2, 0.1)}, StreamError, "add up to 1"),
-        ({"device": "cuda:77"}, SettingsError, "device"),
     ],
 )
 def test_wishes_that_cannot_be_met_are_refused_before_any_work(

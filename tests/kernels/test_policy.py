@@ -52,7 +52,7 @@ def test_the_variable_decides(choice: str, is_compiled: bool, monkeypatch: pytes
 
 def test_other_numbers_are_for_pytorch() -> None:
     other = LIKE.double()
-    assert policy.load("factor", like=other) is None
+    assert policy.load("factor", dtype=other.dtype) is None
     assert pairs.pair_kernel(NETWORK, other) is reference
 
 
@@ -78,7 +78,7 @@ def learned(make: Any = NetworkMeLON) -> dict[str, Any]:
     updater = Updater(Blend({"dim": 4, "head_units": 3, "slots": 16}, seed=1), make(), seed=1)
     for batch in toy_batches()[:4]:
         updater.learn(batch)
-    return {name: table.state()["values"].numpy() for name, table in updater.recommender.tables.items()}
+    return {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
 
 
 #: What MeLON uses on the blend.

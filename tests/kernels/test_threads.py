@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from melon.kernels import threads
-from melon.kernels.threads import kernels_first, spread
+from melon.kernels.threads import kernels_first, spread, use_threads, using_threads
 
 
 @pytest.fixture
 def allowed() -> Iterator[Any]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    with using_threads(1):
+        yield use_threads
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

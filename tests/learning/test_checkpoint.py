@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, LearningError
@@ -235,11 +235,6 @@ class TestFiles:
                 assert back[key].dtype == array.dtype
                 assert back[key].tobytes() == array.tobytes()
                 assert tuple(back[key].shape) == array.shape
-
-    def test_bfloat16_tensors(self, tmp_path: Path) -> None:
-        writer = FolderWriter(tmp_path)
-        tensor = np.array([[1.5, -2.0]], dtype=torch.bfloat16)
-        assert np.array_equal(read_tensors(tmp_path, writer.add({"x": tensor}), writer.sizes)["x"], tensor)
 
     def test_files_of_the_previous_state_are_removed_and_strangers_are_not(self, tmp_path: Path) -> None:
         updater = make()

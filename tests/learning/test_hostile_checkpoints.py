@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 from melon.errors import CheckpointError, LearningError
 from melon.fitting.auto import SETTINGS
@@ -27,26 +27,28 @@ MODELS: dict[str, Any] = {
     "blend": lambda: Updater(Blend({"dim": 3, "slots": 6, "head_units": 3, **SETTINGS}), Default()),
 }
 CHANGES: dict[str, Any] = {
-    "cut": lambda t: t[:-1] if t.dim() else None,
-    "empty": lambda t: t[:0] if t.dim() else t.new_empty(0),
+    "cut": lambda t: t[:-1].copy() if t.ndim else None,
+    "empty": lambda t: t[:0] if t.ndim else np.empty(0, t.dtype),
     "one row more": lambda t: np.concatenate([t, t[-1:]]) if len(t.shape) and len(t) else None,
-    "narrower": lambda t: t[..., :-1] if t.dim() > 1 else None,
-    "flat": lambda t: t.reshape(-1) if t.dim() > 1 else t.reshape(1, -1),
+    "narrower": lambda t: t[..., :-1].copy() if t.ndim > 1 else None,
+    "flat": lambda t: t.reshape(-1) if t.ndim > 1 else t.reshape(1, -1),
     "negative": lambda t: _with(t, -7),
     "large": lambda t: _with(t, 1_000_000),
-    "largest": lambda t: _with(t, torch.finfo(t.dtype).max if t.is_floating_point() else torch.iinfo(t.dtype).max),
-    "not a number": lambda t: _with(t, float("nan")) if t.is_floating_point() else None,
-    "of another type": lambda t: t.to(np.int64 if t.is_floating_point() else np.float64),
-    "wider type": lambda t: t.to({np.float32: np.float64, torch.int32: np.int64}.get(t.dtype, torch.int16)),
-    "backwards": lambda t: t.flip(0) if t.dim() else None,
+    "largest": lambda t: _with(
+        t, np.finfo(t.dtype).max if np.issubdtype(t.dtype, np.floating) else np.iinfo(t.dtype).max
+    ),
+    "not a number": lambda t: _with(t, float("nan")) if np.issubdtype(t.dtype, np.floating) else None,
+    "of another type": lambda t: t.astype(np.int64 if np.issubdtype(t.dtype, np.floating) else np.float64),
+    "wider type": lambda t: t.astype({"float32": "float64", "int32": "int64"}.get(t.dtype.name, "int16")),
+    "backwards": lambda t: t[::-1].copy() if t.ndim else None,
 }
 
 
-def _with(tensor: AnyArray, value: float) -> AnyArray | None:
-    if not tensor.numel() or tensor.dtype == torch.uint8:
+def _with(tensor: Any, value: float) -> Any:
+    if not tensor.size or tensor.dtype == np.uint8:
         return None
     changed = tensor.copy()
-    changed.view(-1)[-1] = value
+    changed.reshape(-1)[-1] = value
     return changed
 
 
@@ -95,7 +97,7 @@ def changed(folder: Path, case: Case, target: Path) -> bool:
     if new is None or (new.dtype == tensors[name].dtype and np.array_equal(new, tensors[name])):
         return False
     shutil.copytree(folder, target, dirs_exist_ok=True)
-    save_file({**tensors, name: new.contiguous()}, target / "new.safetensors")
+    save_file({**tensors, name: np.ascontiguousarray(new)}, target / "new.safetensors")
     content = (target / "new.safetensors").read_bytes()
     renamed = f"{hashlib.sha256(content).hexdigest()}.safetensors"
     (target / "new.safetensors").rename(target / renamed)

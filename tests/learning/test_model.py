@@ -15,11 +15,12 @@ from melon.errors import DataError, LearningError, SettingsError
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
+from melon.models.autograd import FactorScore
 from melon.models.base import Recommender
 from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
-from melon.models.plain import FactorStep, PlainSteps
+from melon.models.plain import PlainSteps
 from melon.models.streaming.counts import ItemCounts
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.registry import STRATEGIES
@@ -226,7 +227,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         "popular.observe": (model.popular, "observe", {}),
         "head step": (updater._teacher, "step", {}) if updater._teacher.steps else (updater, "_tick", {}),
         "rows made": (updater.recommender, "grow", {}),
-        "evidence": (updater.recommender, "evidence", {}),
+        "evidence": (FactorScore, "evidence", {}),
         "propose": (updater.strategy, "propose", {}),
         "first write": (Table, "scatter", {"after": 0}),
         "second write": (Table, "scatter", {"after": 1}),
@@ -237,8 +238,6 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
     if plain and updater.recommender.plain_steps is not None:  # the same moments of a step that kernels make
         places["evidence"] = (PlainSteps, "of", {})
         places["propose"] = (updater.strategy, rates, {})
-        places["first write"] = (FactorStep, "write", {})
-        places["second write"] = (Table, "written", {"after": 1})
     owner, name, how = places[point]
     failing(monkeypatch, owner, name, **how)
 

@@ -10,14 +10,14 @@ from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError, SettingsError, StreamError
 from melon.kernels import threads
-from melon.learning import pretrain
+from melon.learning import general_step, pretrain
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
+from melon.models.autograd import Differentiable, FactorScore
 from melon.models.base import Recommender, SummedSteps
 from melon.models.bpr import BPR
-from melon.models.evidence import Examples
 from melon.models.ncf import NCF
 from melon.models.registry import RECOMMENDERS
-from melon.types import Plain
+from melon.types import Ints, Plain
 
 MAKERS = {"bpr": (BPR, {"dim": 8}), "ncf": (NCF, {"dim": 6, "layers": (8, 6)})}
 
@@ -125,7 +125,7 @@ def test_l2_makes_rows_shorter(name: str, log: Interactions) -> None:
         run = training(name, log, l2=l2)
         list(run.run(4))
         tables = [table for table in run.recommender.tables.values() if table.spec.kind == "embedding"]
-        lengths.append(sum(float(table.everything().square().sum()) for table in tables))
+        lengths.append(sum(float((table.everything() ** 2).sum()) for table in tables))
     assert lengths[0] > lengths[1] > lengths[2]
 
 
@@ -133,7 +133,7 @@ def test_one_step_by_hand(log: Interactions) -> None:
     """Summed plain steps with L2 on every touch: row -= lr · (g + l2 · row), docs/methods.md 8.5."""
     few = log.head(40)
     run = training("bpr", few, batch_size=40, lr=0.2, l2=0.05)
-    before = {name: table.state()["values"].double() for name, table in run.recommender.tables.items()}
+    before = {name: table.state()["values"].astype(np.float64) for name, table in run.recommender.tables.items()}
     ((users, items),) = run._lines()
     run.epoch()
     wanted = {name: values.copy() for name, values in before.items()}
@@ -141,7 +141,7 @@ def test_one_step_by_hand(log: Interactions) -> None:
         p, q, r = (
             before[name][row] for name, row in (("user_factors", user), *(("item_factors", i) for i in (item, other)))
         )
-        slope = -_sigmoid(-(p @ q + before["item_bias"][item] - p @ r - before["item_bias"][other]))
+        slope = -1 / (1 + np.exp(p @ q + before["item_bias"][item] - p @ r - before["item_bias"][other]))
         for name, row, gradient in (
             ("user_factors", user, slope * (q - r)),
             ("item_factors", item, slope * p),
@@ -151,7 +151,7 @@ def test_one_step_by_hand(log: Interactions) -> None:
         ):
             wanted[name][row] -= 0.2 * (gradient + 0.05 * before[name][row])
     for name, table in run.recommender.tables.items():
-        assert np.allclose(table.everything().double(), wanted[name], atol=1e-6), name
+        assert np.allclose(table.everything(), wanted[name], atol=1e-6), name
 
 
 def test_leaving_the_finite_numbers_is_an_error(log: Interactions) -> None:
@@ -202,9 +202,12 @@ def test_how_many_epochs_a_log_is_worth() -> None:
 def test_a_recommender_of_ones_own_can_be_pretrained(log: Interactions) -> None:
     """The general path serves a recommender without closed forms; the closed form gives the same rows."""
 
+    class ByAutograd(FactorScore):
+        evidence = Differentiable.evidence
+
     class Plain(BPR):
-        def evidence(self, values: Any, examples: Examples) -> Any:
-            return Recommender.evidence(self, values, examples)
+        def differentiable(self) -> Differentiable:
+            return ByAutograd(self)
 
     settings = PretrainSettings(batch_size=128)
     closed, general = (kind({"dim": 4}, seed=1, dtype=np.float64) for kind in (BPR, Plain))
@@ -235,13 +238,13 @@ def test_compiled_kernels_take_the_steps_of_the_general_path(
 ) -> None:
     """Batches that name rows several times, and a last one that is short."""
     steps: list[int] = []
-    step = Pretraining._step
+    step = general_step._summed_step
 
-    def spy(self: Pretraining, users: AnyArray, items: AnyArray) -> AnyArray:
+    def spy(recommender: Recommender, users: Ints, items: Ints, summed: SummedSteps) -> Any:
         steps.append(len(users))
-        return step(self, users, items)
+        return step(recommender, users, items, summed)
 
-    monkeypatch.setattr(Pretraining, "_step", spy)
+    monkeypatch.setattr(general_step, "_summed_step", spy)
     monkeypatch.setattr(pretrain, "_LEARNED_AT_ONCE", 500)
     few = log.head(1_130)
     losses, general = after_epochs(name, "torch", few, **settings)
@@ -250,7 +253,7 @@ def test_compiled_kernels_take_the_steps_of_the_general_path(
     assert len(steps) == 24
     assert again == pytest.approx(losses, rel=1e-5)
     for table, rows in general.tables.items():
-        torch.testing.assert_close(compiled.tables[table].everything(), rows.everything(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(compiled.tables[table].everything(), rows.everything(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -266,12 +269,9 @@ def test_neither_threads_nor_blocks_change_a_bit(name: str, log: Interactions, m
 
 
 def test_what_the_kernels_do_not_know_takes_the_general_path(log: Interactions) -> None:
-    class Own(BPR):
-        """Might compute anything else."""
-
     users, items = log.users[:4], log.items[:8].reshape(4, 2)
     steps = SummedSteps(2, 0.1, 0.03, 0.01)
-    others = (Own(), BPR({"loss": "bce"}), NCF(), BPR(dtype=np.float64))
+    others = (BPR({"loss": "bce"}), NCF(), BPR(dtype=np.float64))
     assert [each.pretrain(users, items, steps) for each in others] == [None] * len(others)
 
 

@@ -141,7 +141,7 @@ def test_cells_line_up_with_their_gradients() -> None:
     shared = shared_cells(rates, evidence, most=3)
     assert shared is not None
     assert shared.groups == (("mix", 3),)
-    assert np.array_equal(shared.rates, shared.gradients)
+    assert np.allclose(shared.rates, shared.gradients)
     assert shared_cells(LearningRates(rows, slots, {}), Evidence(evidence.losses, (users, items))) is None
 
 
@@ -152,7 +152,7 @@ def test_rates_of_pairs_stand_beside_the_gradients_of_pairs() -> None:
     rates = LearningRates(torch.zeros(3, 0), (), {"layer": pairs})
     shared = shared_cells(rates, Evidence(torch.ones(3), (gradient,)))
     assert shared is not None
-    assert np.array_equal(shared.rates, shared.gradients)
+    assert np.allclose(shared.rates, shared.gradients)
 
 
 MATRICES = tuple(np.random.default_rng(seed).random((8, 5)) for seed in range(20))

@@ -85,7 +85,7 @@ def slowly(model: LiveModel, facts: ItemFacts, query: Query) -> list[tuple[str, 
         scores = model.popular.read(np.arange(len(items)))[:, 0]
     else:
         row = model.items.rows(["i7"])
-        scores = model.updater.similarities(row, model.last_time)[0].numpy()
+        scores = model.updater.similarities(row, model.last_time)[0]
     listed = []
     for row, (item, score) in enumerate(zip(items, np.asarray(scores, dtype=np.float64).tolist(), strict=True)):
         about = facts.get(item) or Facts()

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from learned_scenes import look_ahead_of
 
 from kernel_choice import choose_kernel
@@ -15,6 +14,7 @@ from melon.models.ncf import NCF
 from melon.strategies.learned import LearnedStrategy
 from melon.stream.batch import Batch
 from melon.stream.history import History
+from situations import assert_close
 
 
 def updater_with_a_past(kind: str, strategy: LearnedStrategy) -> tuple[Updater, Batch]:
@@ -56,4 +56,4 @@ def require_whole_steps_agree(
         apart = (gradient - exact[name]).abs().max() / max(float(exact[name].abs().max()), 1e-7)
         assert float(apart) < 2e-5, (name, float(apart))  # two ways of rounding in float32
     for name, table in values_too.items():
-        torch.testing.assert_close(table, values[name], rtol=2e-5, atol=atol, msg=name)
+        assert_close(table, values[name], rtol=2e-5, atol=atol, msg=name)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from melon.learning import checkpoint
 from melon.learning.updater import Updater
+from melon.models.autograd import TorchRecommender, torch_type
 from melon.models.base import Recommender, RecommenderSettings
 from melon.models.bpr import BPR
 from melon.models.evidence import Values
@@ -22,8 +23,9 @@ from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.stream.batch import Batch
 from melon.tables import TableSpec
-from melon.testing.pairing import situation_of, state_of
+from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batches
+from situations import assert_close, equal, situation_of, tensors_of
 
 KINDS = ("bpr", "ncf")
 #: Central differences are exact up to h², unless a ReLU flips within h; then a smaller h goes round it.
@@ -36,7 +38,7 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def recommender_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Recommender:
+def recommender_of(kind: str, dtype: Any = np.float64, **settings: Any) -> Recommender:
     if kind == "bpr":
         return BPR({"dim": 4, **settings}, dtype=dtype, seed=3)
     return NCF({"dim": 3, "layers": (5, 4), **settings}, dtype=dtype, seed=3)
@@ -47,7 +49,7 @@ def updater_of(
     strategy: LearnedStrategy,
     past: Sequence[Batch] = (),
     *,
-    dtype: torch.dtype = torch.float64,
+    dtype: Any = np.float64,
     noise: float = 0.0,
     phi_noise: float = 0.0,
     **settings: Any,
@@ -58,14 +60,13 @@ def updater_of(
         updater.learn(batch)
     generator = torch.Generator().manual_seed(11)
     for table in updater.recommender.tables.values():
-        held, rows = table.state(), torch.arange(table.rows)
-        table.scatter(
-            rows, held["values"] + noise * torch.randn(held["values"].shape, generator=generator, dtype=dtype)
-        )
+        held, rows = table.state(), np.arange(table.rows)
+        drawn = torch.randn(held["values"].shape, generator=generator, dtype=torch_type(np.dtype(dtype)))
+        table.scatter(rows, held["values"] + noise * drawn.numpy())
         table.stamp(rows, held["touched"])
     with torch.no_grad():
         for value in strategy.parameters().values():
-            value.add_(phi_noise * torch.randn(value.shape, generator=generator, dtype=dtype))
+            value.add_(phi_noise * torch.randn(value.shape, generator=generator, dtype=value.dtype))
     return updater
 
 
@@ -99,7 +100,7 @@ def look_ahead_of(updater: Updater, batch: Batch) -> tuple[Situation, MetaLoss]:
 
 
 def tables_of(updater: Updater) -> dict[str, Tensor]:
-    return {name: table.state()["values"] for name, table in updater.recommender.tables.items()}
+    return tensors_of(updater.recommender)
 
 
 def finite(updater: Updater) -> bool:
@@ -187,7 +188,9 @@ def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_l
         def decayed(_: Situation, which: str, values: Tensor) -> Tensor:
             if which not in read_at:
                 return values
-            halvings = around.idle[which][: len(values), None].double() * (1 / half_lives[which] - 1 / read_at[which])
+            halvings = torch.from_numpy(around.idle[which][: len(values), None]).double() * (
+                1 / half_lives[which] - 1 / read_at[which]
+            )
             return values * 0.5**halvings
 
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
@@ -227,7 +230,7 @@ def require_exact_reach(strategy: LearnedStrategy, situation: Situation, meta_lo
     assert float(loss) == pytest.approx(float(loss_too), rel=1e-13)
     for name, gradient in short.items():
         reached, rest = full[name][: len(gradient)], full[name][len(gradient) :]
-        torch.testing.assert_close(gradient, reached, rtol=1e-9, atol=1e-14, msg=name)
+        assert_close(gradient, reached, rtol=1e-9, atol=1e-14, msg=name)
         assert not rest.any()
 
 
@@ -236,21 +239,21 @@ def require_others_untouched(updater: Updater, batch: Batch) -> None:
     compact, _ = situation_of(updater, batch)
     tables = dict(updater.recommender.tables)
     tables |= {f"{name}.{key}": each for name, kept in updater.row_state.items() for key, each in kept.items()}
-    before = {name: table.gather(torch.arange(table.rows)) for name, table in tables.items()}
+    before = {name: table.gather(np.arange(table.rows)) for name, table in tables.items()}
     updater.learn(batch)
     moved = 0
     for name, table in tables.items():
         if table.spec.role == "shared":
             continue
         others = np.setdiff1d(np.arange(table.rows), compact.users if table.spec.role == "user" else compact.items)
-        now = table.gather(torch.arange(table.rows))
+        now = table.gather(np.arange(table.rows))
         assert len(others)
-        assert torch.equal(now[others], before[name][others]), name
+        assert equal(now[others], before[name][others]), name
         moved += int((now != before[name]).sum())
     assert moved
 
 
-class Mixed(Recommender):
+class Mixed(TorchRecommender):
     """A user's own: a bilinear score through a shared matrix, a shared shift for each dimension, and no closed form."""
 
     name = "mixed"

@@ -17,14 +17,15 @@ from melon.strategies.base import Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream.batch import Batch
+from situations import tensors_of
 
 KINDS = pytest.mark.parametrize("kind", ["bpr", "ncf"])
 
 
 def model(kind: str) -> Recommender:
     if kind == "bpr":
-        return BPR({"dim": 4}, dtype=torch.float64)
-    return NCF({"dim": 3, "layers": (4, 3)}, dtype=torch.float64)
+        return BPR({"dim": 4}, dtype=np.float64)
+    return NCF({"dim": 3, "layers": (4, 3)}, dtype=np.float64)
 
 
 def batches(n: int = 12, size: int = 10) -> list[Batch]:
@@ -41,7 +42,7 @@ def learned(kind: str, strategy: Strategy, given: list[Batch] | None = None) -> 
     updater = Updater(recommender, strategy)
     for batch in batches() if given is None else given:
         updater.learn(batch)
-    return {name: table.state()["values"] for name, table in recommender.tables.items()}
+    return tensors_of(recommender)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> bool:
@@ -81,7 +82,7 @@ def test_with_moments_carried_from_weight_one_the_first_steps_are_larger(kind: s
         before = Updater(recommender, Default(settings))
         for batch in past:
             before.learn(batch)
-        start = {name: table.state()["values"] for name, table in recommender.tables.items()}
+        start = tensors_of(recommender)
         after = Updater(recommender, strategy, before.history)
         for name, kept in before.row_state.items():
             for key, table in kept.items():
@@ -89,7 +90,7 @@ def test_with_moments_carried_from_weight_one_the_first_steps_are_larger(kind: s
         strategy.recall(before.strategy.memory())
         for batch in now:
             after.learn(batch)
-        end = {name: table.state()["values"] for name, table in recommender.tables.items()}
+        end = tensors_of(recommender)
         moved[strategy.name] = float(sum((end[name] - start[name]).norm() ** 2 for name in start)) ** 0.5
     assert moved["eals"] > 2 * moved["default"]
 
@@ -97,11 +98,11 @@ def test_with_moments_carried_from_weight_one_the_first_steps_are_larger(kind: s
 def situations(kind: str) -> tuple[Recommender, Situation]:
     recommender = model(kind)
     recommender.grow(5, np.arange(5), 8, np.arange(8))
-    values = {name: table.state()["values"] for name, table in recommender.tables.items()}
+    values = tensors_of(recommender)
     items = torch.tensor([[0, 1], [2, 3], [4, 0], [7, 6], [0, 5]])
     examples = Examples(torch.tensor([0, 1, 0, 4, 2]), items)
     specs = {spec.name: spec for spec in recommender.specs}
-    return recommender, Situation(specs, examples, values, {}, recommender.evidence(values, examples))
+    return recommender, Situation(specs, examples, values, {}, recommender.differentiable().evidence(values, examples))
 
 
 @KINDS

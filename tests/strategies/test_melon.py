@@ -32,8 +32,9 @@ from melon.strategies.melon.strategy import RateStrategy
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
-from melon.testing.pairing import situation_of, state_of
+from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batch, toy_batches, toy_log
+from situations import assert_close, equal, situation_of
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 EVERY_NAME = pytest.mark.parametrize("name", FAMILY)
@@ -75,7 +76,7 @@ class TestDegenerate:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
+            assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
 
     def test_sum_is_n_times_batch(self, kind: str) -> None:
         """With equal batches of n, `sum` at η is the mean at n·η."""
@@ -89,7 +90,7 @@ class TestDegenerate:
             ours.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
+            assert_close(tables_of(ours)[table], values, rtol=1e-11, atol=1e-13, msg=table)
 
     def test_forgetting_shrinks_touched_rows_once_however_often_they_are_touched(self, kind: str) -> None:
         """4.10: f is averaged over a row's touches, never multiplied."""
@@ -105,9 +106,7 @@ class TestDegenerate:
             touched = updater.recommender.tables[table].state()["touched"] == 3
             spec = updater.recommender.tables[table].spec
             rate = 1.0 if spec.role == "shared" or table == "user_bias" else forget
-            torch.testing.assert_close(
-                values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table
-            )
+            assert_close(values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table)
 
 
 @EVERY_KIND
@@ -124,7 +123,7 @@ class TestFamilies:
         _, _, rates = self.rates(kind, "melon_i", reduction=reduction)
         assert rates.raw is not None
         for matrix in (rates.raw, *rates.shared.values()):
-            assert torch.equal(matrix, matrix[:, :1].expand_as(matrix))
+            assert equal(matrix, matrix[:, :1].expand_as(matrix))
             assert numerical_rank(matrix) == 1
         assert len(torch.unique(rates.raw[:, 0])) > 1
 
@@ -139,10 +138,10 @@ class TestFamilies:
             for row in torch.unique(rows):
                 mine = lines[rows == row]
                 repeated += len(mine) > 1
-                assert torch.equal(mine, mine[:1].expand_as(mine)), gradient.table
+                assert equal(mine, mine[:1].expand_as(mine)), gradient.table
         assert repeated > 3
         for matrix in rates.shared.values():
-            assert torch.equal(matrix, matrix[:1].expand_as(matrix))
+            assert equal(matrix, matrix[:1].expand_as(matrix))
             assert numerical_rank(matrix) == 1
         assert kind == "bpr" or len(torch.unique(rates.shared["layer_1"][0])) > 1
 
@@ -173,7 +172,7 @@ class TestFamilies:
             touches = torch.bincount(gradient.positions.reshape(-1))[gradient.positions]
             here = slice(start, start + slots * dim)
             realised, raw = (block[:, here].reshape(n, slots, dim) for block in (rates.rows, rates.raw))
-            torch.testing.assert_close(realised, raw * touches.double().pow(-power)[:, :, None], rtol=1e-12, atol=0)
+            assert_close(realised, raw * touches.double().pow(-power)[:, :, None], rtol=1e-12, atol=0)
             start += slots * dim
 
     @EVERY_NAME
@@ -194,11 +193,11 @@ class TestFamilies:
             old = situation.values[gradient.table]
             step = torch.zeros_like(old)
             step.index_add_(0, gradient.positions.reshape(-1), (block * gradient.gradient).reshape(-1, dim))
-            torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
+            assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
         for wide in situation.evidence.shared_gradients:
             old = situation.values[wide.table]
             step = (rates.shared[wide.table] * wide.expand().flatten(1)).sum(0)
-            torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
+            assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
 
 
 @EVERY_KIND
@@ -234,10 +233,10 @@ class TestOnlyWhatIsTouched:
             stored = situation.around.users if role == "user" else situation.around.items
             beyond = stored[situation.reached(table) :]
             kept += len(beyond)
-            assert torch.equal(values[beyond], provisional[table].detach()[situation.reached(table) :])
+            assert equal(values[beyond], provisional[table].detach()[situation.reached(table) :])
             assert not torch.isclose(values[beyond], tables_of(plain)[table][beyond]).all(1).any()
             others = np.setdiff1d(np.arange(len(values)), beyond)
-            assert torch.equal(values[others], tables_of(plain)[table][others])
+            assert equal(values[others], tables_of(plain)[table][others])
         assert kept > 3
 
     def test_looking_ahead_leaves_no_trace(self, kind: str) -> None:
@@ -265,7 +264,7 @@ class TestTime:
                 rates.append(updater.learning_rates(batch).rows)
                 updater.learn(batch)
             told.append((rates, state_of(updater)))
-        assert all(torch.equal(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
+        assert all(equal(one, other) for one, other in zip(told[0][0], told[1][0], strict=True))
         assert all(np.array_equal(told[0][1][key], told[1][1][key]) for key in told[0][1])
 
     def test_edges_of_the_batch_are_not_in_its_graph(self) -> None:
@@ -275,8 +274,8 @@ class TestTime:
         first = past[-1].first_event + len(past[-1])
         rows = [updater.learning_rates(toy_batch(first, np.array([1, 1]), np.array([2, i]))).raw for i in (3, 4)]
         assert rows[0] is not None
-        assert torch.equal(rows[0][0], rows[1][0])
-        assert not torch.equal(rows[0][1], rows[1][1])
+        assert equal(rows[0][0], rows[1][0])
+        assert not equal(rows[0][1], rows[1][1])
 
     def test_an_edge_of_the_past_is(self) -> None:
         past, _ = past_and_batch()
@@ -286,7 +285,7 @@ class TestTime:
             updater = updater_of("bpr", strategy_of(), past, noise=0.5, phi_noise=0.4)
             updater.history.append(np.ones(extra, dtype=np.int64), np.full(extra, 5))
             rates.append(updater.learning_rates(batch).raw)
-        assert not torch.equal(rates[0], rates[1])
+        assert not equal(rates[0], rates[1])
 
 
 class Family:
@@ -303,7 +302,7 @@ class Family:
 class TestOddInput(Family, OddInput):
     @pytest.mark.parametrize("preset", ["paper", "code"])
     def test_presets_take_batches_of_one(self, kind: str, preset: str) -> None:
-        updater = updater_of(kind, FAMILY[self.member_name](MELON_PRESETS[preset]), dtype=torch.float32)
+        updater = updater_of(kind, FAMILY[self.member_name](MELON_PRESETS[preset]), dtype=np.float32)
         for batch in toy_batches(size=1)[:8]:
             assert np.isfinite(updater.learn(batch))
         assert finite(updater)
@@ -330,7 +329,7 @@ class TestOwnRecommender(Family, OwnRecommender):
         monkeypatch.setattr(reference, "PAIRS_AT_ONCE", 24)
         pieces, _ = strategy.meta_gradient(situation, meta_loss)
         for key, gradient in whole.items():
-            torch.testing.assert_close(pieces[key], gradient, rtol=1e-9, atol=1e-14)
+            assert_close(pieces[key], gradient, rtol=1e-9, atol=1e-14)
 
     def test_pairwise_needs_a_gradient_for_each_pair(self) -> None:
         with pytest.raises(SettingsError, match="pairwise=false"):
@@ -379,7 +378,7 @@ class TestRefusals:
 def drifting(kind: str, strategy: RateStrategy, batches: int, size: int) -> Updater:
     """Learn a drifting stream, again and again from its start when it ends."""
     log = synthetic_stream("drift", n_events=100 * size, seed=0)
-    updater = Updater(recommender_of(kind, torch.float32), strategy, History(), seed=7)
+    updater = Updater(recommender_of(kind, np.float32), strategy, History(), seed=7)
     for number in range(batches):
         start = (number * size) % len(log)
         updater.learn(replace(batch_of(log, start, start + size), first_event=number * size))
@@ -388,15 +387,15 @@ def drifting(kind: str, strategy: RateStrategy, batches: int, size: int) -> Upda
 
 def shared_norms(recommender: Recommender) -> dict[str, float]:
     shared = {key: table for key, table in recommender.tables.items() if table.spec.role == "shared"}
-    return {key: float(table.everything().norm()) for key, table in shared.items()}
+    return {key: float(np.linalg.norm(table.everything())) for key, table in shared.items()}
 
 
 def assert_alive(kind: str, updater: Updater) -> None:
     """Every number is finite, and shared weights have neither vanished nor burst."""
     assert finite(updater)
-    start, now = shared_norms(recommender_of(kind, torch.float32)), shared_norms(updater.recommender)
+    start, now = shared_norms(recommender_of(kind, np.float32)), shared_norms(updater.recommender)
     for key, norm in now.items():
-        entries = updater.recommender.tables[key].everything().numel()
+        entries = updater.recommender.tables[key].everything().size
         assert start[key] / 5 < norm < 5 * entries**0.5, key
 
 

@@ -4,7 +4,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 from learned_scenes import RELATIVE, require_exact_half_lives, require_exact_reach, slow, worst_error
 from melon_scenes import FAMILY, KINDS, look_ahead_of, past_and_batch, strategy_of, updater_of
 from torch import Tensor
@@ -13,6 +12,7 @@ from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.melon import reference
 from melon.strategies.registry import MELON_PRESETS
+from situations import assert_close
 
 EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -121,7 +121,7 @@ def test_every_tensor_learns(kind: str, name: str) -> None:
 def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     for name, gradient in one.items():
-        torch.testing.assert_close(gradient, other[name], rtol=1e-9, atol=1e-14, msg=name)
+        assert_close(gradient, other[name], rtol=1e-9, atol=1e-14, msg=name)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
 from melon.strategies.melon.settings import RateSettings
 from melon.strategies.melon.strategy import NetworkMeLON
 from melon.testing import SMALL_RECOMMENDERS, check_pairing
-from melon.testing.pairing import situation_of, state_of
+from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batch, toy_batches
+from situations import equal, situation_of
 
 EACH = ("touches", "idle", "item_rate", "role")
 CHOICES = [*([each] for each in EACH), list(EACH)]
@@ -30,7 +31,7 @@ EVERY_CHOICE = pytest.mark.parametrize("inputs", CHOICES, ids="+".join)
 
 def same_tables(one: Updater, other: Updater) -> bool:
     tables, others = tables_of(one), tables_of(other)
-    return all(torch.equal(values, others[name]) for name, values in tables.items())
+    return all(equal(values, others[name]) for name, values in tables.items())
 
 
 class TestTheyStartWithoutEffect:
@@ -64,7 +65,7 @@ class TestTheyStartWithoutEffect:
         for strategy in (plain, told):
             updater_of("bpr", strategy)
         for tensor, value in plain.parameters().items():
-            assert torch.equal(told.parameters()[tensor], value), tensor
+            assert equal(told.parameters()[tensor], value), tensor
         assert not told.parameters()["role.inputs"].any()
 
     def test_one_rate_per_interaction_has_no_role_to_tell_them(self) -> None:
@@ -125,8 +126,8 @@ class TestWhatTheyChange:
             strategy.parameters()["role.inputs"].zero_()
         plain = updater.learning_rates(batch).rows
         width = updater.recommender.tables["user_factors"].spec.dim
-        assert torch.equal(told[0, :width], plain[0, :width])
-        assert not torch.equal(told[1, :width], plain[1, :width])
+        assert equal(told[0, :width], plain[0, :width])
+        assert not equal(told[1, :width], plain[1, :width])
 
 
 class TestRecentCounts:
@@ -153,7 +154,7 @@ class TestRecentCounts:
     def test_rows_that_nobody_takes_keep_their_bytes(self) -> None:
         kept = torch.rand(4, RECENT_WIDTH) / 1_000_000
         after = RecentCounts(kept, 1000).after(torch.tensor([2]))
-        assert torch.equal(after[[0, 1, 3]], kept[[0, 1, 3]])
+        assert equal(after[[0, 1, 3]], kept[[0, 1, 3]])
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_stream_counts_what_is_taken_and_no_negative(self, kind: str) -> None:
@@ -175,11 +176,11 @@ class TestRecentCounts:
         rows = torch.arange(table.rows)
         before = table.gather(rows)
         look_ahead_of(updater, batch)
-        assert torch.equal(table.gather(rows), before)
+        assert equal(table.gather(rows), before)
 
     def test_a_recommender_without_items_is_refused(self) -> None:
         with pytest.raises(SettingsError, match="item_rate"):
-            strategy_of(inputs=["item_rate"]).bind({}, torch.float32, torch.device("cpu"))
+            strategy_of(inputs=["item_rate"]).bind({}, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,7 +201,7 @@ def test_meta_training_takes_the_weights_along_but_not_the_counts() -> None:
     meta_training = stream_trained.meta_training()
     fresh = Updater(BPR({"dim": 4}), NetworkMeLON({"inputs": list(EACH)}))
     fresh.take_over(meta_training)
-    assert torch.equal(fresh.strategy.parameters()["role.inputs"], strategy.parameters()["role.inputs"])  # type: ignore[attr-defined]
+    assert equal(fresh.strategy.parameters()["role.inputs"], strategy.parameters()["role.inputs"])  # type: ignore[attr-defined]
     assert not any("recent" in name for name in meta_training)
 
 

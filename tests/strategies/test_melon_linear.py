@@ -22,6 +22,7 @@ from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
 from melon.strategies.stream_trained import LinearStrategy
 from melon.tables import TableSpec
 from melon.testing.toys import toy_batches
+from situations import assert_close
 
 SPECS = {
     "rows": TableSpec("rows", "user", "embedding", 3),
@@ -55,7 +56,7 @@ class TestBeforeMetaTraining:
         ours = learned(make({"lr": 0.2, **settings}), kind, negatives=2)
         plain = learned(Default({"lr": 0.2, **settings}), kind, negatives=2)
         for name, table in ours.recommender.tables.items():
-            torch.testing.assert_close(table.everything(), plain.recommender.tables[name].everything())
+            assert_close(table.everything(), plain.recommender.tables[name].everything())
 
     def test_no_rate_can_be_larger_than_the_cap(self) -> None:
         with pytest.raises(SettingsError, match="lr = 25"):
@@ -145,7 +146,7 @@ def test_compiled_steps_are_those_that_are_proposed(
         rows[kernel] = losses, {name: t.everything() for name, t in {**updater.recommender.tables, **states}.items()}
     np.testing.assert_allclose(rows["torch"][0], rows["numba"][0], rtol=1e-5)
     for name, values in rows["torch"][1].items():
-        torch.testing.assert_close(rows["numba"][1][name], values, rtol=1e-4, atol=1e-5)
+        assert_close(rows["numba"][1][name], values, rtol=1e-4, atol=1e-5)
 
 
 class TestOthersThatMetaTrain:
@@ -161,7 +162,7 @@ class TestOthersThatMetaTrain:
         assert space_of(name, entry.preset("stream")).axes.keys() == {"lr", "half_life"}
         updater, plain = learned(strategy), learned(Default({"lr": 0.1, "optimizer": "sgd", "reduction": "sum"}))
         for key, table in updater.recommender.tables.items():
-            torch.testing.assert_close(table.everything(), plain.recommender.tables[key].everything())
+            assert_close(table.everything(), plain.recommender.tables[key].everything())
         free = strategy.trainable()
         assert not free["decay"].any()
         assert not free["rates"][:, 1:].any()
@@ -201,7 +202,7 @@ class TestMatrix:
                 weighted = rates.rows[:, own].reshape(grads.shape) * grads
                 move = RowGradient(gradient.table, gradient.positions, weighted).summed(len(old))
                 kept = strategy.rates.kept(gradient.table)
-            torch.testing.assert_close(new[gradient.table], old * kept.to(old) - move, rtol=1e-4, atol=1e-6)
+            assert_close(new[gradient.table], old * kept.to(old) - move, rtol=1e-4, atol=1e-6)
 
     def test_the_clock_of_idle_rows_may_be_seconds(self) -> None:
         strategy = MeLON({"half_life": 1e5, "decay_clock": "seconds"})

@@ -19,6 +19,7 @@ from melon.strategies.parameters import Parameters, preprocess
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History
 from melon.testing.toys import toy_batches
+from situations import assert_close, equal, tensors_of
 
 DTYPE, CPU = torch.float64, torch.device("cpu")
 
@@ -135,8 +136,8 @@ class TestAttention:
         zero = side(torch.zeros(2, 3, 4, dtype=DTYPE), ~nobody)
         found = self.represented(model, junk, junk)
         assert torch.isfinite(found).all()
-        assert torch.equal(found, self.represented(model, nothing, nothing))
-        torch.testing.assert_close(found, self.represented(model, zero, zero))
+        assert equal(found, self.represented(model, nothing, nothing))
+        assert_close(found, self.represented(model, zero, zero))
 
     def test_the_order_of_partners_plays_no_part(self) -> None:
         model, _ = interaction_model(norm="none")
@@ -144,7 +145,7 @@ class TestAttention:
         there = torch.tensor([[True] * 5, [True, True, True, False, False]])
         order = torch.tensor([3, 0, 4, 2, 1])
         straight, mixed = side(partners, there), side(partners[:, order], there[:, order])
-        torch.testing.assert_close(
+        assert_close(
             self.represented(model, straight, straight), self.represented(model, mixed, mixed), rtol=1e-12, atol=1e-14
         )
 
@@ -157,7 +158,7 @@ class TestAttention:
         twice = side(torch.cat([partners, partners[:, :1]], 1), torch.ones(2, 3, dtype=torch.bool))
         same = side(torch.cat([partners, partners], 1), torch.ones(2, 4, dtype=torch.bool))
         assert not torch.allclose(self.represented(model, once, once), self.represented(model, twice, twice))
-        torch.testing.assert_close(self.represented(model, once, once), self.represented(model, same, same))
+        assert_close(self.represented(model, once, once), self.represented(model, same, same))
 
     def test_partners_come_from_the_past_and_share_one_draw(self) -> None:
         recommender = recommender_of("bpr")
@@ -169,7 +170,7 @@ class TestAttention:
         users = torch.tensor([0, 1])
         one, other = (model.side("user", users.numpy(), around) for _ in range(2))
         assert one.there.sum(1).tolist() == [6, 0]
-        assert torch.equal(one.partners, other.partners)
+        assert equal(one.partners, other.partners)
         rows = recommender.tables["item_factors"].everything()
         found = {int((rows == partner).all(1).nonzero()[0, 0]) for partner in one.partners[0]}
         assert len(found) == 6
@@ -183,7 +184,7 @@ class TestAttention:
         for norm in ("none", "layer"):
             model, _ = interaction_model(norm=norm)
             alone = model.represent(first, first, ROWS[:1], ROWS[:1])
-            torch.testing.assert_close(alone, self.represented(model, both, both)[:1], rtol=1e-12, atol=1e-14)
+            assert_close(alone, self.represented(model, both, both)[:1], rtol=1e-12, atol=1e-14)
 
 
 class TestInitialValues:
@@ -195,18 +196,18 @@ class TestInitialValues:
             return strategy.parameters()
 
         first, again, other = drawn(1), drawn(1), drawn(2)
-        assert all(torch.equal(first[name], again[name]) for name in first)
-        assert not torch.equal(first["user.attention"], other["user.attention"])
-        assert not torch.equal(first["user.attention"], first["item.attention"])
+        assert all(equal(first[name], again[name]) for name in first)
+        assert not equal(first["user.attention"], other["user.attention"])
+        assert not equal(first["user.attention"], first["item.attention"])
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_recommender_is_left_alone(self, kind: str) -> None:
         """4.9, row 27."""
         recommender = recommender_of(kind)
-        before = {name: table.state()["values"] for name, table in recommender.tables.items()}
+        before = tensors_of(recommender)
         Updater(recommender, strategy_of())
         for name, table in recommender.tables.items():
-            assert torch.equal(table.state()["values"], before[name])
+            assert equal(table.state()["values"], before[name])
 
     @pytest.mark.parametrize("preset", MELON_PRESETS)
     @pytest.mark.parametrize("name", FAMILY)

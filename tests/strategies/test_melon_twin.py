@@ -11,6 +11,7 @@ from melon_twin import Twin
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.stream.batch import Batch
+from situations import assert_close, tensors_of
 
 USERS, ITEMS = 7, 9
 #: The clock, and when each row was last touched by it.
@@ -31,9 +32,10 @@ def world(kind: str, name: str, settings: dict[str, Any]) -> tuple[Updater, list
         return 0.5 * torch.randn(like.shape, generator=generator, dtype=like.dtype)
 
     for table in recommender.tables.values():
-        table.scatter(torch.arange(table.rows), table.everything() + noise(table.everything()))
+        values = torch.from_numpy(table.everything())
+        table.scatter(np.arange(table.rows), (values + noise(values)).numpy())
         if table.spec.role in TOUCHED:
-            table.stamp(torch.arange(table.rows), torch.tensor(TOUCHED[table.spec.role]))
+            table.stamp(np.arange(table.rows), np.array(TOUCHED[table.spec.role]))
     recommender.clock.now = NOW
     with torch.no_grad():
         for value in strategy.parameters().values():
@@ -51,7 +53,7 @@ def recent_counts(updater: Updater) -> list[list[float]]:
     moments = [float(item % 5) for item in range(ITEMS)]
     counts = [[0.5 * item, 2.0 + item] for item in range(ITEMS)]
     kept = [[*pair, 0.0, moment] for pair, moment in zip(counts, moments, strict=True)]
-    table.scatter(torch.arange(ITEMS), torch.tensor(kept, dtype=torch.float64))
+    table.scatter(np.arange(ITEMS), np.array(kept))
     ages = [updater.history.events - moment for moment in moments]
     return [[a * 2 ** (-age / 300), b * 2 ** (-age / 3000)] for (a, b), age in zip(counts, ages, strict=True)]
 
@@ -96,7 +98,7 @@ def test_a_step_is_the_twins(kind: str, name: str, settings: dict[str, Any]) -> 
     phi = {key: value.detach().clone().requires_grad_() for key, value in strategy.parameters().items()}
     twin = Twin(
         kind,
-        {key: table.state()["values"] for key, table in updater.recommender.tables.items()},
+        tensors_of(updater.recommender),
         phi,
         past,
         **{
@@ -135,7 +137,7 @@ def test_a_step_is_the_twins(kind: str, name: str, settings: dict[str, Any]) -> 
 
     assert float(seen["loss"]) == pytest.approx(float(meta_loss.detach()), rel=1e-10)
     for key, gradient in gradients.items():
-        torch.testing.assert_close(seen["gradients"][key], gradient, rtol=1e-8, atol=1e-13, msg=key)
-        torch.testing.assert_close(strategy.parameters()[key], phi[key], rtol=1e-7, atol=1e-10, msg=key)
+        assert_close(seen["gradients"][key], gradient, rtol=1e-8, atol=1e-13, msg=key)
+        assert_close(strategy.parameters()[key], phi[key], rtol=1e-7, atol=1e-10, msg=key)
     for key, table in updater.recommender.tables.items():
-        torch.testing.assert_close(table.everything(), wanted[key].detach(), rtol=1e-9, atol=1e-12, msg=key)
+        assert_close(table.everything(), wanted[key].detach(), rtol=1e-9, atol=1e-12, msg=key)

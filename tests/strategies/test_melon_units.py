@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernel_choice import choose_kernel
-from melon.learning.examples import Gatherer
+from melon.learning.general_step import Gatherer
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
@@ -16,6 +16,7 @@ from melon.strategies.melon.interaction_model import Side, TargetCache
 from melon.strategies.melon.strategy import NetworkMeLON, NetworkMeLONI
 from melon.stream.batch import Batch
 from melon.stream.history import History
+from situations import assert_close, tensors_of
 
 
 class TestTargetCache:
@@ -52,7 +53,7 @@ def stepped(strategy: type, kind: str, monkeypatch: pytest.MonkeyPatch, *, toget
         users, items = rng.integers(0, 20 + 5 * step, 24), rng.integers(0, 30 + 5 * step, 24)
         time = np.full(24, updater.history.events)
         updater.learn(Batch(updater.history.events, users, items, time, users, items))
-    return {name: table.state()["values"] for name, table in recommender.tables.items()}
+    return tensors_of(recommender)
 
 
 @pytest.mark.parametrize("choice", ["torch", "numba"])
@@ -66,4 +67,4 @@ def test_looking_up_together_changes_nothing(
     shared = stepped(strategy, kind, monkeypatch, together=True)
     apart = stepped(strategy, kind, monkeypatch, together=False)
     for name, values in shared.items():
-        torch.testing.assert_close(values, apart[name], rtol=1e-6, atol=1e-8, msg=name)
+        assert_close(values, apart[name], rtol=1e-6, atol=1e-8, msg=name)

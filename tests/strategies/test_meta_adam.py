@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from melon.strategies.meta_adam import MetaAdam
+from situations import assert_close, equal
 
 DTYPE = torch.float64
 
@@ -30,7 +31,7 @@ def test_it_equals_torchs(weight_decay: float, clip: float | None) -> None:
             torch.nn.utils.clip_grad_norm_(theirs.values(), clip)
         twin.step()
     for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-11, atol=1e-14)
+        assert_close(value, theirs[name], rtol=1e-11, atol=1e-14)
 
 
 def test_its_memory_is_all_of_it() -> None:
@@ -43,7 +44,7 @@ def test_its_memory_is_all_of_it() -> None:
     other.recall(one.memory())
     one.step(values, gradient)
     other.step(twin, gradient)
-    assert torch.equal(values["a"], twin["a"])
+    assert equal(values["a"], twin["a"])
 
 
 def test_a_step_can_be_undone() -> None:
@@ -53,5 +54,5 @@ def test_a_step_can_be_undone() -> None:
     before, memory = values["a"].detach().clone(), adam.memory()
     adam.step(values, gradient)
     adam.undo(values)
-    assert torch.equal(values["a"], before)
-    assert all(torch.equal(tensor, memory[name]) for name, tensor in adam.memory().items())
+    assert equal(values["a"], before)
+    assert all(equal(tensor, memory[name]) for name, tensor in adam.memory().items())

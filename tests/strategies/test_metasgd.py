@@ -33,8 +33,8 @@ from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.registry import STRATEGIES
 from melon.tables import TableSpec
-from melon.testing.pairing import situation_of
 from melon.testing.toys import toy_batch, toy_batches
+from situations import assert_close, equal, situation_of
 
 SHARES = ("scalar", "row", "dim", "table")
 BY_ROW = ("scalar", "row")
@@ -101,9 +101,9 @@ class TestConstantRates:
             default.learn(batch)
         for table, values in tables_of(default).items():
             if tolerance:
-                torch.testing.assert_close(tables_of(ours)[table], values, rtol=tolerance, atol=1e-15, msg=table)
+                assert_close(tables_of(ours)[table], values, rtol=tolerance, atol=1e-15, msg=table)
             else:
-                assert torch.equal(tables_of(ours)[table], values), table
+                assert equal(tables_of(ours)[table], values), table
 
     @EVERY_SHARE
     def test_rates_of_zero_change_nothing(self, kind: str, share: str) -> None:
@@ -113,7 +113,7 @@ class TestConstantRates:
         for batch in toy_batches()[:3]:
             untouched.learning_rates(batch)  # makes the rows, and no more
         for table, values in tables_of(updater).items():
-            assert torch.equal(values, tables_of(untouched)[table]), table
+            assert equal(values, tables_of(untouched)[table]), table
 
     def test_row_mean_divides_by_the_touches(self, kind: str) -> None:
         _, batch = past_and_batch()
@@ -123,7 +123,7 @@ class TestConstantRates:
         for gradient in situation.evidence.gradients:
             old = situation.values[gradient.table]
             mean = gradient.summed(len(old)) / gradient.touches(len(old)).clamp(min=1)[:, None]
-            torch.testing.assert_close(proposed[gradient.table], old - 0.2 * mean, rtol=1e-12, atol=1e-15)
+            assert_close(proposed[gradient.table], old - 0.2 * mean, rtol=1e-12, atol=1e-15)
 
 
 @EVERY_KIND
@@ -164,7 +164,7 @@ class TestMetaGradient:
             twin, after = LearnedStrategy.meta_gradient(strategy, situation, meta_loss)
         assert ours.keys() == twin.keys()
         for name, gradient in twin.items():
-            torch.testing.assert_close(ours[name], gradient, rtol=1e-10, atol=1e-16, msg=name)
+            assert_close(ours[name], gradient, rtol=1e-10, atol=1e-16, msg=name)
         assert float(loss) == pytest.approx(float(after.detach()), rel=1e-13)
 
     @EVERY_SHARE
@@ -230,10 +230,10 @@ class TestLazyRates:
                 first, second = (stored(updater, f"alpha_moment_{order}")[table][row] for order in (1, 2))
                 step = 0.02 * (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
                 expected = before["alpha"][table][row] - step
-                torch.testing.assert_close(alpha[row], expected, rtol=1e-12, atol=1e-15)
+                assert_close(alpha[row], expected, rtol=1e-12, atol=1e-15)
                 slope = (first - 0.9 * before["alpha_moment_1"][table][row]) / 0.1
                 again = 0.999 * before["alpha_moment_2"][table][row] + 0.001 * slope**2
-                torch.testing.assert_close(second, again, rtol=1e-8, atol=1e-18)
+                assert_close(second, again, rtol=1e-8, atol=1e-18)
 
     def test_clipping_and_decay(self, kind: str, share: str) -> None:
         """Both act on the slope: the clipped gradient, and the decay of what is stored."""
@@ -256,7 +256,7 @@ class TestLazyRates:
         for table, slope in first["decayed"].items():
             met = (slope != 0).any(1)
             decay = 0.5 * before[table][met]
-            torch.testing.assert_close(slope[met], first["plain"][table][met] + decay, rtol=1e-9, atol=1e-13)
+            assert_close(slope[met], first["plain"][table][met] + decay, rtol=1e-9, atol=1e-13)
 
     def test_newcomers_start_at_the_usual_rate(self, kind: str, share: str) -> None:
         updater = updater_of(kind, made(share=share, alpha_param="raw"), toy_batches()[:3])
@@ -283,7 +283,7 @@ class TestLazyRates:
         updater.take_over(stream_trained.meta_training())
         for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"):
             for table, values in stored(stream_trained, key).items():
-                assert torch.equal(stored(updater, key)[table], values)
+                assert equal(stored(updater, key)[table], values)
         for batch in toy_batches()[:4]:
             updater.learn(batch)
 
@@ -331,7 +331,7 @@ class TestShares:
                 "dim": single.sum(0, keepdim=True),
                 "table": single.sum().reshape(1, 1),
             }
-            torch.testing.assert_close(found[share][name], sums[share], rtol=1e-10, atol=1e-15, msg=name)
+            assert_close(found[share][name], sums[share], rtol=1e-10, atol=1e-15, msg=name)
 
     @pytest.mark.parametrize(
         ("share", "reduction"), [*product(SHARES, ["sum", "row_mean"]), ("scalar", "mean"), ("table", "mean")]
@@ -356,19 +356,19 @@ class TestShares:
                 for row in torch.unique(rows):
                     mine = lines[rows == row]
                     repeated += len(mine) > 1
-                    assert torch.equal(mine, mine[:1].expand_as(mine)), gradient.table
+                    assert equal(mine, mine[:1].expand_as(mine)), gradient.table
             realised = rates.rows[:, here].reshape(n, slots, dim)
             step = replace(gradient, gradient=realised * gradient.gradient).summed(len(old))
-            torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
+            assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
             distinct = {"scalar": len(torch.unique(rows)) * dim, "row": len(torch.unique(rows)), "dim": dim, "table": 1}
             assert len(torch.unique(rates.raw[:, here])) == distinct[share]
         assert repeated > 3
         for wide in situation.evidence.shared_gradients:
             block = rates.shared[wide.table]
-            assert torch.equal(block, block[:1].expand_as(block))
+            assert equal(block, block[:1].expand_as(block))
             step = (block * wide.expand().flatten(1)).sum(0)
             old = situation.values[wide.table]
-            torch.testing.assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
+            assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
 
     def test_rates_may_turn_negative_only_as_they_are(self, kind: str) -> None:
         for param, negative in (("raw", True), ("softplus", False)):
@@ -382,7 +382,7 @@ def quadratic(strategy: MetaSGD, curvature: Tensor, steps: int) -> Tensor:
     """Let it learn on ½ c (θ − t)², from a new place each time; the rates that it comes to."""
     rows, dim = curvature.shape
     spec = TableSpec("place", "user", "embedding", dim)
-    strategy.bind({"place": spec}, torch.float64, torch.device("cpu"))
+    strategy.bind({"place": spec}, np.dtype(np.float64))
     kept = {
         key: torch.full((rows, one.width or dim), one.start, dtype=torch.float64)
         for key, one in strategy.row_state(spec).items()
@@ -405,7 +405,7 @@ def test_on_a_quadratic_a_rate_becomes_one_over_the_curvature(param: str) -> Non
     """3.4 test 4: where the next loss is the same bowl, the best step leads to its bottom."""
     curvature = torch.tensor([[0.5, 1.0, 2.0], [4.0, 1.0, 0.7]], dtype=torch.float64)
     found = quadratic(made(alpha_init=0.3, alpha_param=param, meta_lr=0.02), curvature, 1_500)
-    torch.testing.assert_close(found, 1 / curvature, rtol=0.05, atol=0.0)
+    assert_close(found, 1 / curvature, rtol=0.05, atol=0.0)
 
 
 @pytest.mark.parametrize("share", [slow("row"), "dim", slow("table")])
@@ -413,14 +413,14 @@ def test_a_shared_rate_becomes_that_of_the_common_curvature(share: str) -> None:
     shapes = {"row": [[0.5], [2.0]], "dim": [[0.5, 1.0, 2.0]], "table": [[2.0]]}
     curvature = torch.tensor(shapes[share], dtype=torch.float64).expand(2, 3)
     found = quadratic(made(alpha_init=0.3, share=share, meta_lr=0.02), curvature, 1_500)
-    torch.testing.assert_close(found.expand(2, 3), 1 / curvature, rtol=0.05, atol=0.0)
+    assert_close(found.expand(2, 3), 1 / curvature, rtol=0.05, atol=0.0)
 
 
 @EVERY_KIND
 def test_the_paper_preset_runs_and_hardly_moves(kind: str) -> None:
     """3.4, the scale warning: α = 0.05 on the mean gradient is a small fraction of a plain step."""
-    paper = updater_of(kind, MetaSGD(PAPER), toy_batches()[:6], dtype=torch.float32)
-    default = Updater(recommender_of(kind, torch.float32), Default({"lr": 0.3}), seed=7)
+    paper = updater_of(kind, MetaSGD(PAPER), toy_batches()[:6], dtype=np.float32)
+    default = Updater(recommender_of(kind, np.float32), Default({"lr": 0.3}), seed=7)
     for batch in toy_batches()[:6]:
         default.learn(batch)
     assert 0 < paper.moved < 0.1 * default.moved
@@ -476,7 +476,7 @@ class TestAUsersOwnRecommender(OwnRecommender):
     def test_rates_of_rows_have_an_exact_gradient_too(self, share: str) -> None:
         past, batch = past_and_batch()
         strategy = made(share=share)
-        updater = Updater(Mixed(dtype=torch.float64), strategy, seed=7)
+        updater = Updater(Mixed(dtype=np.float64), strategy, seed=7)
         for one in past:
             updater.learn(one)
         situation, meta_loss = look_ahead_of(updater, batch)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
@@ -33,9 +34,9 @@ from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
 from melon.testing import SMALL_RECOMMENDERS, check_pairing
-from melon.testing.pairing import situation_of
 from melon.testing.pairings import finite_after_many_batches
 from melon.testing.toys import toy_batches
+from situations import assert_close, equal, situation_of
 
 #: A narrow network, so that a test is quick.
 SMALL = {"width": 12}
@@ -70,7 +71,7 @@ def scene(kind: str, settings: dict[str, Any], **more: Any) -> tuple[SML, Situat
 
 
 def transfer_of(dim: int, **settings: Any) -> tuple[Transfer, Parameters]:
-    parameters = Parameters(3, torch.float64, torch.device("cpu"), "xavier")
+    parameters = Parameters(3, torch.float64, "xavier")
     return Transfer("table", dim, SMLSettings(**settings), parameters), parameters
 
 
@@ -103,7 +104,7 @@ class TestTransfer:
             hidden = act(torch.conv2d(hidden, layers[1][0].view(5, 10, 1, 1), layers[1][1]))
             hidden = act(layers[2][0] @ hidden.flatten() + layers[2][1])
             wanted = layers[3][0] @ hidden + layers[3][1]
-            torch.testing.assert_close(found[row], wanted, rtol=1e-12, atol=1e-14)
+            assert_close(found[row], wanted, rtol=1e-12, atol=1e-14)
 
     @pytest.mark.parametrize("which", ["after", "before"])
     def test_pairs_of_channels_make_an_exact_identity(self, which: str) -> None:
@@ -123,7 +124,7 @@ class TestTransfer:
                 last[at, 2 * at : 2 * at + 2] = signs
         before, after = draw(9, dim), draw(9, dim, seed=1)
         wanted = {"before": before, "after": after}[which]
-        torch.testing.assert_close(transfer(before, after).detach(), wanted, rtol=0, atol=1e-15)
+        assert_close(transfer(before, after).detach(), wanted, rtol=0, atol=1e-15)
 
     def test_with_the_residual_it_starts_at_nothing(self) -> None:
         transfer, _ = transfer_of(6)
@@ -135,8 +136,8 @@ class TestTransfer:
         before, after = draw(8, 6), draw(8, 6, seed=1)
         order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
         whole = transfer(before, after)
-        torch.testing.assert_close(transfer(before[order], after[order]), whole[order], rtol=1e-13, atol=1e-14)
-        torch.testing.assert_close(transfer(before[3:4], after[3:4]), whole[3:4], rtol=1e-13, atol=1e-14)
+        assert_close(transfer(before[order], after[order]), whole[order], rtol=1e-13, atol=1e-14)
+        assert_close(transfer(before[3:4], after[3:4]), whole[3:4], rtol=1e-13, atol=1e-14)
 
     def test_entries_share_their_filters(self) -> None:
         """The filters see one entry of the three rows; only the layers after them mix entries."""
@@ -148,7 +149,7 @@ class TestTransfer:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_row_of_zeros_is_finite_and_so_is_its_slope(self, dtype: torch.dtype) -> None:
         """3.6 test 4."""
-        parameters = Parameters(3, dtype, torch.device("cpu"), "xavier")
+        parameters = Parameters(3, dtype, "xavier")
         transfer = Transfer("table", 4, SMLSettings(residual=False), parameters)
         merged = transfer(torch.zeros(2, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype))
         assert torch.isfinite(merged).all()
@@ -205,7 +206,7 @@ class TestMetaGradient:
             table, reached = gradient.table, situation.reached(gradient.table)
             idle = gradient.touches(len(situation.values[table]))[:reached] == 0
             untouched += int(idle.sum())
-            assert torch.equal(ahead[table][idle], situation.values[table][:reached][idle])
+            assert equal(ahead[table][idle], situation.values[table][:reached][idle])
         assert untouched
 
 
@@ -233,7 +234,7 @@ class TestStep:
             merging.learn(batch)
             default.learn(batch)
         for table, values in tables_of(default).items():
-            torch.testing.assert_close(tables_of(merging)[table], values, rtol=1e-12, atol=1e-15, msg=table)
+            assert_close(tables_of(merging)[table], values, rtol=1e-12, atol=1e-15, msg=table)
 
     def test_it_leaves_default_as_it_learns(self, kind: str) -> None:
         merging = Updater(recommender_of(kind), made(lr=0.2), seed=7)
@@ -242,7 +243,7 @@ class TestStep:
             merging.learn(batch)
             default.learn(batch)
         for table in EMBEDDINGS[kind]:
-            assert not torch.equal(tables_of(merging)[table], tables_of(default)[table])
+            assert not equal(tables_of(merging)[table], tables_of(default)[table])
 
     @EVERY_FORM
     def test_touched_embeddings_are_merged_and_all_else_is_fine_tuned(self, kind: str, form: str) -> None:
@@ -256,7 +257,7 @@ class TestStep:
             if table in EMBEDDINGS[kind]:
                 said = strategy._transfers[table](old, new).detach()
                 new = {"bounded": new + (new - old) * said.tanh(), "added": new + said, "plain": said}[form]
-            torch.testing.assert_close(values, new, rtol=1e-11, atol=1e-13, msg=table)
+            assert_close(values, new, rtol=1e-11, atol=1e-13, msg=table)
 
     @pytest.mark.parametrize("side", ["user", "item"])
     def test_each_table_has_a_network_of_its_own(self, kind: str, side: str) -> None:
@@ -273,7 +274,7 @@ class TestStep:
                     value.add_(1.0)
         for table, values in strategy.propose(situation).values.items():
             moved = table in EMBEDDINGS[kind] and table.startswith(side)
-            assert torch.equal(values, before[table]) != moved, table
+            assert equal(values, before[table]) != moved, table
 
     @EVERY_FORM
     def test_other_rows_keep_their_bytes(self, kind: str, form: str) -> None:
@@ -298,7 +299,7 @@ class TestStep:
         plain, keeping = (updater_of(kind, made(keep_prelim=keep), past[:3], noise=0.5) for keep in (False, True))
         for updater in (plain, keeping):
             updater.learn(batch)
-        assert [t for t, values in tables_of(keeping).items() if not torch.equal(values, tables_of(plain)[t])]
+        assert [t for t, values in tables_of(keeping).items() if not equal(values, tables_of(plain)[t])]
         assert finite(keeping)
 
 
@@ -326,13 +327,13 @@ class TestRates:
             there = totals[gradient.table] != 0
             compared += int(there.sum())
             moved = (old - proposed[gradient.table])[there]
-            torch.testing.assert_close(moved, step[there], rtol=1e-9, atol=1e-12)
+            assert_close(moved, step[there], rtol=1e-9, atol=1e-12)
             assert not block[~there[gradient.positions]].any()
         for wide in situation.evidence.shared_gradients:
             old = situation.values[wide.table]
             step = (rates.shared[wide.table] * wide.expand().flatten(1)).sum(0).view_as(old)
             there = totals[wide.table] != 0
-            torch.testing.assert_close((old - proposed[wide.table])[there], step[there], rtol=1e-9, atol=1e-12)
+            assert_close((old - proposed[wide.table])[there], step[there], rtol=1e-9, atol=1e-12)
         assert compared > 50
 
     def test_two_interactions_of_one_user_show_the_same(self, kind: str) -> None:
@@ -342,7 +343,7 @@ class TestRates:
         for user in torch.unique(users):
             mine = rates.rows[users == user][:, columns]
             compared += len(mine) > 1
-            assert torch.equal(mine, mine[:1].expand_as(mine))
+            assert equal(mine, mine[:1].expand_as(mine))
         assert compared
 
     def test_they_start_as_the_rate_of_fine_tuning(self, kind: str) -> None:
@@ -350,7 +351,7 @@ class TestRates:
         updater = updater_of(kind, made(meta_lr=0.0), past, noise=0.5)
         rates = updater.learning_rates(batch).rows
         there = rates != 0
-        torch.testing.assert_close(rates[there], torch.full_like(rates[there], 0.3), rtol=1e-9, atol=0)
+        assert_close(rates[there], torch.full_like(rates[there], 0.3), rtol=1e-9, atol=0)
         assert there.float().mean() > 0.5
 
 
@@ -369,7 +370,7 @@ def test_other_settings_conform_too(recommender: str, option: str) -> None:
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
     settings = STRATEGIES["sml"].presets[preset]
-    updater = updater_of(kind, SML(settings), toy_batches()[:8], dtype=torch.float32)
+    updater = updater_of(kind, SML(settings), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 
@@ -404,7 +405,7 @@ class TestSettings:
         fresh = updater_of("bpr", made(optimizer="adam_lazy", lr=0.01))
         fresh.take_over(meta_training)
         assert int(fresh.strategy.memory()["steps"]) == 0
-        assert torch.equal(fresh.strategy.memory()["phi/item_factors.4.bias"], meta_training["phi/item_factors.4.bias"])
+        assert equal(fresh.strategy.memory()["phi/item_factors.4.bias"], meta_training["phi/item_factors.4.bias"])
 
 
 class Battery:
@@ -431,7 +432,7 @@ class TestOwnRecommender(Battery, OwnRecommender):
 @pytest.mark.slow
 @EVERY_KIND
 def test_many_batches_stay_finite(kind: str) -> None:
-    updater = updater_of(kind, SML({}), dtype=torch.float32)
+    updater = updater_of(kind, SML({}), dtype=np.float32)
     batches = toy_batches()
     for number in range(300):
         batch = batches[number % len(batches)]

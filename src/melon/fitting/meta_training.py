@@ -10,7 +10,6 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError
 from melon.fitting.plan import EvaluationProtocol
 from melon.fitting.pretrained import MetaParameters, PretrainedState
-from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.models.blend.head import HeadExamples
@@ -51,6 +50,8 @@ class WindowMetaTraining:
         """
         meta_training: MetaParameters = {}
         if strategy.stream_trained:
+            from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
+
             updater = self._before_window(strategy, start, meta_training)
             past, size = self._log.head(stop), self._protocol.batch_size
             coming = [batch_of(past, *bounds) for bounds in batches(self._start, stop, size)]

@@ -89,8 +89,9 @@ class FactorCatalogue(Catalogue):
         bias: Singles = np.zeros(self._n_items, dtype=np.float32)
         bias[:known] = biases.arrays(self._at)[0][:known, 0]
         if len(weights):
-            bias[:known] *= weights
-            bias[:known] *= factor
+            with np.errstate(over="ignore", invalid="ignore"):  # a score that is not finite is an error of its own
+                bias[:known] *= weights
+                bias[:known] *= factor
         return bias
 
     def scores(self, users: Ints, *, unseen: bool = False) -> Singles:

@@ -191,13 +191,14 @@ class BlendHead:
     def _rested(self, head_examples: HeadExamples) -> Arrays:
         """What is known of the inputs' scales after one more example: the scales themselves, once it is enough."""
         inputs = head_examples.inputs.astype(np.float64)
-        added = (
-            np.array(len(head_examples)),
-            np.array(inputs.shape[0] * inputs.shape[1]),
-            inputs.sum((0, 1)),
-            np.square(inputs - inputs.mean(1, keepdims=True)).sum((0, 1)),
-            np.square(inputs).sum((0, 1)),
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            added = (
+                np.array(len(head_examples)),
+                np.array(inputs.shape[0] * inputs.shape[1]),
+                inputs.sum((0, 1)),
+                np.square(inputs - inputs.mean(1, keepdims=True)).sum((0, 1)),
+                np.square(inputs).sum((0, 1)),
+            )
         sums = {
             name: self._memory[name] + new if self._memory else new for name, new in zip(_RESTING, added, strict=True)
         }

@@ -177,7 +177,7 @@ class Blend(Recommender):
 
     @property
     def observes_apart(self) -> bool:
-        return True
+        return type(self).observe is Blend.observe and type(self).pretrain is Blend.pretrain
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)
