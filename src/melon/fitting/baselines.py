@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from melon.evaluation.baselines import BASELINES, HALF_LIVES, SOURCES, WEIGHTS, SparseColumn, Sources
+from melon.evaluation.baselines import BASELINES, HALF_LIVES, SOURCES, WEIGHTS, Sources, SparseColumn
 from melon.evaluation.lists import chosen_events
 from melon.evaluation.ranking import gains
 from melon.fitting.search import Choice, Trial, edges, words
