@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt
 # Accuracy (research/benchmarks/accuracy.py, window.py) takes hours and recorded streams: see docs/benchmarks.md.
 QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
-	tests/recommenders tests/fitting/test_search.py tests/strategies/test_default.py \
+	tests/models tests/fitting/test_search.py tests/strategies/test_default.py \
 	tests/strategies/test_reductions.py tests/strategies/test_golden.py
 # Each process gets a run of neighbours, so that what tests of a file share is made once; the first to end takes from the others.
 SPREAD := -n auto --dist worksteal

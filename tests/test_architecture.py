@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -176,6 +178,17 @@ def test_libraries_stay_at_home() -> None:
         and not any(module_name(path) == home or module_name(path).startswith(home + ".") for home in homes)
     ]
     assert strangers == []
+
+
+def test_scripts_import_what_there_is() -> None:
+    """Benchmarks and research are run by hand; a rename must not break them unseen."""
+    for path in (path for folder in ("benchmarks", "research", "examples") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("melon"):
+                home = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    known = hasattr(home, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
+                    assert known, f"{path} imports {alias.name} from {node.module}"
 
 
 def test_a_strategy_knows_no_other_strategy_and_no_recommender() -> None:

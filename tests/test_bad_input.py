@@ -106,7 +106,11 @@ def test_fewer_items_than_candidates(run: Run, write: Write) -> None:
         ("user,item,time\n1,2,-4\n1,3,nan\n", (), ("no good row", "1 ×")),
         ("user,item,time\n1,2,10\n1,3,nan\n", ("--strict",), ("line 3", "nan")),
         ("user,item,time\n1,2,10\n1,3,-7\n", ("--strict",), ("line 3", "-7")),
-        ("user,item,time\n1,2,10\n1,3,20\n", (), ("nothing is left of 2 interactions", "--min-interactions")),
+        (
+            "user,item,time\n1,2,10\n1,3,20\n",
+            ("--min-interactions", "20"),
+            ("nothing is left of 2", "--min-interactions"),
+        ),
     ],
 )
 def test_raw_files_that_cannot_be_prepared(

@@ -15,7 +15,7 @@ DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / ".." / "sha
 
 
 def test_by_hand() -> None:
-    # 40 events, so the tail is the last two: item 3 is born there and taken twice, once by the new user 2.
+    # 40 events, so the tail is the last two: item 3 is first seen there and taken twice, once by the new user 2.
     users = np.array([0, 1] * 19 + [2, 0])
     items = np.array([0, 1] * 18 + [0, 2] + [3, 3])
     info = describe(Interactions.from_ids(users, items, np.arange(40) // 2))

@@ -3,7 +3,7 @@
 import pytest
 
 from melon.errors import SettingsError
-from melon.evaluation.labels import Color, base, color, css_variable, label, recommender_label
+from melon.evaluation.labels import _OTHERS, Color, base, color, css_variable, label, recommender_label
 from melon.registry import Entry, Registry
 from melon.strategies.registry import STRATEGIES
 
@@ -22,7 +22,7 @@ def test_strategies_bring_their_label_and_color() -> None:
 
 
 def test_colors_of_ours_are_all_different() -> None:
-    lights = [color(name).light for name in (*STRATEGIES.names(), "frozen", "popularity", "recent_popularity", "auto")]
+    lights = [color(name).light for name in (*STRATEGIES.names(), *_OTHERS)]
     assert len(set(lights)) == len(lights)  # a page finds a method's colour by it
 
 

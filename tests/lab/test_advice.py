@@ -8,7 +8,8 @@ import pytest
 
 from commands import Run
 from melon.errors import SettingsError
-from melon.lab.advice import NO_TIME, Advice, AdvicePlan, Method, judge, judged
+from melon.evaluation.record import judged
+from melon.lab.advice import NO_TIME, Advice, AdvicePlan, Method, judge
 from melon.lab.bench import CellOutcome, Task, run_grid, tasks_of
 from melon.lab.executors import LocalExecutor
 from melon.progress import Progress

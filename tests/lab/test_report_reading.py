@@ -11,7 +11,7 @@ from melon.lab.records import read_bench
 from report_scenes import write_run
 
 
-def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
+def test_other_protocols_are_other_comparisons(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / "usual", seed=seed)
     write_run(tmp_path / "known", candidates="known")
@@ -21,7 +21,7 @@ def test_other_protocols_are_other_contests(tmp_path: Path) -> None:
     assert bench.comparisons[0].seeds == [0, 1]
 
 
-def test_other_streams_and_recommenders_are_other_contests(tmp_path: Path) -> None:
+def test_other_streams_and_recommenders_are_other_comparisons(tmp_path: Path) -> None:
     write_run(tmp_path, stream="one")
     write_run(tmp_path, stream="one", recommender="ncf")
     write_run(tmp_path, stream="two-part", recommender="ncf", budget=3)
@@ -82,6 +82,11 @@ class TestTrouble:
         write_run(tmp_path)
         (tmp_path / "toy-bpr-1-melon.json").write_text('{"metrics": ', encoding="utf-8")
         with pytest.raises(DataError, match=r"toy-bpr-1-melon\.json is not valid JSON"):
+            read_bench([tmp_path])
+
+    def test_a_record_of_an_earlier_version_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "x.json").write_text('{"metrics": {"HR@5": 1}, "fading": null}', encoding="utf-8")
+        with pytest.raises(DataError, match=r"x\.json was written by an earlier version.*run the bench again"):
             read_bench([tmp_path])
 
     def test_half_a_record_is_named(self, tmp_path: Path) -> None:

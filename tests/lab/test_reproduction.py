@@ -133,7 +133,7 @@ class TestTheWholeWay:
         record = json.loads((out / "amazon_grocery-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["dataset"]["split"] == [0.8, 0.02, 0.18]
         page = (out / "report" / "report.html").read_text(encoding="utf-8")
-        assert "Adressa" in page
+        assert "amazon_grocery" in page
 
     def test_again_it_only_tells(self, raw: Path, out: Path, few: list[object], run: Run) -> None:
         before = {path: path.stat().st_mtime_ns for path in (*out.glob("*-*.json"), *(out / "data").iterdir())}

@@ -18,6 +18,7 @@ from melon.service.http.console import console_files
 from melon.service.http.overview import Sharing
 from melon.service.keys import keys_of
 from melon.service.learner.guard import REMEDIES
+from melon.service.learner.quality import anytime_difference, difference
 from melon.service.log.files import runs
 
 ROOT = Path(__file__).parents[2]
@@ -226,3 +227,47 @@ def test_two_hours_are_kept_in_full_and_a_week_in_part(service: Service) -> None
     assert [one and one.time for one in (old, middle, young)] == [week / 2, week - 7_500.0, week - 65.0]
     assert now is newest
     assert activity.at([-1.0], newest) == [None]
+
+
+class TestConfidenceSequence:
+    """Somebody who looks after every event, for as long as the stream goes on."""
+
+    def paths(self, won: float, lost: float, paths: int = 400, events: int = 4_000) -> tuple[Any, Any]:
+        draws = np.random.default_rng(7).random((paths, events))
+        return (draws < won).cumsum(1), ((draws >= won) & (draws < won + lost)).cumsum(1)
+
+    def looked(self, won: Any, lost: Any, interval: Any) -> Any:
+        """Whether each path ever showed an interval without zero, at any of many looks."""
+        ever = np.zeros(len(won), dtype=bool)
+        for at in np.unique(np.geomspace(1, won.shape[1], 150).astype(int)) - 1:
+            for path in np.flatnonzero(~ever):
+                one = {"ranked": at + 1, "won@10": int(won[path, at]), "lost@10": int(lost[path, at])}
+                _, low, high = interval(one)
+                ever[path] = low > 0 or high < 0
+        return ever
+
+    @pytest.mark.parametrize("rate", [0.02, 0.1, 0.4])
+    def test_equals_are_told_apart_in_at_most_one_of_twenty(self, rate: float) -> None:
+        assert self.looked(*self.paths(rate, rate), anytime_difference).mean() <= 0.05
+
+    def test_a_plain_interval_does_not_hold_that(self) -> None:
+        assert self.looked(*self.paths(0.1, 0.1), difference).mean() > 0.15
+
+    def test_what_differs_is_seen_to(self) -> None:
+        assert self.looked(*self.paths(0.15, 0.1), anytime_difference).mean() > 0.99
+
+    def test_it_is_never_narrower_than_a_plain_one(self) -> None:
+        assert anytime_difference({}) is None
+        for won, lost, ranked in ((0, 0, 1), (3, 1, 10), (50, 40, 1_000), (5_000, 4_000, 100_000)):
+            counts = {"ranked": ranked, "won@10": won, "lost@10": lost}
+            (mean, low, high), (plain, least, most) = anytime_difference(counts), difference(counts)  # type: ignore[misc]
+            assert mean == plain
+            assert -1 <= low <= least <= most <= high <= 1
+
+    def test_the_overview_gives_it_since_the_model_began(self, service: Service) -> None:
+        learn(service, [(f"u{n % 30}", f"i{n * 3 % 150}") for n in range(100)])
+        overview = service.get("/v1/overview?points=3&window=2h")
+        popular, whole = overview["since_start"]["popular"], overview["quality"]["models"]["popular"]
+        assert popular["ranked"] == whole["ranked"]
+        assert popular["HR@10"] == pytest.approx(whole["served_ahead"]["HR@10"], abs=1e-4)
+        assert popular["interval"][0] <= whole["served_ahead"]["interval"][0]

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from melon.cli.compare import advise, bench
 from melon.cli.data import data
+from melon.cli.experiments import advise, bench, demo, report, reproduce
 from melon.cli.help import Commands, epilog
 from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
-from melon.cli.report import demo, report, reproduce
 from melon.cli.serve import doctor, keys, serve
 from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError

@@ -33,8 +33,9 @@ def data_prepare(
         ),
     ] = None,
     min_interactions: Annotated[
-        int, typer.Option(help="Drop users and items with fewer.", rich_help_panel=_FILTER)
-    ] = 20,
+        int,
+        typer.Option(help="Drop users and items with fewer; 20 is the MeLON paper's.", rich_help_panel=_FILTER),
+    ] = 1,
     k_core: Annotated[
         bool, typer.Option("--k-core", help="Repeat that until nothing more is dropped.", rich_help_panel=_FILTER)
     ] = False,

@@ -96,27 +96,29 @@ def pretrain(
     from melon.errors import StoppedError
     from melon.estimator import Melon
     from melon.fitting.auto import settle_auto, why_auto
-    from melon.fitting.config import config_from
+    from melon.fitting.values import whole_number
     from melon.progress import say
     from melon.strategies.registry import STRATEGIES
 
-    checked = config_from(settle_auto(request))  # also what concerns an evaluation only
-    fixed = STRATEGIES[checked.strategy].preset(checked.preset)
+    if "epochs" in request:
+        whole_number("epochs", request["epochs"], 1)
+    strategy = settle_auto(request)["strategy"]
+    fixed = STRATEGIES[strategy].preset(request.get("preset", "default"))
     arguments = {name: value for name, value in request.items() if name in _ARGUMENTS}
-    model = Melon(**arguments | {"settings": {**fixed, **checked.settings}})
+    model = Melon(**arguments | {"settings": {**fixed, **request["settings"]}})
     require_writable(out / "model")
     log = load_stream(stream)
     try:
         model.fit(log)
     except KeyboardInterrupt:
-        raise StoppedError(_how_to_repeat(model.choices_, checked.strategy, out)) from None
+        raise StoppedError(_how_to_repeat(model.choices_, strategy, out)) from None
     model.save(out)
     for name, settings in model.choices_.items():
         say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
     why = why_auto(request, {})
     if why is not None:
         say(why)
-    say(f'wrote {out}: use it with melon recommend {out} --user …, or in Python with melon.load("{out}")')
+    say(f'wrote {out}. Next: melon recommend {out} --user ID; or melon serve {out}; or in Python melon.load("{out}")')
 
 
 #: Arguments that `Melon` has under the same name.

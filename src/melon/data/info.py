@@ -33,7 +33,7 @@ class StreamInfo:
     events_per_user: Quantiles
     events_per_item: Quantiles
     tail_interactions: int
-    tail_new_items: float  # interactions of the tail with items that were born in it
+    tail_new_items: float  # interactions of the tail on items first seen in it
     tail_cold_users: float  # users of the tail who were first seen in it
     tail_cold_interactions: float  # interactions of the tail by such users
     repeats: float  # interactions with an item that the user had already taken
@@ -56,7 +56,7 @@ def describe(log: Interactions) -> StreamInfo:
         raise DataError("there is no interaction to describe.")
     events = len(log)
     start = min(int(events * (1 - TAIL)), events - 1)
-    born, seen_users = int(log.known_items[start]), int(log.users[:start].max()) + 1 if start else 0
+    known_items, seen_users = int(log.known_items[start]), int(log.users[:start].max()) + 1 if start else 0
     first, last = first_positions(log.items, log.n_items), _last_positions(log.items, log.n_items)
     tail_users, tail_items = log.users[start:], log.items[start:]
     tail_people = np.unique(tail_users)
@@ -71,7 +71,7 @@ def describe(log: Interactions) -> StreamInfo:
         events_per_user=_quantiles(np.bincount(log.users)),
         events_per_item=_quantiles(np.bincount(log.items)),
         tail_interactions=events - start,
-        tail_new_items=float((tail_items >= born).mean()),
+        tail_new_items=float((tail_items >= known_items).mean()),
         tail_cold_users=float((tail_people >= seen_users).mean()),
         tail_cold_interactions=float((tail_users >= seen_users).mean()),
         repeats=float(log.repeats.mean()),

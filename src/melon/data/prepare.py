@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from melon.data.files import write_stream
 from melon.data.ids import Codes, codes_of, original_ids, rows_from_codes
@@ -49,6 +50,11 @@ class PreparationReport:
     seconds: float
     version: str
 
+    @property
+    def dropped_share(self) -> float:
+        """Which part of the well-formed interactions the filter dropped."""
+        return self.filtered / max(self.filtered + self.interactions, 1)
+
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, as the JSON side-car holds it; how long it took is no part of the result."""
         values = asdict(self)
@@ -70,16 +76,17 @@ def prepare(
     header: bool | None = None,
     encoding: str | None = None,
     missing: Sequence[str] | None = None,
-    min_interactions: int = 20,
+    min_interactions: int = 1,
     k_core: bool = False,
     strict: bool = False,
 ) -> PreparationReport:
     """Prepare raw files as one stream and write it to `out` with its side-cars.
 
-    Users and items with fewer than `min_interactions` are dropped: by counts taken once on the input, or with `k_core`
-    again and again until nothing more goes. Events are in time order at the resolution of the source, and equal times
-    keep the order of the files. A failure leaves whatever was at `out` before. Whatever is None about the files is
-    guessed, and the report's notes say so; `missing` are the texts that mean "no id" beside the empty one.
+    Everything is kept by default. Users and items with fewer than `min_interactions` are dropped: by counts taken once
+    on the input, or with `k_core` again and again until nothing more goes. Events are in time order at the resolution
+    of the source, and equal times keep the order of the files. A failure leaves whatever was at `out` before. Whatever
+    is None about the files is guessed, and the report's notes say so; `missing` are the texts that mean "no id" beside
+    the empty one.
     """
     began = clock.perf_counter()
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
@@ -126,13 +133,20 @@ def prepare(
         interactions=len(stream.times),
         first_time=int(stream.times[0]),
         last_time=int(stream.times[-1]),
-        notes=events.notes,
+        notes=(*events.notes, *_duplicates(stream)),
         seconds=0.0,
         # By name: an import statement would point up the layers, for the package's front door leads to all of it.
         version=str(import_module("melon").__version__),
     )
     write_stream(target, stream, report.as_dict())
     return replace(report, seconds=clock.perf_counter() - began)
+
+
+def _duplicates(stream: Interactions) -> list[str]:
+    """A note where several interactions have the same user, item and time."""
+    columns = {"user": stream.users, "item": stream.items, "time": stream.times}
+    count = len(stream) - pl.DataFrame(columns).n_unique()
+    return [f"{count:,} exact repeats of another interaction (same user, item and time) are kept"] if count else []
 
 
 def fingerprints(paths: Sequence[Path]) -> list[str]:

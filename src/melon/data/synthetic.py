@@ -79,7 +79,7 @@ def _news(users: Ints, n_users: int, n_items: int, world: np.random.Generator, r
     """By pull: an item's appeal, halved at every half-life since its birth and nothing after eight of them.
 
     It is six times stronger for users of the item's topic. Half-lives are about 3 % of the stream. Where nothing is
-    alive, any item born so far is taken. Pulls change slowly: they are computed once per 64 events.
+    alive, any item known so far is taken. Pulls change slowly: they are computed once per 64 events.
     """
     n_events, step, topics = len(users), 64, np.arange(8)
     at_start = max(2, n_items // 50)
@@ -126,7 +126,7 @@ SYNTHETIC = {
         _flip,
     ),
     "news": Synthetic(
-        "items are born, burst and die; users prefer a topic",
+        "articles appear, burst and are forgotten; users prefer a topic",
         "an item's appeal, halved at every half-life since its birth, six times stronger for its topic's users",
         500,
         1_000,

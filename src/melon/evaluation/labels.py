@@ -30,14 +30,14 @@ INK, SOFT, LINE = Color("#1c2430", "#e8ecf1"), Color("#667085", "#9aa4b2"), Colo
 #: What every result is compared with, and `auto`: these are in no registry.
 _OTHERS = {
     "frozen": ("frozen (no update)", Color("#7b8698", "#8d99ab")),
-    "popularity": ("popularity", Color("#a08a6c", "#b09c80")),
+    "popularity": ("popularity", Color("#cba765", "#dcc08c")),
     "recent_popularity": ("recent popularity", Color("#8a6a42", "#cfa974")),
-    "own_history": ("own history + popularity", Color("#7d7263", "#b3a796")),
-    "markov": ("Markov + popularity", Color("#a58f3d", "#d8c26a")),
-    "sequential_rules": ("sequential rules + popularity", Color("#93803f", "#cbb866")),
-    "session_knn": ("session kNN + popularity", Color("#85683a", "#c7ab78")),
-    "item_knn": ("item-kNN + popularity", Color("#6d5a3a", "#bfa67c")),
-    "mix": ("mix of all simple methods", Color("#5f4a2a", "#e0c590")),
+    "own_history": ("own history + popularity", Color("#98a2b3", "#c3cad5")),
+    "markov": ("Markov + popularity", Color("#b42318", "#f97066")),
+    "sequential_rules": ("sequential rules + popularity", Color("#c4622d", "#f0a27a")),
+    "session_knn": ("session kNN + popularity", Color("#2f6f5e", "#86c9b5")),
+    "item_knn": ("item-kNN + popularity", Color("#6b2b5e", "#cf9bc6")),
+    "mix": ("mix of all simple methods", Color("#44403c", "#d6d3d1")),
     "retrained": ("retrained from scratch", Color("#566179", "#aab6cc")),
     AUTO: (AUTO, Color("#1849a9", "#84adff")),
 }

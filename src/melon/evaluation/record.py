@@ -28,7 +28,7 @@ from melon.evaluation.table import number
 from melon.fitting.auto import settle_auto
 from melon.fitting.config import CellConfig
 from melon.stream.split import Parts
-from melon.types import Plain
+from melon.types import Flags, Plain
 
 RankColumns = dict[str, np.ndarray[Any, Any]]
 WARM_UP_BATCHES = 10
@@ -257,6 +257,17 @@ def lists_sentence(record: Mapping[str, Any]) -> str:
     )
 
 
+def judged(repeats: Flags) -> Flags:
+    """The events that conclusions are about: without repeats where a stream has some (docs/methods.md 5.8)."""
+    return ~repeats if repeats.any() and not repeats.all() else np.ones(len(repeats), dtype=bool)
+
+
+def judged_section(record: Mapping[str, Any]) -> str:
+    """The part of a record with the metrics of these events."""
+    without = record["without_repeats"]
+    return "without_repeats" if without and without != record["metrics"] else "metrics"
+
+
 @dataclass(frozen=True)
 class ResultLine:
     """One method of a result: its line in a table, and its HR@5 batch by batch."""
@@ -303,8 +314,10 @@ def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -
         lines[method] = ResultLine(method, text, values, first["baseline_batches"].get(name, ()))
     for record in records:
         method, same = method_name(record), record["recommender"] == first["recommender"]
-        if same and method == "default":
-            continue  # a baseline of the first record
+        if same and method == "default":  # a baseline of the first record; the strategy comes last
+            own = labels.AUTO if is_auto(first["config"]["asked"]) else "default"
+            lines[own] = lines.pop(own)
+            continue
         text = labels.label(method)
         if not same and is_auto(record["config"]["asked"]):
             method = text = labels.AUTO

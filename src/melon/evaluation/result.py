@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -15,7 +16,7 @@ from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare
 from melon.evaluation.ranking import LIST_METRICS, METRICS
-from melon.evaluation.record import section as section_of
+from melon.evaluation.record import result_lines
 from melon.evaluation.table import ResultTable, metric_table
 from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
@@ -78,9 +79,10 @@ class Evaluation:
         """
         if section not in SECTIONS:
             raise unknown_name("section", section, SECTIONS)
+        by_seed = [result_lines([record], section) for record in self.records]
         lines = [
-            {"method": name, **self._mean([self._section(record, key, section) for record in self.records])}
-            for key, name in self._methods()
+            {"method": line.method, **self._mean([lines[at].metrics for lines in by_seed])}
+            for at, line in enumerate(by_seed[0])
         ]
         return pl.DataFrame(lines)
 
@@ -88,10 +90,10 @@ class Evaluation:
     def batches(self) -> pl.DataFrame:
         """HR@5 of every method in every batch: seed, batch, events, method, HR@5."""
         lines = [
-            {"seed": record["seed"], "batch": batch["t"], "events": batch["n"], "method": name, "HR@5": hit_rate}
+            {"seed": record["seed"], "batch": batch["t"], "events": batch["n"], "method": line.method, "HR@5": hit_rate}
             for record in self.records
-            for key, name in self._methods()
-            for batch, hit_rate in zip(record["batches"], _curve(record, key), strict=True)
+            for line in result_lines([record])
+            for batch, hit_rate in zip(record["batches"], line.curve, strict=True)
         ]
         return pl.DataFrame(lines)
 
@@ -124,10 +126,11 @@ class Evaluation:
             from matplotlib import pyplot
 
             ax = pyplot.subplots(layout="constrained")[1]
-        for key, name in self._methods():
-            curves = [np.array([np.nan if v is None else v for v in _curve(record, key)]) for record in self.records]
-            own = key == "strategy"
-            ax.plot(_smoothed(np.nanmean(curves, axis=0)), label=name, linewidth=2.2 if own else 1.0, zorder=3 - own)
+        by_seed = [result_lines([record]) for record in self.records]
+        for at, line in enumerate(by_seed[0]):
+            curves = [np.array([np.nan if v is None else v for v in lines[at].curve]) for lines in by_seed]
+            own = at == len(by_seed[0]) - 1
+            ax.plot(_smoothed(np.nanmean(curves, axis=0)), label=line.method, lw=2.2 if own else 1.0, zorder=3 - own)
         ax.set_xlabel("batch of the test part")
         ax.set_ylabel("HR@5")
         ax.legend(frameon=False, fontsize="small")
@@ -168,33 +171,10 @@ class Evaluation:
             f"{dataset['interactions']:,} interactions, {record['interactions_evaluated']:,} of them evaluated{seeds}"
         )
 
-    def _methods(self) -> list[tuple[str, str]]:
-        """Each method as (key in a record, name), the strategy last; a tuned Default is not listed twice."""
-        record = self.record
-        baselines = [name for name in record["baselines"] if not (name == "default" and self._is_default)]
-        return [*((name, name) for name in baselines), ("strategy", self.name)]
-
-    @property
-    def _is_default(self) -> bool:
-        return bool(self.record["strategy"] == "default" and self.record["pretrain"] == "shared")
-
     @staticmethod
-    def _section(record: Plain, key: str, section: str) -> dict[str, float]:
-        summary = record if key == "strategy" else record["baselines"][key]
-        values = summary if section == "metrics" and key != "strategy" else section_of(summary, section)
-        return {name: value for name, value in values.items() if name in LIST_COLUMNS}
-
-    @staticmethod
-    def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-        names = dict.fromkeys(name for values in metrics for name in values)
+    def _mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        names = [name for name in LIST_COLUMNS if any(name in values for values in metrics)]
         return {name: float(np.mean([values[name] for values in metrics if name in values])) for name in names}
-
-
-def _curve(record: Plain, key: str) -> list[float | None]:
-    if key == "strategy":
-        return [batch["HR@5"] for batch in record["batches"]]
-    curve: list[float | None] = record["baseline_batches"][key]
-    return curve
 
 
 def _smoothed(curve: Floats, width: int = 9) -> Floats:

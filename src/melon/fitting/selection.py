@@ -253,7 +253,7 @@ class Selection:
     def train_meta_model(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
     ) -> MetaParameters:
-        """What a learned strategy and a head learn on the window up to `stop` (`WindowPractice.of`)."""
+        """What a learned strategy and a head learn on the window up to `stop` (`WindowMetaTraining.of`)."""
         return self._meta_training.of(strategy, start, stop, pretraining)
 
     def _train_while_it_helps(self, training: Pretraining) -> tuple[float, int, PretrainedState]:

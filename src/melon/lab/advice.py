@@ -18,13 +18,14 @@ from melon.evaluation import labels
 from melon.evaluation.cell import Cell
 from melon.evaluation.compare import Comparison, compare, holm
 from melon.evaluation.ranking import hits, metrics
+from melon.evaluation.record import judged
 from melon.fitting.config import CellConfig
 from melon.lab.bench import FIRST, CellOutcome, Task, run_grid
 from melon.lab.executors import executor_for
 from melon.models.registry import RECOMMENDERS
 from melon.progress import Progress
 from melon.strategies.registry import STRATEGIES
-from melon.types import Flags, Floats, Ints, Plain
+from melon.types import Floats, Ints, Plain
 
 #: Methods that cost next to nothing, the cheapest first, in words.
 _WORDS = {"frozen": "no update at all", "popularity": "popularity", "recent_popularity": "recent popularity"}
@@ -91,11 +92,6 @@ def _cheapest_equal(winners: Sequence[Method], against: Callable[[Method, Method
     worse = holm(others)
     equal = [one for one in winners if one is best or not worse[one.name]]
     return min(equal, key=lambda one: one.update_ms)
-
-
-def judged(repeats: Flags) -> Flags:
-    """Which events count: on streams with repeats, those on items that the user did not have."""
-    return ~repeats if repeats.any() and not repeats.all() else np.ones(len(repeats), dtype=bool)
 
 
 @dataclass(frozen=True)

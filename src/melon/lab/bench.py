@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -332,6 +334,11 @@ class BenchResult:
         return [outcome for outcome in self.outcomes.values() if outcome.problem is not None]
 
 
+def command_line() -> str:
+    """The command that runs now, as a person typed it."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
 class BenchFolder:
     """The records of a bench, one for each cell, and the work that is under way."""
 
@@ -353,7 +360,8 @@ class BenchFolder:
         for name, sha in hashes.items():
             if before["streams"].get(name, sha) != sha:
                 raise SettingsError(f"{self.out} holds a bench of another stream named {name!r}. Choose another --out.")
-        about = {"options": plan.options(), "streams": {**before["streams"], **hashes}}
+        commands = list(dict.fromkeys([*before.get("commands", ()), command_line()]))
+        about = {"options": plan.options(), "streams": {**before["streams"], **hashes}, "commands": commands}
         write_text(self._about, json.dumps(about, indent=1) + "\n")
 
     def _before(self) -> Plain:

@@ -185,43 +185,11 @@ def rates(name: str, matrix: BatchRates, bar: str) -> Drawing:
 
     def draw(figure: Any) -> None:
         cells, _, groups = stacked(matrix)
-        edges = parameter_edges(groups, least=0.06)
         grid = figure.add_gridspec(2, 2, height_ratios=(1, 4), width_ratios=(5, 1))
-        heat = figure.add_subplot(grid[1, 0])
-        above = figure.add_subplot(grid[0, 0], sharex=heat)
-        beside = figure.add_subplot(grid[1, 1], sharey=heat)
-        n = cells.shape[1]
-        mesh = heat.pcolormesh(np.arange(n + 1), edges, cells, cmap="viridis", rasterized=True)
-        bounds = edges[np.cumsum([0, *(size for _, size in groups)])]
-        for bound in bounds[1:-1]:
-            heat.axhline(bound, color="#ffffff", linewidth=0.7)
-        heat.set_ylim(edges[-1], 0)
-        names = [each.replace("_", " ") for each, _ in groups]
-        heat.set_yticks((bounds[:-1] + bounds[1:]) / 2, names, fontsize=7)
-        heat.tick_params(axis="y", length=0)
-        heat.set_xlabel("interaction, in the order of the batch")
-        above.bar(np.arange(n) + 0.5, cells.mean(0), width=1.0, color=bar, linewidth=0)
-        above.set_ylim(*_tight(cells.mean(0), above.yaxis))
-        above.tick_params(axis="x", labelbottom=False, length=0)
-        means = cells.mean(1)
-        low, high = _tight(means, beside.xaxis)
-        beside.barh((edges[:-1] + edges[1:]) / 2, means - low, left=low, height=np.diff(edges), color=bar, linewidth=0)
-        beside.set_xlim(low, high)
-        beside.tick_params(axis="y", labelleft=False, length=0)
-        scale = figure.colorbar(mesh, ax=[heat, beside], location="bottom", aspect=45, pad=0.03, shrink=0.8)
-        scale.set_label("learning rate; bars: its means, not from 0")
-        scale.outline.set_visible(False)
+        edges = parameter_edges(groups, least=0.06)
+        _panel(figure, grid, 0, cells, edges, groups, "learning rate", bar, cells.mean(0), "mean")
 
     return drawn(name, 4.6, draw)
-
-
-def _tight(values: Floats, axis: Any) -> tuple[float, float]:
-    """Limits around values that are much alike, with a tick at both ends, so that bars show how they differ."""
-    low, high = float(values.min()), float(values.max())
-    ends = [low, high] if high - low > 1e-6 * abs(high) else [high]
-    axis.set_ticks(ends, [f"{end:.2g}" if f"{low:.2g}" != f"{high:.2g}" else f"{end:.4g}" for end in ends], fontsize=7)
-    room = 0.25 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - room, high + room / 2
 
 
 def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, axes: Any) -> dict[str, int]:
@@ -316,6 +284,8 @@ def _spread(places: Sequence[float], apart: float) -> list[float]:
 
 
 FORMATS = (".png", ".svg", ".pdf")
+#: Percentiles between which colours differ, so that a few odd cells do not make all others look alike.
+_COLOURED = (1, 99)
 #: A group of parameters is drawn at least this high, as a share of the picture: one bias beside 64 factors is seen.
 _LEAST_HEIGHT = 0.035
 _INK, _BAR, _LOSS, _EDGE = "#1c2430", "#1f7a4d", "#b4541a", "#ffffff"
@@ -343,15 +313,13 @@ def draw_rates(matrix: BatchRates, out: Path) -> None:
 
     rates, gradients, groups = stacked(matrix)
     edges = parameter_edges(groups)
-    facts = matrix.facts()["rows"]
     with rc_context({"svg.hashsalt": "melon", "font.size": 9, "axes.edgecolor": _INK}):
         figure = Figure(figsize=(14, 7.6), layout="constrained")
         grid = figure.add_gridspec(2, 4, height_ratios=(1, 5.2), width_ratios=(5, 1, 5, 1), wspace=0.03, hspace=0.03)
         about = matrix.about
         figure.suptitle(
-            f"{about['strategy']} on {about['recommender']}: the learning rates of {about['interactions']:,} "
-            f"interactions (rank {facts.rank} of {min(facts.interactions, facts.parameters)}, "
-            f"σ₂/σ₁ = {facts.sigma_ratio:.2g})",
+            f"{about['strategy']} on {about['recommender']}: how far each of {about['interactions']:,} interactions "
+            "moves each parameter",
             fontsize=12,
             color=_INK,
         )
@@ -389,7 +357,7 @@ def _panel(
     above = figure.add_subplot(grid[0, column], sharex=heat)
     beside = figure.add_subplot(grid[1, column + 1], sharey=heat)
     n = cells.shape[1]
-    low, high = float(cells.min()), float(cells.max())
+    low, high = (float(end) for end in np.percentile(cells, _COLOURED))
     if high - low <= 1e-6 * abs(high):  # one rate for everything has one colour
         low, high = min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
     mesh = heat.pcolormesh(
@@ -415,7 +383,7 @@ def _panel(
     else:
         heat.set_yticks(middles, [])
     heat.tick_params(axis="y", length=0)
-    bar = figure.colorbar(mesh, ax=beside, location="right", aspect=40, pad=0.08)
+    bar = figure.colorbar(mesh, ax=beside, location="right", aspect=40, pad=0.08, extend="both")
     bar.set_label(name)
     bar.outline.set_visible(False)
     above.bar(np.arange(n) + 0.5, along, width=1.0, color=color, linewidth=0)

@@ -16,7 +16,7 @@ import polars as pl
 from melon.errors import DataError
 from melon.evaluation import labels
 from melon.evaluation.ranking import Metrics, metrics
-from melon.evaluation.record import is_auto, method_name, read_any_json
+from melon.evaluation.record import is_auto, judged, method_name, read_any_json, read_json
 from melon.evaluation.work import RatesKeeper
 from melon.types import Flags, Floats, Ints, Plain
 
@@ -190,13 +190,13 @@ class MethodComparison:
 
     @property
     def headline(self) -> View:
-        """Streams with repeats are judged without them (docs/methods.md 5.8)."""
-        return "first" if self.repeats.any() and not self.repeats.all() else "all"
+        """The view that conclusions are about."""
+        return "all" if self.judged.all() else "first"
 
     @property
     def judged(self) -> Flags:
         """Which events the headline is about."""
-        return ~self.repeats if self.headline == "first" else np.ones(len(self.repeats), dtype=bool)
+        return judged(self.repeats)
 
     def ranks(self, method: str) -> dict[int, Floats]:
         """Ranks of all events by seed."""
@@ -252,6 +252,13 @@ class Bench:
     @property
     def runs(self) -> list[Run]:
         return [run for comparison in self.comparisons for run in comparison.runs]
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that wrote the records, as the folders of benches have them."""
+        files = [source / "bench.json" for source in self.sources]
+        kept = [read_json(file).get("commands", []) for file in files if file.exists()]
+        return [str(command) for commands in kept for command in commands]
 
     def fast(self, stream: str) -> bool:
         """Whether what was popular lately beats the best recommender that is never updated: a fast stream."""
@@ -326,6 +333,8 @@ def _record(path: Path) -> Plain | None:
     record = read_any_json(path)
     if not isinstance(record, dict) or not ("metrics" in record or "not_applicable" in record):
         return None
+    if "fading" in record:
+        raise DataError(f"{path} was written by an earlier version of melon, with other names; run the bench again.")
     if "metrics" in record:
         for name in _NEEDED:
             if name not in record:

@@ -32,6 +32,7 @@ from melon.lab.numbers import (
     frontier,
     milliseconds,
     on_top,
+    rate_texts,
     slope,
     split_by,
     table_of,
@@ -39,7 +40,7 @@ from melon.lab.numbers import (
 )
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
 from melon.lab.records import REFERENCE, Bench, MethodComparison, Run, View, read_bench
-from melon.learning.rate_matrix import BatchRates, RateFacts
+from melon.learning.rate_matrix import BatchRates
 from melon.progress import counted
 from melon.types import Floats, Plain
 
@@ -239,8 +240,12 @@ def short(bench: Bench) -> Section:
 
 
 def overview(bench: Bench) -> ResultTable:
-    """Methods down and comparisons across; the other way round where there are many comparisons."""
-    methods = list(dict.fromkeys(method for comparison in bench.main for method in comparison.methods))
+    """Methods down, the best first, and comparisons across; the other way round where there are many comparisons."""
+    rates = defaultdict(list)
+    for comparison in bench.main:
+        for method in comparison.methods:
+            rates[method].append(comparison.hit_rate(method))
+    methods = sorted(rates, key=lambda method: -float(np.mean(rates[method])))
     names = [f"{where(comparison)} ({bench.pace(comparison.stream)})" for comparison in bench.main]
     columns = [_overview_cells(comparison, methods) for comparison in bench.main]
     if len(columns) > _MOST_ACROSS:
@@ -292,6 +297,7 @@ def score_table(comparison: MethodComparison, view: View) -> ResultTable:
     """Methods down, metrics across, the best of each column marked."""
     scores = table_of(comparison, view)
     lines = [(comparison.label(m), m, {name: each.mean for name, each in line.items()}) for m, line in scores.items()]
+    lines.sort(key=lambda line: -line[2].get(METRIC, 0.0))
     errors = {(m, name): e.error for m, line in scores.items() for name, e in line.items() if e.error is not None}
     table = metric_table(lines, list(METRICS), errors=errors)
     gaps = [
@@ -304,7 +310,7 @@ def score_table(comparison: MethodComparison, view: View) -> ResultTable:
 def difference(comparison: MethodComparison, tests: PairedTests) -> Figure:
     """The figure of a comparison's tests."""
     family, beside = _compared(comparison, tests)
-    near = family | {method: each for method, each in beside.items() if _near(each, family)}
+    near = _best_first(family | {method: each for method, each in beside.items() if _near(each, family)})
     name, reference = f"difference-{slug(comparison)}", comparison.label(REFERENCE)
     far = [label(method) for method in beside if method not in near]
     words = f"{where(comparison)}: difference to {reference}" + (f"; far below: {', '.join(far)}" if far else "")
@@ -316,7 +322,7 @@ def against_reference(comparison: MethodComparison, tests: PairedTests) -> Resul
     family, beside = _compared(comparison, tests)
     rows = [
         _compared_row(comparison, method, each, tests.second(comparison, method), judged=method in family)
-        for method, each in (family | beside).items()
+        for method, each in _best_first(family | beside).items()
     ]
     head = ["", METRIC, "95 % by user", "by item", "± over seeds", "p", "smallest visible", "conclusion"]
     head += [SECOND_METRIC, "95 % by user"]
@@ -326,6 +332,10 @@ def against_reference(comparison: MethodComparison, tests: PairedTests) -> Resul
         f"{counted(len(family), 'comparison')} of {whose}. Margin: {number(comparison.margin)}. p is not yet corrected."
     )
     return ResultTable(head, rows, caption)
+
+
+def _best_first(compared: Mapping[str, Compared]) -> dict[str, Compared]:
+    return dict(sorted(compared.items(), key=lambda each: -each[1].difference.difference))
 
 
 def where(comparison: MethodComparison) -> str:
@@ -499,8 +509,8 @@ def cold_users(bench: Bench) -> Section | None:
 
 
 def learning_rates(bench: Bench) -> Section | None:
-    """Learning-rate matrices with their numbers, where `melon bench --rates` matrices them."""
-    figures, rows = [], []
+    """Learning-rate matrices with their numbers, where `melon bench --rates` kept them."""
+    figures, rows, names = [], [], list[str]()
     for comparison in bench.main:
         matrices = {method: matrix for method in comparison.strategies if (matrix := _rates_of(comparison, method))}
         facts = {method: matrix.facts() for method, matrix in matrices.items()}
@@ -515,19 +525,18 @@ def learning_rates(bench: Bench) -> Section | None:
             for part, numbers in parts.items():
                 whose = {"rows": "users and items"}.get(part, "shared weights")
                 name_cell = TableCell(comparison.label(method), method=method)
-                rows.append([TableCell(where(comparison)), name_cell, TableCell(whose, "soft"), *_rate_cells(numbers)])
-    head = ["", "method", "parameters of", "mean rate", "σ₂/σ₁", "with loss", "with |gradient|", "by interaction"]
-    head += ["by parameter", "by neither", "from one per interaction", "from one per parameter"]
+                texts = (TableCell(text) for text in rate_texts(numbers).values())
+                rows.append([TableCell(where(comparison)), name_cell, TableCell(whose, "soft"), *texts])
+                names = list(rate_texts(numbers))
     caption = (
-        "Rank correlations of the rate with loss and gradient; shares of its variance; and its relative distance "
-        "(Frobenius) from the best matrix with one rate per interaction, and per parameter."
+        "Distances (spectral, Frobenius) are relative, from the best matrix with one rate per interaction or parameter."
     )
     lead = (
         "How far each interaction (left to right) moves each parameter (top to bottom) in the last full batch, with "
         "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
         "Drawn for the best strategy of a comparison whose rates vary."
     )
-    table = ResultTable(head, rows, caption, left=3, grouped=True)
+    table = ResultTable(["", "method", "parameters of", *names], rows, caption, left=3, grouped=True)
     return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
 
 
@@ -586,28 +595,8 @@ def _cost_row(
 
 
 def _with_strategies(bench: Bench) -> Sequence[MethodComparison]:
-    """Contests that are more than their baselines, if any is."""
+    """Comparisons that are more than their baselines, if any is."""
     return [comparison for comparison in bench.main if comparison.strategies] or bench.main
-
-
-def _rate_cells(facts: RateFacts) -> list[TableCell]:
-    def share(value: float | None) -> TableCell:
-        return TableCell("–" if value is None else f"{value:.0%}")
-
-    def correlation(value: float | None) -> TableCell:
-        return TableCell("–" if value is None else signed(value, 2))
-
-    return [
-        TableCell(f"{facts.mean:.3g}"),
-        TableCell(f"{facts.sigma_ratio:.3f}"),
-        correlation(facts.with_loss),
-        correlation(facts.with_gradient),
-        share(facts.by_interaction),
-        share(facts.by_parameter),
-        share(facts.neither),
-        share(facts.from_one_rate_per_interaction.frobenius),
-        share(facts.from_one_rate_per_parameter.frobenius),
-    ]
 
 
 def milliseconds_text(value: float | None) -> str:
@@ -615,9 +604,6 @@ def milliseconds_text(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-_NOT_OPTIONS = ("recommender", "strategy", "seed", "settings", "preset", "split")
 
 
 def choices(bench: Bench) -> Section:
@@ -666,7 +652,7 @@ def made_of(bench: Bench, command: str) -> Section:
                 *(f"data: {stream}, sha256 {sha[:16]}" for stream, sha in hashes),
             ]
         ),
-        Part("Commands", "As the records have them; the last one made this report.", [Code(_commands(bench, command))]),
+        Part("Commands", "", [Code("\n".join([*bench.commands, command]))]),
     ]
     if bench.gaps:
         seeds_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -716,44 +702,6 @@ def _trials(comparison: MethodComparison, method: str, chosen: Sequence[Plain]) 
         return "given"
     counts = sorted({len(choice["trials"]) for choice in chosen if "trials" in choice})
     return " | ".join(map(str, counts)) or "–"
-
-
-def _commands(bench: Bench, command: str) -> str:
-    folders: dict[str, list[Run]] = defaultdict(list)
-    for run in bench.runs:
-        folders[str(run.path.parent)].append(run)
-    lines = []
-    for folder, runs in folders.items():
-        words = ["melon", "bench", *(f"{stream}.parquet" for stream in dict.fromkeys(run.stream for run in runs))]
-        for option, name in (("--recommenders", "recommender"), ("--strategies", "strategy")):
-            words += [option, ",".join(dict.fromkeys(str(run.record[name]) for run in runs))]
-        words += ["--seeds", str(1 + max(run.seed for run in runs))]
-        splits = {run.stream: ",".join(f"{share:g}" for share in run.record["dataset"]["split"]) for run in runs}
-        words += [word for stream, split in splits.items() for word in ("--split", f"{stream}={split}")]
-        words += _options(runs[0].request)
-        words += ["--rates"] if any(run.rates for run in runs) else []
-        lines.append(shlex.join([*words, "--out", folder]))
-    return "\n".join([*lines, command])
-
-
-def _options(request: Mapping[str, object]) -> list[str]:
-    """What was asked for beyond the defaults, as words of a command."""
-    from melon.fitting.config import CellConfig
-
-    usual = CellConfig().plain()
-    words = []
-    for name, value in request.items():
-        if name in _NOT_OPTIONS or value == usual.get(name) or name not in usual:
-            continue
-        option = "--" + name.replace("_", "-")
-        if isinstance(value, dict):
-            section = name.partition("_")[0]
-            words += [word for key, each in value.items() for word in ("--set", f"{section}.{key}={json.dumps(each)}")]
-        elif value is True:
-            words.append(option)
-        else:
-            words += [option, str(value)]
-    return words
 
 
 def _key(method: str, run: Run) -> str:

@@ -21,12 +21,16 @@ from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
 from melon.evaluation import labels
 from melon.evaluation.ranking import METRICS, metrics
-from melon.evaluation.record import ResultLine, lists_sentence, result_lines
+from melon.evaluation.record import ResultLine, judged_section, lists_sentence, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table, number
 from melon.lab.advice import Advice, difference_text, method_text
 from melon.lab.bench import BenchResult, CellOutcome, Task
-from melon.learning.rate_matrix import BatchRates, RateFacts
+from melon.lab.numbers import rate_texts
+from melon.learning.rate_matrix import BatchRates
 from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
+
+#: A filter that drops a larger share than this is worth a warning.
+_MUCH = 0.1
 
 
 def show_preparation(report: PreparationReport, out: Path) -> None:
@@ -36,10 +40,16 @@ def show_preparation(report: PreparationReport, out: Path) -> None:
         f"[bold]{escape(str(out))}[/bold]: {counted(report.interactions, 'interaction')} of "
         f"{counted(report.users, 'user')} and {counted(report.items, 'item')}"
     )
+    few = f"their user or item has fewer than {report.min_interactions} interactions"
+    dropped = f", {report.filtered:,} dropped because {few}" if report.min_interactions > 1 else ""
     console.print(
-        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad, "
-        f"{report.filtered:,} dropped because their user or item has fewer than {report.min_interactions} interactions"
+        f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad{dropped}"
     )
+    if report.dropped_share > _MUCH:
+        console.print(
+            f"[bold red]warning[/bold red]: the filter dropped {report.dropped_share:.0%} of the interactions, because "
+            f"{few}. Keep more with a lower --min-interactions; 1 keeps everything."
+        )
     for text in (*report.notes, *map(str, report.bad)):
         console.print(indent(text, "  "), markup=False)
     if any(bad.reason in ("missing user", "missing item") for bad in report.bad):
@@ -129,7 +139,7 @@ def _facts(info: StreamInfo) -> list[tuple[str, str]]:
         ("an item lives (interactions)", quantiles(info.item_life_interactions)),
         ("interactions per user", quantiles(info.events_per_user)),
         ("interactions per item", quantiles(info.events_per_item)),
-        ("last 5 %: on items born in it", f"{info.tail_new_items:.1%}"),
+        ("last 5 %: on items first seen in it", f"{info.tail_new_items:.1%}"),
         ("last 5 %: users first seen in it", f"{info.tail_cold_users:.1%}"),
         ("repeats (last 5 %)", f"{info.repeats:.1%} ({info.tail_repeats:.1%})"),
         ("at the time of the one before", f"{info.equal_times:.1%}"),
@@ -148,35 +158,16 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
         f" learned; {about['interactions']:,} from event {about['event']:,} on ({about['note']})"
     )
     names = {"rows": "rows of users and items", "shared": "shared weights"}
-    columns = [_rate_lines(part) for part in facts.values()]
+    columns = [rate_texts(part) for part in facts.values()]
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
     table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
     console.print(table)
+    if facts["rows"].neither is None:
+        say(
+            f"All rates are equal: {about['strategy']} takes plain steps here. Rates that differ come from a learned "
+            "strategy that was meta-trained: melon pretrain … --strategy melon, with a --budget of 1 or more."
+        )
     console.print(f"wrote {out}", markup=False, highlight=False)
-
-
-def _rate_lines(facts: RateFacts) -> dict[str, str]:
-    def share(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1%}"
-
-    def signed(value: float | None) -> str:
-        return "–" if value is None else f"{value:+.3f}"
-
-    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
-    return {
-        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
-        "least, mean, most": f"{facts.least:.4g}, {facts.mean:.4g}, {facts.most:.4g}",
-        "numerical rank": f"{facts.rank}",
-        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
-        "rank correlation with the loss": signed(facts.with_loss),
-        "rank correlation with |gradient|": signed(facts.with_gradient),
-        "rank correlation with the gradient": signed(facts.with_signed_gradient),
-        "variance by interaction": share(facts.by_interaction),
-        "variance by parameter": share(facts.by_parameter),
-        "variance by neither": share(facts.neither),
-        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
-        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
-    }
 
 
 class BenchProgress(LiveProgress):
@@ -230,7 +221,10 @@ class BenchProgress(LiveProgress):
 def show_bench(result: BenchResult) -> int:
     """The table and the failed cells; returns the exit code of the command."""
     table = bench_table(result.tasks, result.outcomes)
-    table.title = "HR@5, mean over seeds"
+    records = [outcome.record for outcome in result.outcomes.values() if outcome.record is not None]
+    repeats = any(judged_section(record) == "without_repeats" for record in records)
+    without = "; streams with repeats of what a user already had: without them, as melon report judges"
+    table.title = f"HR@5, mean over seeds{without if repeats else ''}"
     Console(soft_wrap=True).print(table)
     failed = result.failed
     for outcome in failed:
@@ -259,7 +253,7 @@ def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], runn
     if ended and all(outcome.not_applicable for outcome in ended):
         return "N/A"
     records = [outcome.record for outcome in ended if outcome.record is not None]
-    rates = [record["metrics"]["HR@5"] for record in records if record["metrics"]]
+    rates = [record[judged_section(record)]["HR@5"] for record in records if record["metrics"]]
     text = f"{np.mean(rates):.3f}" if rates else "–"
     marks = "✗" * sum(outcome.problem is not None for outcome in ended) + "…" * sum(t.key in running for t in tasks)
     return f"{text} {len(rates)}/{len(tasks)}{marks}" if len(rates) < len(tasks) else f"{text}{marks}"
@@ -270,7 +264,9 @@ def outcome_text(outcome: CellOutcome) -> str:
     if outcome.record is not None and not outcome.record["metrics"]:
         return "no event could be ranked: there are too few items beside what users have taken (--negatives)"
     if outcome.record is not None:
-        return f"HR@5 {outcome.record['metrics']['HR@5']:.4f} in {outcome.seconds:.0f} s"
+        section = judged_section(outcome.record)
+        without = " without repeats" if section == "without_repeats" else ""
+        return f"HR@5 {outcome.record[section]['HR@5']:.4f}{without} in {outcome.seconds:.0f} s"
     if outcome.not_applicable is not None:
         return f"N/A: {outcome.not_applicable}"
     return f"failed: {last_line(outcome.problem)}"

@@ -166,7 +166,7 @@ def quality_counters(last: LoggedStep | None) -> dict[str, MetricFamily]:
     families: dict[str, MetricFamily] = {
         "melon_ranked_total": ("Events ranked before they were learned.", _LABELS[:2], []),
         "melon_quality_total": ("Sum of a metric over ranked events; divide it by melon_ranked_total.", _LABELS, []),
-        "melon_cold_total": ("Events on items that were not born yet.", (), [((), totals.get("cold", 0))]),
+        "melon_cold_total": ("Events on items that were not known yet.", (), [((), totals.get("cold", 0))]),
     }
     for model in MODELS:
         for part in PARTS:

@@ -58,15 +58,15 @@ class Candidates:
     def draw(self, start: int, stop: int) -> CandidateSet:
         """The candidates of events start … stop-1, which form one batch."""
         log, events = self._log, np.arange(start, stop)
-        born = int(log.known_items[start])
-        pool = born if self.mode == "known" else log.n_items
+        known = int(log.known_items[start])
+        pool = known if self.mode == "known" else log.n_items
         items = log.items[start:stop]
-        usable = items < born if self.mode == "known" else np.ones(len(events), dtype=bool)
+        usable = items < known if self.mode == "known" else np.ones(len(events), dtype=bool)
         return self._lottery.draw(events, log.users[start:stop], items, usable, pool)
 
 
 class LiveCandidates:
-    """Draws the candidates of live events from the history so far: items born before the batch, minus the user's own.
+    """Draws the candidates of live events from the history so far: items known before the batch, minus the user's own.
 
     A draw belongs to the event's place in its log, so it is the same for every model and in every replay.
     """

@@ -40,6 +40,7 @@ from melon.types import Flags, Ints
 SAMPLE = 2_000
 MISSING, NOT_A_NUMBER, UNPARSABLE = "missing time", "NaN time", "unparsable time"
 NEGATIVE, TOO_LATE = "negative time", "time after the year 9999"
+NO_ZONE = "; without a zone, taken as UTC"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -210,7 +211,7 @@ class _TimeColumn:
     def __init__(self, file: RawFile, dtype: pl.DataType, sample: pl.Series, options: ReadOptions) -> None:
         self.file, self.options = file, options
         self._formats: tuple[str, ...] = ()
-        self._reason = "dates"
+        self._reason = "dates" + (NO_ZONE if dtype == pl.Date or getattr(dtype, "time_zone", "") is None else "")
         place, pattern = str(file.plain.given), options.time_format
         self._is_text = dtype == pl.String
         if pattern and pattern != EXCEL and dtype.is_integer():  # 20241231 is a date if a person says so
@@ -222,7 +223,7 @@ class _TimeColumn:
             self.quick, self.notation = self._text.cast(pl.Float64, strict=False), "decimal"
         elif pattern:
             self.quick, self.notation, self._formats = date_ticks(self._text, pattern), "date", (pattern,)
-            self._reason = f"dates, read as {pattern}, as asked"
+            self._reason = f"dates, read as {pattern}, as asked{_without_zone(pattern)}"
         elif (notation := notation_of(sample)) != "date":
             number = pl.Int64 if notation == "integer" else pl.Float64
             self.quick, self.notation = self._text.cast(number, strict=False), notation
@@ -230,7 +231,8 @@ class _TimeColumn:
             self._formats = date_formats(file.scan, sample, place, "--time-format")
             form = best_format(sample, self._formats)
             self.quick, self.notation = date_ticks(self._text, form), notation
-            self._reason = f"dates, read as {form.replace('%.f', '').replace('%#z', '%z')} (guessed)"
+            shown = form.replace("%.f", "").replace("%#z", "%z")
+            self._reason = f"dates, read as {shown} (guessed){_without_zone(form)}"
 
     def ticks(self, column: pl.Series, reasons: Reasons) -> tuple[Ints, TimeScale]:
         """Whole ticks of the clock that is returned, with a reason for each row that has no time."""
@@ -284,6 +286,10 @@ class _TimeColumn:
         values = values.copy()
         values[where[read]] = numbers.drop_nulls().to_numpy().astype(values.dtype)
         return values
+
+
+def _without_zone(pattern: str) -> str:
+    return "" if "z" in pattern.lower() else NO_ZONE
 
 
 def _together(blocks: Sequence[RawEvents]) -> RawEvents:

@@ -36,7 +36,7 @@ class RecordedStream:
 
     Batch t ends at interaction `ends[t]` and begins at the moment `now[t]`. `known` users had a row when they were
     predicted. A candidate is ABSENT where its item had none, and a line that cannot be predicted is UNPREDICTED.
-    `touched` is when each item was last touched before the stream or, where it is born in the stream, when that is.
+    `touched` is when each item was last touched before the stream or, if it first appears in the stream, when it does.
     """
 
     ends: Ints
@@ -125,7 +125,7 @@ class _Walk:
         )
 
     def _touched(self, role: str, rows: Ints) -> Ints:
-        """When rows were last touched; those that are born in the stream, when they are."""
+        """When rows were last touched; those that first appear in the stream, when they do."""
         sizes = self._sizes[role]
         moments: Ints = np.array(self._now)[np.maximum(np.searchsorted(sizes, rows, side="right") - 1, 0)]
         table = next((table for table in self._updater.recommender.tables.values() if table.spec.role == role), None)

@@ -42,7 +42,7 @@ function App() {
   const [range, setRange] = useState(Object.keys(RANGES).find((one) => location.hash.includes(`range=${one}`)) ?? "15m"), [part, setPart] = useState("all");
   const [session, setSession] = useState(0), [theme, setTheme, shown] = useTheme();
   const [fitted, setFitted] = useState(null), points = innerWidth < 700 ? 45 : 90;
-  const poll = usePoll(`v1/overview?window=${fitted ?? range}&points=${points}&part=${part}`, SECONDS[range] <= 900 ? 3 : 8, session);
+  const poll = usePoll(`v1/overview?window=${fitted ?? range}&points=${points}&part=${part}`, SECONDS[range] <= 900 ? 4 : 10, session);
   const [tone, words] = state(poll), { data } = poll;
   useEffect(() => { if (data) setFitted(fit(data, SECONDS[range])); }, [data, range]);
   const signIn = (key) => { setKey(key); setSession(session + 1); };

@@ -27,18 +27,21 @@ const Tile = ({ name, value, note, bad }) => html`<div class="tile ${bad ? "bad"
 const ofPart = (model, part) => (part === "all" ? model : model?.parts?.[part]) ?? {};
 
 export function verdict(overview) {
-  const { quality, part, window_s } = overview;
+  const { quality, part, window_s, since_start: sure } = overview;
   const served = ofPart(quality.models.served, part), popular = ofPart(quality.models.popular, part);
   const where = `${times(served.ranked ?? 0, part === "all" ? "event" : `${part === "repeats" ? "repeated" : part} event`)} of the last ${duration(window_s)}`;
   const ahead = popular.served_ahead;
   if (!ahead) return { word: "Nothing to compare yet", tone: "soft", text: `Nothing was ranked in the ${where}.` };
   const [low, high] = ahead.interval;
-  const [word, tone] = low > 0 ? ["Yes, it is better", "good"] : high < 0 ? ["No, it is worse", "bad"] : ["Not sure yet", "soft"];
+  // Better and worse are said by the interval that holds however often the page is looked at.
+  const [least, most] = sure.popular?.interval ?? [-1, 1];
+  const [word, tone] = least > 0 ? ["Yes, it is better", "good"] : most < 0 ? ["No, it is worse", "bad"] : ["Not sure yet", "soft"];
   const frozen = ofPart(quality.models.frozen, part).served_ahead;
   return {
     word, tone,
     text: `HR@10 is ${share(served["HR@10"])}, recent popularity has ${share(popular["HR@10"])}: ${signed(ahead["HR@10"])} (95 %: ${signed(low)} to ${signed(high)}) on ${where}.`
-      + (frozen ? ` Learning adds ${signed(frozen["HR@10"])} (${frozen.interval.map(signed).join(" to ")}) to the model as it was deployed.` : ""),
+      + (frozen ? ` Learning adds ${signed(frozen["HR@10"])} (${frozen.interval.map(signed).join(" to ")}) to the model as it was deployed.` : "")
+      + ` Since the model began: ${signed(sure.popular["HR@10"])} (${signed(least)} to ${signed(most)}, however often one looks) on ${num(sure.popular.ranked)}.`,
   };
 }
 
@@ -68,7 +71,7 @@ export function Quality({ overview, part, setPart, frame }) {
       : html`<p class="note">No event of this kind was ranked in this window. Events are ranked before they are learned, once the model knows enough items.</p>`}
     <div class="pair"><${QualityTable} caption="Ranked among 99 other items" models=${here} />
       <${QualityTable} caption=${`Whole lists: all items the user has not had, on a sample of ${percent(sampled)} of the events`} models=${{ served, ...(popular ? { popular } : {}), ...(frozen ? { frozen } : {}) }} /></div>
-    <p class="note">${times(quality.events, "event")} came in; ${percent(quality.cold_events)} were on items that nobody had taken before and are not ranked. Recommended means that the service had shown the item to this user. Intervals hold for one look.</p>
+    <p class="note">${times(quality.events, "event")} came in; ${percent(quality.cold_events)} were on items that nobody had taken before and are not ranked. Recommended means that the service had shown the item to this user. Intervals of a window hold for one look.</p>
   <//>`;
 }
 
@@ -132,7 +135,7 @@ function Quarantined({ count, admin }) {
 // What is it learning?
 
 export function Learning({ session }) {
-  const { data: batch, error } = usePoll("v1/learning", 6, session), { data: trends } = usePoll("v1/trends", 6, session);
+  const { data: batch, error } = usePoll("v1/learning", 15, session), { data: trends } = usePoll("v1/trends", 15, session);
   return html`<${Card} id="learning" title="What is it learning?">
     ${error && !batch && html`<p class="note">${error.message}</p>`}
     ${batch && (batch.batch === null ? html`<p class="note">${batch.note}</p>` : html`

@@ -26,7 +26,7 @@ from melon.service.backend import Backend
 from melon.service.http.errors import answers
 from melon.service.http.shapes import LearningOut, OverviewOut, TrendsOut
 from melon.service.http.strict import Route, needs, ready_backend
-from melon.service.learner.quality import MODELS, PARTS, added, between, shares
+from melon.service.learner.quality import MODELS, PARTS, added, anytime_difference, between, shares
 from melon.service.learner.replay_state import typed
 from melon.service.log.base import LoggedStep, LogId, StoredEvent
 from melon.service.log.events import LogReader
@@ -37,9 +37,11 @@ from melon.stream.batch import Batch
 router = APIRouter(route_class=Route, tags=["service"])
 
 #: Seconds for which an answer is shared: of the overview, and of what takes a look into the model.
-_SHARED_S, _LOOKED_S = 1.0, 5.0
+_SHARED_S, _LOOKED_S = 2.0, 10.0
 #: Batches over which the way of an event is told.
-_RECENT = 50
+_RECENT = 20
+#: What was recorded before a moment stands after this many seconds; so many of such looks are remembered.
+_SETTLED_S, _REMEMBERED = 10.0, 1_000
 #: Interactions and columns of the learning-rate matrix that is sent, at most.
 _LINES, _COLUMNS = 32, 64
 #: Items in each of the lists of what rises and falls.
@@ -57,10 +59,27 @@ Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="S
 EventPart = Literal["all", "organic", "recommended", "repeats"]
 
 
+class Past:
+    """The last step that was done by a moment; for moments that are past it is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[float, LoggedStep | None] = {}
+
+    def steps(self, reader: StepReader, moments: Sequence[float]) -> list[LoggedStep | None]:
+        """The last step by each moment whose totals are there."""
+        settled = time.time() - _SETTLED_S
+        found = {one: self._known[one] if one in self._known else reader.since(one) for one in moments}
+        if len(self._known) > _REMEMBERED:
+            self._known = {}
+        self._known |= {one: step for one, step in found.items() if one <= settled and step is not None}
+        return [found[one] for one in moments]
+
+
 class Sharing:
     """Answers by name, each made once and given to everybody who asks in the next moments."""
 
     def __init__(self) -> None:
+        self.past = Past()
         self._made: dict[object, tuple[float, asyncio.Future[bytes]]] = {}
 
     async def get(self, name: object, seconds: float, make: Callable[[], Awaitable[Any]]) -> Response:
@@ -97,9 +116,14 @@ async def overview(
 
     async def make() -> dict[str, Any]:
         now = time.time()
-        edges = np.linspace(now - seconds, now, points + 1).tolist()
+        # Points end at whole steps of the clock, so that what was read for one that is past serves the next answer too.
+        step = seconds / points
+        last = math.floor(now / step)
+        edges = [*(number * step for number in range(last - points + 1, last + 1)), now]
         status = await backend.status()
-        learned = await backend.from_steps(lambda steps: _learned(steps, edges, part), _learned(None, edges, part))
+        learned = await backend.from_steps(
+            lambda steps: _learned(past.steps(steps, edges), edges, part, steps), _learned([], edges, part, None)
+        )
         stages = await backend.from_steps(lambda steps: _stages(steps, activity), _stages(None, activity))
         return {
             "now": now,
@@ -113,6 +137,7 @@ async def overview(
         }
 
     sharing: Sharing = request.app.state.sharing
+    past = sharing.past
     return await sharing.get(("overview", window, points, part), _SHARED_S, make)
 
 
@@ -147,9 +172,11 @@ async def trends(
     return await sharing.get(("trends", events), _LOOKED_S, lambda: backend.from_log(lambda log: _trends(log, events)))
 
 
-def _learned(steps: StepReader | None, edges: Sequence[float], part: EventPart) -> dict[str, Any]:
+def _learned(
+    found: Sequence[LoggedStep | None], edges: Sequence[float], part: EventPart, steps: StepReader | None
+) -> dict[str, Any]:
     """What the learner recorded: quality and events of each point, the whole window's quality, and what happened."""
-    found = [None if steps is None else steps.since(edge) for edge in edges]
+    found = found or [None] * len(edges)
     totals: list[Mapping[str, Any]] = [{} if step is None else step.totals for step in found]
     gaps = [later - earlier for earlier, later in itertools.pairwise(edges)]
     counts = [between(later, earlier) for earlier, later in itertools.pairwise(totals)]
@@ -165,7 +192,26 @@ def _learned(steps: StepReader | None, edges: Sequence[float], part: EventPart) 
             None if step is None else _round(one.get("events", 0) / gap)
             for step, one, gap in zip(found[1:], counts, gaps, strict=True)
         ],
+        "since_start": {} if steps is None else _since_start(steps, found[-1], part),
         "annotations": [] if steps is None else _annotations(steps, edges[0]),
+    }
+
+
+def _since_start(steps: StepReader, last: LoggedStep | None, part: EventPart) -> dict[str, Any]:
+    """How far the served model is ahead of each baseline since it began, with intervals that hold at all times."""
+    if last is None:
+        return {}
+    switches = steps.of_kind("switch", -1)
+    counts = between(last.totals, switches[-1].totals if switches else {})
+    compared = {name: _part(counts.get(name, {}), part) for name in MODELS if name != "served"}
+    ahead = {name: anytime_difference(one) for name, one in compared.items()}
+    return {
+        name: {
+            "HR@10": round(mean, 5),
+            "interval": [round(low, 5), round(high, 5)],
+            "ranked": compared[name]["ranked"],
+        }
+        for name, (mean, low, high) in ((name, one) for name, one in ahead.items() if one is not None)
     }
 
 

@@ -277,7 +277,8 @@ class OverviewOut(BaseModel):
     `series` has HR@10 with its 95 % interval (`low`, `high`) and NDCG@10 of each model, `ranked` the events behind
     them. `process` is what the answering process did since it started. `freshness` counts events by the seconds from
     acknowledged to served (the last count is above all bounds), `stages_ms` has medians of the parts of that way.
-    `annotations` say what happened when.
+    `since_start` is how far the served model is ahead of each baseline since it began, with 95 % intervals that hold
+    at all times at once, however often one looks. `annotations` say what happened when.
     """
 
     now: float
@@ -291,6 +292,7 @@ class OverviewOut(BaseModel):
     process: dict[str, list[float | None]]
     freshness: dict[str, list[float]]
     stages_ms: dict[str, float | None]
+    since_start: dict[str, dict[str, Any]]
     annotations: list[dict[str, str | float]]
 
 

@@ -34,7 +34,7 @@ _Z = 1.96
 
 
 class Quality:
-    """Ranks events among items born before their batch, and adds up."""
+    """Ranks events among items known before their batch, and adds up."""
 
     def __init__(self, negatives: int, seed: int, frozen: Updater | None = None) -> None:
         self._candidates = LiveCandidates(seed=seed, count=negatives) if negatives else None
@@ -156,6 +156,31 @@ def difference(counts: Mapping[str, Any]) -> tuple[float, float, float] | None:
     mean = (won - lost) / ranked
     spread = _Z * math.sqrt(max(won + lost - (won - lost) ** 2 / ranked, 0.0)) / ranked
     return mean, mean - spread, mean + spread
+
+
+#: Of the boundary below: how its epochs grow, the power by which error is spent on them, the zeta function of that, and
+#: the number of events won or lost from which it is meant to be narrow.
+_GROWTH, _POWER, _ZETA, _FROM = 2.0, 1.4, 3.10555, 25.0
+
+
+def anytime_difference(counts: Mapping[str, Any], error: float = 0.05) -> tuple[float, float, float] | None:
+    """The same with an interval that holds at all times at once, however often and for however long one looks.
+
+    An empirical Bernstein confidence sequence for the mean difference so far (Howard, Ramdas, McAuliffe and Sekhon,
+    2021: theorem 4 with the prediction 0, and the stitched boundary). Each event is −1, 0 or 1, so that won and lost
+    events are all that it needs. It holds where differences drift and depend on the past, from a fixed first event on.
+    """
+    ranked = counts.get("ranked", 0)
+    if not ranked:
+        return None
+    won, lost = counts.get("won@10", 0), counts.get("lost@10", 0)
+    variance = max(float(won + lost), _FROM)
+    spent = math.log(_ZETA / (error / 2 * math.log(_GROWTH) ** _POWER))
+    level = _POWER * math.log(math.log(_GROWTH * variance / _FROM)) + spent
+    root, slope = (_GROWTH**0.25 + _GROWTH**-0.25) / math.sqrt(2.0), (math.sqrt(_GROWTH) + 1.0) / 2.0
+    spread = math.sqrt(root**2 * variance * level + (slope * level) ** 2) + slope * level
+    mean = (won - lost) / ranked
+    return mean, max(mean - spread / ranked, -1.0), min(mean + spread / ranked, 1.0)
 
 
 def _duel(served: Floats, baseline: Floats) -> Plain:

@@ -1,22 +1,26 @@
-"""Verdicts: each claim can be held, fail, and stay open, and says by which number."""
+"""Conclusions: each claim can be held, fail, and stay open, and says by which number."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from melon.lab.numbers import PairedTests
-from melon.lab.paper import (
+from claims import (
     affordable,
     both_paces,
     claim_results,
     claims,
     consistent_gains,
+    paper_report,
     quick_adaptation,
     together,
     two_directions,
 )
+from melon.lab.numbers import PairedTests
+from melon.lab.page import html_page
 from melon.lab.records import MethodComparison
+from melon.lab.report import report
 from report_scenes import bench_of, comparison_of, ranks_with, write_run
 
 N = 400
@@ -26,7 +30,7 @@ def comparisons(folder: Path) -> list[MethodComparison]:
     return list(bench_of(folder).main)
 
 
-def write_contest(folder: Path, stream: str, recommender: str = "bpr", *, fast: bool = False, **hits: int) -> None:
+def write_comparison(folder: Path, stream: str, recommender: str = "bpr", *, fast: bool = False, **hits: int) -> None:
     """A comparison in which each method has so many hits of 400; the tuned Default has 100."""
     frozen, recent = (10, 90) if fast else (90, 10)
     baselines = {
@@ -55,14 +59,14 @@ class TestConsistentGains:
     def test_held(self, tmp_path: Path) -> None:
         for stream in ("one", "two"):
             for recommender in ("bpr", "ncf"):
-                write_contest(tmp_path, stream, recommender, melon=300, eals=150)
+                write_comparison(tmp_path, stream, recommender, melon=300, eals=150)
         found = consistent_gains(comparisons(tmp_path), PairedTests())
         assert found.outcome == "held"
         assert found.number.startswith("better than every baseline in 4 of 4 comparisons; than default steps")
 
-    def test_one_contest_without_a_gain_sinks_it(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "one", melon=300, eals=150)
-        write_contest(tmp_path, "two", melon=150, eals=300)
+    def test_one_comparison_without_a_gain_sinks_it(self, tmp_path: Path) -> None:
+        write_comparison(tmp_path, "one", melon=300, eals=150)
+        write_comparison(tmp_path, "two", melon=150, eals=300)
         found = consistent_gains(comparisons(tmp_path), PairedTests())
         assert found.outcome == "not held"
         assert "better than every baseline in 1 of 2 comparisons" in found.number
@@ -70,27 +74,27 @@ class TestConsistentGains:
 
     def test_one_recommender_is_too_few(self, tmp_path: Path) -> None:
         for stream in ("one", "two"):
-            write_contest(tmp_path, stream, melon=300, eals=150)
+            write_comparison(tmp_path, stream, melon=300, eals=150)
         found = consistent_gains(comparisons(tmp_path), PairedTests())
         assert found.outcome == "not decided"
         assert found.number.startswith("only one recommender here, too few for a claim about all of them")
 
     def test_its_own_halves_are_no_baselines(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "one", melon=300, melon_i=399, eals=100)
+        write_comparison(tmp_path, "one", melon=300, melon_i=399, eals=100)
         assert "in 1 of 1 comparison" in consistent_gains(comparisons(tmp_path), PairedTests()).number
 
 
 class TestTwoDirections:
     def test_held(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "one", melon=300, melon_i=100, melon_p=150)
+        write_comparison(tmp_path, "one", melon=300, melon_i=100, melon_p=150)
         assert two_directions(comparisons(tmp_path), PairedTests()).outcome == "held"
 
     def test_no_gain_over_one_of_them(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "one", melon=300, melon_i=100, melon_p=300)
+        write_comparison(tmp_path, "one", melon=300, melon_i=100, melon_p=300)
         assert two_directions(comparisons(tmp_path), PairedTests()).outcome == "not held"
 
     def test_without_both_it_is_open(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "one", melon=300, melon_i=100)
+        write_comparison(tmp_path, "one", melon=300, melon_i=100)
         assert two_directions(comparisons(tmp_path), PairedTests()).outcome == "not decided"
 
 
@@ -106,12 +110,12 @@ class TestAffordable:
 
 class TestQuickAdaptation:
     def test_a_growing_lead_holds(self, tmp_path: Path) -> None:
-        rank = [9.0, 9.0, 5.0, 5.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+        rank = np.repeat([9.0, 5.0, 3.0, 2.0, 1.0, 1.0], 8).tolist()
         write_run(tmp_path, rank=rank, batch=2)
         assert quick_adaptation([comparison_of(tmp_path)]).outcome == "held"
 
     def test_a_closing_gap_fails(self, tmp_path: Path) -> None:
-        rank = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 5.0, 5.0, 9.0, 9.0]
+        rank = np.repeat([1.0, 1.0, 2.0, 3.0, 5.0, 9.0], 8).tolist()
         write_run(tmp_path, rank=rank, batch=2)
         found = quick_adaptation([comparison_of(tmp_path)])
         assert found.outcome == "not held"
@@ -126,25 +130,25 @@ class TestQuickAdaptation:
 
 class TestBothPaces:
     def test_held(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "slow", melon=300, eals=300, metasgd=100)
-        write_contest(tmp_path, "fast", fast=True, melon=300, eals=100, metasgd=300)
+        write_comparison(tmp_path, "slow", melon=300, eals=300, metasgd=100)
+        write_comparison(tmp_path, "fast", fast=True, melon=300, eals=100, metasgd=300)
         found = both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests())
         assert found.outcome == "held"
         assert found.number == "the family that should lead does in 2 of 2 comparisons"
 
     def test_the_other_way_round(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "slow", melon=300, eals=100, metasgd=300)
-        write_contest(tmp_path, "fast", fast=True, melon=300, eals=300, metasgd=100)
+        write_comparison(tmp_path, "slow", melon=300, eals=100, metasgd=300)
+        write_comparison(tmp_path, "fast", fast=True, melon=300, eals=300, metasgd=100)
         assert both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests()).outcome == "not held"
 
     def test_one_pace_is_too_few(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "slow", melon=300, eals=300, metasgd=100)
+        write_comparison(tmp_path, "slow", melon=300, eals=300, metasgd=100)
         found = both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests())
         assert found.outcome == "not decided"
         assert found.number.startswith("only slow streams here")
 
     def test_melons_own_halves_do_not_stand_for_a_family(self, tmp_path: Path) -> None:
-        write_contest(tmp_path, "slow", melon=300, melon_i=300, melon_p=100)
+        write_comparison(tmp_path, "slow", melon=300, melon_i=300, melon_p=100)
         assert "no comparison has" in both_paces(bench_of(tmp_path), comparisons(tmp_path), PairedTests()).number
 
 
@@ -166,3 +170,18 @@ def test_the_report_says_which_form_of_melon_is_judged(tmp_path: Path, form: str
     lead = claims(bench_of(tmp_path), PairedTests()).lead
     assert says in lead
     assert "not as published" in lead
+
+
+def test_the_papers_sections_stand_in_the_report_and_its_numbers_are_labelled_as_theirs(tmp_path: Path) -> None:
+    for name, hits in (("melon", 300), ("melon_i", 200), ("melon_p", 150), ("eals", 120)):
+        write_comparison(tmp_path, "yelp", **{name: hits})
+    bench = bench_of(tmp_path)
+    html = html_page(paper_report(report(bench, "melon report runs"), bench, PairedTests()))
+    for key in ("claims", "ablation", "paper"):
+        assert f'<section id="{key}">' in html
+    at = html.index("<h3>Yelp · BPR</h3>")
+    part = html[at : html.index("</table>", at)]
+    assert "yelp stands in for Yelp" in part
+    line = part[part.index("MeLON</td>") :].split("</tr>")[1]
+    assert 'class="words theirs">paper</td>' in line
+    assert ".619" in line

@@ -2,7 +2,7 @@
 
 import pytest
 
-from melon.lab.published import ABLATION, DATASETS, ELAPSED_MS, METRICS, RESULTS, paper_dataset, paper_table
+from published import ABLATION, DATASETS, ELAPSED_MS, METRICS, RESULTS, paper_dataset, paper_table
 
 
 class TestThePapersNumbers:

@@ -1,4 +1,4 @@
-"""Commands that compare many models on streams: advise, bench."""
+"""Commands about experiments: advise, bench, report, reproduce, demo."""
 
 from __future__ import annotations
 
@@ -116,3 +116,79 @@ def bench(
         progress=BenchProgress(),
     )
     raise typer.Exit(show_bench(result))
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that melon bench made, or result files.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write the report to. (default: report in the first folder)")
+    ] = None,
+) -> None:
+    """Report what a bench showed: tables, comparisons, figures and conclusions, as one page, CSV and LaTeX.
+
+    Every number comes from the records and the ranks beside them; nothing is run again.
+    """
+    from melon.lab.report import report_folders
+    from melon.progress import say
+
+    say(report_folders(folders, out).summary)
+
+
+@takes("options", EVALUATION, only=("epochs", "budget", "threads"))
+def reproduce(
+    data: Annotated[
+        Path, typer.Option(help="The folder with the paper's raw files, or with streams that stand in for them.")
+    ] = Path("data"),
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the records. (default: runs/paper, or runs/paper-quick)")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small budget: bpr, three strategies, one seed, little pre-training.")
+    ] = False,
+    configs: Annotated[
+        Path, typer.Option(help="A folder of tuned configs; those that were tuned on these very streams are taken.")
+    ] = Path("research/configs"),
+    recommenders: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: bpr,ncf)")] = None,
+    strategies: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: all nine)")] = None,
+    seeds: Annotated[int | None, typer.Option(help="5 means seeds 0 to 4. (default: 5)")] = None,
+    jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.")] = 1,
+    ray: Ray = None,
+    *,
+    options: dict[str, Any],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what is missing.")] = False,
+) -> None:
+    """Run the experiment of the MeLON paper (AAAI 2022): prepare, take configs, bench every strategy, report.
+
+    Datasets are looked for as raw files, then as prepared streams that stand in for them. For what is missing it says
+    where to get it. The same command resumes a stopped run.
+    """
+    from melon.lab.paper import Reproduction
+    from melon.lab.paper import reproduce as run
+
+    small: dict[str, Any] = {"epochs": 4, "budget": 2} if quick else {}
+    request = Reproduction(
+        data=data,
+        out=out or Path("runs/paper-quick" if quick else "runs/paper"),
+        recommenders=recommenders or ("bpr" if quick else "bpr,ncf"),
+        strategies=strategies or ("default,eals,melon" if quick else "all"),
+        seeds=seeds or (1 if quick else 5),
+        options={**small, **options},
+        configs=configs,
+        jobs=jobs,
+        ray=ray,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(run(request))
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to write the stream, the results and the page to.")] = Path(
+        "demo"
+    ),
+    events: Annotated[int, typer.Option(help="Length of the embedded stream.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+) -> None:
+    """Run every strategy on an embedded synthetic stream: a table and a page with the curve, in a few minutes."""
+    from melon.demo import run_demo
+
+    run_demo(out, events, seed)
