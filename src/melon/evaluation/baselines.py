@@ -55,7 +55,7 @@ _READS = {"transitions": (0.0, 10.0, 0), "rules": (0.0, 10.0, 1), "neighbours": 
 _AT_ONCE = 4_096
 
 
-class Column(NamedTuple):
+class SparseColumn(NamedTuple):
     """What a source says: line n has items[starts[n]] … items[starts[n + 1] - 1], each with a value."""
 
     starts: Ints
@@ -107,7 +107,7 @@ class Sources:
         popular: Floats = np.log1p(self._counts.read(items)[..., : len(HALF_LIVES)])
         return popular
 
-    def column(self, kind: str, users: Ints) -> Column:
+    def column(self, kind: str, users: Ints) -> SparseColumn:
         """What one kind says of each user."""
         kernels, users, (name, _, way) = policy.load("baselines"), np.ascontiguousarray(users), kind.partition("_")
         lasts = np.ascontiguousarray(self._of_users.recent(users, _LOOKS_BACK.get(name, 1)).partners)
@@ -129,7 +129,7 @@ class Sources:
         items, values = np.empty(len(users) * most, dtype=np.int32), np.empty(len(users) * most, dtype=np.float32)
         with scratch(self.known) as slots:
             fill(slots, starts, items, values)
-        return Column(starts, items[: starts[-1]].copy(), values[: starts[-1]].copy())
+        return SparseColumn(starts, items[: starts[-1]].copy(), values[: starts[-1]].copy())
 
 
 class Baseline:
@@ -161,7 +161,7 @@ class SparseCatalogue(Catalogue):
     """One score of each item for everybody, and what sources add for a user."""
 
     def __init__(
-        self, everybody: Floats, column: Callable[[str, Ints], Column] | None = None, **weights: float
+        self, everybody: Floats, column: Callable[[str, Ints], SparseColumn] | None = None, **weights: float
     ) -> None:
         self._everybody, self._column, self._weights = everybody, column, weights
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from melon.evaluation.baselines import BASELINES, HALF_LIVES, SOURCES, WEIGHTS, Column, Sources
+from melon.evaluation.baselines import BASELINES, HALF_LIVES, SOURCES, WEIGHTS, Sources, SparseColumn
 from melon.evaluation.lists import chosen_events
 from melon.evaluation.ranking import gains
 from melon.fitting.search import Choice, Trial, edges, words
@@ -45,7 +45,7 @@ class _JudgedBatch:
     """Events of one batch that are listed: popularity at each half-life, columns by kind, and the users' own items."""
 
     popular: Singles
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SparseColumn]
     targets: Ints
     first_time: Flags
     own_starts: Ints
@@ -138,7 +138,7 @@ def _mean_of_tracks(gained: Sequence[tuple[Floats, Floats]], width: int) -> Floa
 
 
 def _ranks(
-    batch: _JudgedBatch, columns: Sequence[Column], weights: Floats, popular: Floats, ordered: Floats
+    batch: _JudgedBatch, columns: Sequence[SparseColumn], weights: Floats, popular: Floats, ordered: Floats
 ) -> tuple[Floats, Floats]:
     kernels, lines = policy.load("baselines"), len(batch.targets)
     ranks, first_ranks = np.empty((lines, len(weights))), np.empty((lines, len(weights)))
@@ -152,7 +152,7 @@ def _ranks(
 
 
 def _joined(
-    join: Callable[..., None], columns: Sequence[Column], lines: int, slots: SmallInts
+    join: Callable[..., None], columns: Sequence[SparseColumn], lines: int, slots: SmallInts
 ) -> tuple[Ints, SmallInts, Singles]:
     """Several columns as one table; a single one as it is."""
     if len(columns) == 1:
