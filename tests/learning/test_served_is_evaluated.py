@@ -16,7 +16,7 @@ from melon.models.registry import RECOMMENDERS
 from melon.strategies.default import Default
 from melon.stream.batch import batch_of
 
-OWN = {"inputs": ("profiles", "preferences", "own"), "head_own_negatives": 4, "head_popular_negatives": 4}
+OWN = {"inputs": ("profiles", "preferences", "own"), "head_own_share": 0.2, "head_popular_share": 0.2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "blend": ("blend", {"dim": 6, "slots": 16, "transitions": True, "head_lr": 0.05, **OWN}),
     "two_stage": ("blend", {"dim": 6, "slots": 16, "lists": "two_stage", "head_lr": 0.05, **OWN}),
