@@ -258,9 +258,12 @@ class Client(Calls):
                 error = tries.refused(answer)
             time.sleep(tries.wait(error))
 
-    def buffer(self, *, every: float = 0.2, size: int = 500) -> Buffer:
-        """A buffer that sends events together: each `every` seconds, and whenever `size` of them wait."""
-        return Buffer(self, every, size)
+    def buffer(self, *, every: float = 0.2, size: int = 500, most: int = 100_000) -> Buffer:
+        """A buffer that sends events together: each `every` seconds, and whenever `size` of them wait.
+
+        Where `most` wait because the service does not answer, a further event is refused.
+        """
+        return Buffer(self, every, size, most)
 
     def close(self) -> None:
         self._http.close()
@@ -313,8 +316,8 @@ class Buffer:
     Each event has its id from the start, so that events whose answer was lost can be sent again.
     """
 
-    def __init__(self, client: Client, every: float, size: int) -> None:
-        self._client, self._every, self._size = client, every, size
+    def __init__(self, client: Client, every: float, size: int, most: int) -> None:
+        self._client, self._every, self._size, self._most = client, every, size, most
         self._events: list[dict[str, Any]] = []
         self._ready = threading.Condition()
         self._closing = False
@@ -328,6 +331,10 @@ class Buffer:
         with self._ready:
             if self._problem is not None:
                 raise self._problem
+            if len(self._events) >= self._most:
+                raise ServiceError(
+                    0, "buffer_full", f"{self._most} events wait for {self._client.url}.", hint="Record it again later."
+                )
             self._events.append(complete_event(without_none(user=user, item=item, **more)))
             if len(self._events) >= self._size:
                 self._ready.notify()

@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 class Service:
     """A service that runs, and a plain way to talk to it."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, *, ready: bool = True) -> None:
         from melon.service.http.app import make_server
         from melon.service.learner.loop import run_learner
         from melon.service.supervisor import listen, url_of
@@ -44,7 +44,8 @@ class Service:
         ]
         for thread in self._threads:
             thread.start()
-        self.wait(lambda: self.call("GET", "/health/ready").status == 200)
+        if ready:
+            self.wait(lambda: (self.call("GET", "/health/ready").content or {}).get("lists") == "model")
 
     @property
     def app(self) -> Any:
@@ -132,9 +133,9 @@ def start(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Star
     running: list[Service] = []
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
 
-    def begin(**settings: Any) -> Service:
+    def begin(*, ready: bool = True, **settings: Any) -> Service:
         given = {"model": shop, "data": tmp_path_factory.mktemp("live"), "port": 0, "fit_after": 0}
-        running.append(Service(ServeSettings(**{**given, **settings})))
+        running.append(Service(ServeSettings(**{**given, **settings}), ready=ready))
         return running[-1]
 
     yield begin

@@ -137,3 +137,17 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     with pytest.raises(MissingExtraError, match="client"):
         melon.Client("http://127.0.0.1:9")
+
+
+def test_a_buffer_is_bounded_while_the_service_is_away() -> None:
+    with melon.Client("http://127.0.0.1:9", deadline=1.0) as client:
+        events = client.buffer(every=0.01, most=10)
+
+        def record() -> None:
+            for number in range(600):  # those under way are not among them
+                events.record("u1", f"i{number}")
+
+        with pytest.raises(ServiceError, match="10 events wait"):
+            record()
+        with pytest.raises(ServiceError, match="cannot be reached"):
+            events.__exit__(None, None, None)

@@ -203,7 +203,7 @@ def test_connections_are_limited(start: Start) -> None:
     assert statuses(received[0]) == [200]
     held += [socket.create_connection(("127.0.0.1", service.port)) for _ in range(4)]
     time.sleep(0.3)
-    assert statuses(service.raw(GET + b"\r\n", wait=2.0)) in ([503], [])  # the answer, or the end of the connection
+    assert statuses(service.raw(GET + b"\r\n", wait=2.0)) == [200]  # those that say nothing make room
     for connection in held:
         connection.close()
     service.wait(lambda: service.call("GET", "/health/live").status == 200)

@@ -2,7 +2,10 @@
 
 import dataclasses
 import os
+import subprocess
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
 from melon.learning.forgetting import forget
 from melon.learning.model import LiveModel
+from melon.service.config import ServeSettings
+from melon.service.learner.fitting import Fitter
 from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
 from melon.service.learner.loop import Learner, run_learner
 from melon.service.learner.quality import PARTS, between, shares
+from melon.service.learner.replaying import verify
 from melon.service.learner.start import warm_up
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
@@ -146,7 +152,7 @@ def test_events_that_wait_for_a_compiler_are_an_alarm_until_it_is_done() -> None
 
     warm_up(Slow(), Alarms(said.append), patience=0.01)  # type: ignore[arg-type]
     assert [[text.split(",")[0] for text in texts.values()] for texts in said] == [
-        ["the learner loads its kernels"],
+        ["the learner compiles its kernels"],
         [],
     ]
 
@@ -328,6 +334,111 @@ class TestGuard:
                 learn_all(learner)
                 assert learner.position.offset == 101
 
+    def test_learning_goes_on_by_itself_in_small_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG) as log, Learner(settings(folder, model, stop_after=2, resume_s=0.5)) as learner:
+            log.append(stream(200))
+            with monkeypatch.context() as broken:
+                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                learn_all(learner)
+            assert learner.position.offset == 80
+            wait_until(learner.step)
+            learn_all(learner)
+            sizes = [step.last - step.first + 1 for step in learner.book.after(0)]
+            assert sizes == [40, 40, *[5] * ENOUGH, 20]
+            assert learner.book.alarms() == [] or "quarantined" in learner.book.alarms()[0]
+            assert not any("learning waits" in alarm for alarm in learner.book.alarms())
+
+    def test_forgetting_passes_a_learner_that_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+        with EventLog(folder, LOG) as log, Learner(settings(folder, model, stop_after=2)) as learner:
+            log.append(stream(160))
+            with monkeypatch.context() as broken:
+                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                learn_all(learner)
+                assert learner.position.offset == 80
+                offset = log.forget("u3").result()
+                log.append(stream(50, start=160))
+                learn_all(learner)
+                assert learner.position.offset == offset
+                assert learner.replay.model.users.rows(["u3"])[0] == -1
+            assert not learner.step()  # and it waits again
+            learner.save(wait=True)
+            wait_until(lambda: log._connection.execute("SELECT erased FROM controls").get == 2)
+
+    def test_one_busy_user_stops_nothing(self, tmp_path: Path) -> None:
+        """Nine events in ten are of one user: without a bound, the guard quarantines one batch after another."""
+        rng, folder = np.random.default_rng(0), tmp_path / "live"
+        users = ["bot" if rng.random() < 0.9 else f"u{rng.integers(400)}" for _ in range(6_000)]
+        events = [Event(user, f"i{int(rng.random() ** 2 * 800)}", 1_000 + n) for n, user in enumerate(users)]
+        some = settings(folder, None, batch_most=256, negatives=0)
+        with EventLog(folder, LOG) as log, Learner(some) as learner:
+            for start in range(0, 6_000, 300):
+                log.append(events[start : start + 300])
+                learn_all(learner)
+            steps = list(learner.book.after(0))
+            assert learner.position.offset == 6_000
+            assert {step.status for step in steps} == {"learned"}
+            taken = [Counter(users[step.first - 1 : step.last])["bot"] for step in steps]
+            assert max(taken) == 64
+
+
+def test_a_fit_that_fails_is_not_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "live"
+    with EventLog(folder, LOG) as log, Learner(settings(folder, None, fit_after=10)) as learner:
+        log.append(stream(40))
+        learn_all(learner)
+        begun: list[int] = []
+
+        def fail(fitter: Fitter, offset: int, *_: object) -> None:
+            begun.append(offset)
+            fitter._process = subprocess.Popen(["false"])
+
+        monkeypatch.setattr(Fitter, "begin", fail)
+        for _ in range(40):
+            learner.consider_fitting()
+            time.sleep(0.02)
+        assert begun == [40]
+        assert any("tried again in 10 s" in alarm for alarm in learner.book.alarms())
+        learner._fitter._not_before = 0.0
+        learner.consider_fitting()
+        assert begun == [40, 40]
+
+
+def test_thousands_of_unlearned_people_fit_into_a_command(tmp_path: Path) -> None:
+    fitter = Fitter(ServeSettings(data=tmp_path))
+    fitter.begin(10, "cold", {f"forgotten-{n:040}": n for n in range(5_000)})
+    assert fitter._process is not None
+    assert fitter._process.wait(120) == 1  # it has started, and found no log
+    assert "begin" not in str(fitter.result())
+    assert fitter.problem is not None
+
+
+def test_a_log_keeps_what_it_is_told_to(tmp_path: Path) -> None:
+    """A checkpoint is the new beginning; what is left verifies, replays and starts again."""
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    some = settings(folder, model, keep_events=300, dedup_days=0)
+    with EventLog(folder, some) as log, Learner(some) as learner:
+        for start in range(0, 1_000, 100):
+            log.append(stream(100, start=start))
+            learn_all(learner)
+            learner.save(wait=True)
+        wait_until(lambda: learner.log.wanted() == 700)
+        learner.save(wait=True)
+        begin = learner.book.begin()
+        wait_until(lambda: learner.log.first() == min(begin, 700) + 1)
+        log.append(stream(50, start=1_000))
+        learn_all(learner)
+        learner.save(wait=True)
+        assert learner.book.bases() == [Checkpoints(folder).numbers()[0]]
+        assert next(learner.book.after(0)).number > 1
+        copy, digest = clean_replay(folder)
+        assert digest == learner.position.digest
+    assert "the bytes are those" in list(verify(folder))[-1]
+    with Learner(some) as learner:
+        assert learner.position.digest == digest
+        assert state_digest(learner.replay.model) == state_digest(copy)
+
 
 def content(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
@@ -363,6 +474,23 @@ def test_a_forgotten_person_is_in_no_file(tmp_path: Path) -> None:
             assert control is not None
             assert str(control.body["user"]).startswith("forgotten-")
             assert len(reader.of_user(str(control.body["user"]), 99)) == 9
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_forgetting_right_after_a_restart_gives_the_same_bytes(tmp_path: Path, pairing: str) -> None:
+    model, folder = saved_model(tmp_path / "model", pairing), tmp_path / "live"
+    with EventLog(folder, LOG) as log:
+        log.append(stream(100))
+        with Learner(settings(folder, model)) as learner:
+            learn_all(learner)
+            learner.save(wait=True)
+            log.forget("u3").result()
+            log.append(stream(30, start=100))
+            learn_all(learner)
+            digest = learner.position.digest
+        with Learner(settings(folder, model)) as learner:  # takes the last steps again, from the checkpoint
+            assert learner.position.digest == digest
+            assert learner.book.alarms() == []
 
 
 @pytest.mark.parametrize("start", ["deployed", "cold"])

@@ -1,18 +1,24 @@
 """The log: acknowledged means synced, once by its id, in one order; a full disk and a second writer are refused."""
 
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import apsw
+import numpy as np
 import pytest
 from service_scenes import wait_until
 
 from melon.errors import BusyError, DiskFullError, LogError
+from melon.service.clock import WallClock
 from melon.service.config import ServeSettings
 from melon.service.log.base import Event
+from melon.service.log.erasure import left_over
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import EVENTS
+from melon.service.log.files import EVENTS, Reserve
+from melon.service.log.steps import StepBook
 
 SMALL = ServeSettings(reserve_bytes=0)
 
@@ -125,14 +131,187 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
         assert len(list(reader.events(1, accepted + 1))) == accepted + 1
 
 
-def test_a_clock_that_jumps_back_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    with EventLog(tmp_path, SMALL) as log:
-        monkeypatch.setattr("melon.service.log.events.time.time", lambda: clock[0])
-        for number, clock[0] in enumerate([1e9, 5e8, 2e9]):
-            log.append([event(number, time=None)])
+def tidy(log: EventLog) -> None:
+    """Have the log tidied now, by its own thread; the second append waits for what comes after the first."""
+    log._next_tidy = 0.0
+    for _ in range(2):
+        log.append([])
+
+
+class FakeTime:
+    """A wall clock that somebody sets, and one that nobody can."""
+
+    def __init__(self) -> None:
+        self.wall, self.run = 1e9, 50.0
+
+    def pass_by(self, seconds: float, jump: float = 0.0) -> None:
+        self.wall, self.run = self.wall + seconds + jump, self.run + seconds
+
+
+def test_a_clock_that_jumps_is_not_followed_until_it_lasts() -> None:
+    now = FakeTime()
+    clock = WallClock(600.0, lambda: now.wall, lambda: now.run)
+    now.pass_by(5, jump=1.0)  # corrected by a little
+    assert clock.now() == 1e9 + 6
+    assert clock.problem is None
+    for seconds, jump in ((1, 40 * 86_400.0), (5, 0.0)):
+        now.pass_by(seconds, jump)
+        clock.now()
+    assert clock.now() == 1e9 + 12
+    assert "jumped by +3456000 s" in str(clock.problem)
+    now.pass_by(1, -40 * 86_400.0)
+    assert clock.now() == 1e9 + 13
+    assert clock.problem is None
+    now.pass_by(1, -7200.0)
+    assert clock.now() == 1e9 + 14
+    now.pass_by(601)
+    assert clock.now() == now.wall
+    assert clock.problem is None
+
+
+def test_a_clock_ahead_expires_no_id_and_stamps_no_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, ahead = time.time, [0.0]
+    monkeypatch.setattr("time.time", lambda: real() + ahead[0])
+    with EventLog(tmp_path, ServeSettings(reserve_bytes=0, dedup_days=30)) as log:
+        log.append([event(0)])
+        ahead[0] = 40 * 86_400.0
+        log.append([event(1, time=None)])
+        tidy(log)
+        assert log.alarms["clock"] is not None
+        ahead[0] = 0.0
+        assert log.append([event(0), event(1, time=None), event(2, time=None)]).duplicates == 2
+        assert log.alarms["clock"] is None
         with LogReader(tmp_path) as reader:
-            assert [one.time for one in reader.tail(0, 9)] == [10**9, 10**9, 2 * 10**9]
+            assert all(one.time <= real() + 1 for one in reader.tail(0, 9))
+    ahead[0] = 40 * 86_400.0  # it starts on a machine whose clock is wrong, and is right the next time
+    with EventLog(tmp_path, SMALL) as log:
+        log.append([event(3, time=None)])
+    ahead[0] = 0.0
+    with EventLog(tmp_path, SMALL) as log:
+        log.append([event(4, time=None)])
+        assert log.append([event(0)]).duplicates == 1
+    with LogReader(tmp_path) as reader:
+        assert reader.tail(4, 1)[0].time <= real() + 1
+
+
+def test_ids_expire_by_the_age_of_the_log_and_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = [1e4]
+    monkeypatch.setattr("melon.service.log.events.steady", lambda: run[0])
+    with EventLog(tmp_path, ServeSettings(reserve_bytes=0, dedup_days=1)) as log:
+        log.append([event(number) for number in range(6_000)])
+        wait_until(lambda: log._aging._noted >= 0)
+        run[0] += 86_400 / 2
+        log.append([event(7_000)])
+        wait_until(lambda: log._aging._noted > 1e4)
+        assert log.append([event(5_999)]).duplicates == 1
+        run[0] += 86_400 * 0.6
+        # More than a thousand in a second: all of them go in one second's tidying.
+        wait_until(lambda: int(str(log_meta(tmp_path).get("expired", 0))) == 6_000)
+        assert log.append([event(0), event(5_999), event(7_000)]).accepted == 2
+
+
+def test_a_wish_to_forget_that_is_repeated_is_one_control(tmp_path: Path) -> None:
+    with EventLog(tmp_path, SMALL) as log:
+        log.append([event(0), Event(7, "i1", 1)])
+        assert log.forget("u0").result() == log.forget("u0").result() == 3
+        assert log.forget(7).result() == log.forget(7).result() == 4
+        assert log.forget("u0", unlearn=True).result() == 5  # wants more
+        assert log.forget("u0").result() == 5
+        log.append([event(3)])
+        assert log.forget("u0").result() == 7  # and has come again
+
+
+def test_the_writer_survives_what_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EventLog(tmp_path, ServeSettings(reserve_bytes=1 << 16)) as log:
+        log.append([event(0)])
+        with monkeypatch.context() as broken:
+            broken.setattr(EventLog, "_append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+            broken.setattr(Reserve, "make", lambda _: (_ for _ in ()).throw(OSError(28, "no inodes")))
+            with pytest.raises(DiskFullError):
+                log.append([event(1)])
+            assert not log.writable
+            with pytest.raises(DiskFullError):
+                log.append([event(1)])
+            time.sleep(1.5)  # two probes fail
+            assert log._thread.is_alive()
+        wait_until(lambda: log.writable)
+        with monkeypatch.context() as broken:
+            broken.setattr(EventLog, "tidy", lambda _: 1 / 0)
+            time.sleep(1.5)
+        assert log.append([event(1)]).accepted == 1
+
+
+def test_a_log_that_was_moved_takes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "live"
+    with EventLog(folder, SMALL) as log:
+        log.append([event(0)])
+        folder.rename(tmp_path / "moved")
+        wait_until(lambda: not log.writable)
+        with pytest.raises(LogError, match="moved or removed"):
+            log.append([event(1)])
+        (tmp_path / "moved").rename(folder)
+        wait_until(lambda: log.writable)
+        assert log.append([event(1)]).accepted == 1
+
+
+def test_files_are_for_the_services_user_only(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "live", SMALL) as log:
+        log.append([event(0)])
+        for path in (tmp_path / "live", *(tmp_path / "live").glob(f"{EVENTS}*")):
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_no_byte_of_many_forgotten_people_is_left(tmp_path: Path) -> None:
+    """Also where SQLite has moved rows about between pages: what is left between rows is rewritten."""
+    rng = np.random.default_rng(1)
+    people = [f"person-{n:03}-{'x' * int(rng.integers(0, 60))}" for n in range(40)]
+    with EventLog(tmp_path, SMALL) as log, StepBook(tmp_path) as book:
+        for n in range(60):
+            who = rng.integers(0, 40, 50)
+            log.append([Event(people[one], f"i{n}", 5, event_id=f"{people[one]}/{n}/{k}") for k, one in enumerate(who)])
+        for person in people[::2]:
+            book.state(forgotten=log.forget(person).result())
+            tidy(log)
+            with LogReader(tmp_path) as reader:
+                assert reader._rows("SELECT count(*) FROM controls WHERE erased < 2") == [(0,)]
+            assert not left_over(tmp_path / EVENTS, [person])
+            assert person.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob(f"{EVENTS}*"))
+
+
+def test_left_over_bytes_are_found(tmp_path: Path) -> None:
+    connection = apsw.Connection(str(tmp_path / "some.db"))
+    connection.execute("CREATE TABLE t(a); PRAGMA secure_delete = 0")
+    connection.executemany("INSERT INTO t VALUES (?)", [(f"some-{n}-secret",) for n in range(100)])
+    assert not left_over(tmp_path / "some.db", ["some-7-secret", "some-99-secret", "nobody"])
+    connection.execute("DELETE FROM t WHERE rowid = 8")
+    assert left_over(tmp_path / "some.db", ["nobody", "some-7-secret"])
+    assert not left_over(tmp_path / "some.db", ["some-17-secret"])
+    assert left_over(tmp_path / "some.db", ["ab"])  # cannot be told
+
+
+@pytest.mark.parametrize(("keep", "aged"), [({"keep_events": 500}, False), ({"keep_days": 1.0}, True)])
+def test_old_events_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: dict[str, Any], aged: bool
+) -> None:
+    run = [1e4]
+    monkeypatch.setattr("melon.service.log.events.steady", lambda: run[0])
+    given = ServeSettings(reserve_bytes=0, dedup_days=0.25, **keep)
+    with EventLog(tmp_path, given) as log, StepBook(tmp_path) as book, LogReader(tmp_path) as reader:
+        log.append([event(number, use="hide" if number == 3 else "learn") for number in range(2_000)])
+        wait_until(lambda: log._aging._noted >= 0)
+        if aged:
+            run[0] += 86_400 * 1.1
+            wait_until(lambda: log._aging._noted > 1e4)
+        log.append([event(number) for number in range(2_000, 2_500)])
+        tidy(log)
+        assert reader.first() == 1  # no checkpoint has been made the beginning yet
+        book.state(begin=1_500)
+        run[0] += 86_400 * 0.3
+        wait_until(lambda: reader.first() == 1_501)
+        book.state(begin=2_400)
+        wait_until(lambda: reader.first() == 2_001)
+        assert [one.offset for one in reader.events(1, 2_001)] == [4, 2_001]  # what hides an item stays
+        assert reader.counted() == (500, 0, 2_500)
 
 
 def test_a_newer_or_damaged_log_is_refused(tmp_path: Path) -> None:
@@ -164,3 +343,15 @@ def test_facts_are_versioned(tmp_path: Path) -> None:
         with LogReader(tmp_path) as reader:
             assert list(reader.facts()) == [("b", 2, {}), ("a", 3, None)]
             assert list(reader.facts(2)) == [("a", 3, None)]
+
+
+def test_facts_are_changed_from_what_they_are(tmp_path: Path) -> None:
+    with EventLog(tmp_path, SMALL) as log:
+        log.put_facts([("a", {"n": 0})]).result()
+        add = lambda body: {"n": body["n"] + 1}  # noqa: E731
+        done = [log.change_facts("a", add) for _ in range(50)]
+        assert [one.result()[0] for one in done] == list(range(2, 52))
+        assert done[-1].result()[1] == {"n": 50}
+        with pytest.raises(TypeError):
+            log.change_facts("nothing", add).result()
+        assert log.writable

@@ -99,6 +99,22 @@ def running(shop: Path, tmp_path: Path) -> Iterator[Running]:
         service.stop()
 
 
+@pytest.mark.parametrize("role", ["api", pytest.param("learner", marks=pytest.mark.slow)])
+def test_a_process_that_hangs_is_restarted(shop: Path, tmp_path: Path, role: str) -> None:
+    service = Running(shop, "--data", tmp_path / "live", "--set", "hung_s=10")  # the learner has ten times as much
+    try:
+        until(lambda: service.status()["model"] is not None)
+        pid = service.children()[role]
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: service.children().get(role) not in (None, pid), 180)
+        until(lambda: service.status()["model"] is not None, 120)
+        service.post([{"user": "u1", "item": "i1", "event_id": "after"}])
+        until(lambda: service.status()["lag"] == 0, 120)
+        assert any(f"the {role} gave no sign of life" in line for line in service.lines)
+    finally:
+        service.stop()
+
+
 def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: Path, run: Run) -> None:
     until(lambda: running.status()["model"] is not None)
     first = running.children()

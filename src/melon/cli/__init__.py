@@ -12,7 +12,7 @@ from melon.cli.experiments import advise, bench, demo, report, reproduce
 from melon.cli.help import Commands, epilog
 from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
-from melon.cli.serve import doctor, keys, serve
+from melon.cli.serve import backup, doctor, keys, restore, serve
 from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
@@ -24,7 +24,7 @@ app = Commands(
     pretty_exceptions_enable=False,
 )
 _COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, bench, report, explain, reproduce, demo)
-for _command in (*_COMMANDS, serve, doctor):
+for _command in (*_COMMANDS, serve, doctor, backup, restore):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _name, _group in (("data", data), ("keys", keys), ("log", log)):
     app.add_typer(_group, name=_name)

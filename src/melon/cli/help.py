@@ -65,6 +65,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "keys add": ("melon keys add --data model.live --scope read --scope write --days 90 --note shop",),
     "keys list": ("melon keys list --data model.live",),
     "keys revoke": ("melon keys revoke 3f2a91bc --data model.live",),
+    "backup": ("melon backup model.live /backups/2026-11-18",),
+    "restore": ("melon restore /backups/2026-11-18 model.live --replace",),
     "doctor": ("melon doctor model/", "melon doctor --data model.live --forgotten ann@example.org"),
 }
 

@@ -125,6 +125,53 @@ def doctor(
         raise typer.Exit(1)
 
 
+def backup(
+    folder: Annotated[Path, typer.Argument(help="The folder of the service; it may be running.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for the backup.")],
+) -> None:
+    """Copy a service's log, steps, facts and newest checkpoint while it runs; keys are not copied.
+
+    Everything that was acknowledged before the command is in the backup.
+    """
+    from melon.errors import require_serving
+
+    require_serving("melon backup")
+    from melon.service.log.backup import back_up
+
+    done = back_up(folder, out)
+    model = (
+        "no model yet" if done.checkpoint is None else f"steps up to {done.step}, the model of step {done.checkpoint}"
+    )
+    typer.echo(f"wrote {out}: {done.events} events up to offset {done.offset}, {model}")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="A folder that melon backup wrote.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of the service; it must not be running.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Move what is in FOLDER aside, and keep its keys.")
+    ] = False,
+) -> None:
+    """Make a service's folder from a backup; people forgotten since are forgotten again where that can be known."""
+    from melon.errors import require_serving
+
+    require_serving("melon restore")
+    from melon.service.log.backup import restore as bring_back
+
+    done = bring_back(source, folder, replace=replace)
+    typer.echo(
+        f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; what came later is lost"
+    )
+    if done.before is not None:
+        typer.echo(f"what was there is in {done.before}; delete it when it is not needed any more")
+        typer.echo(f"{done.forgotten} people forgotten since the backup will be forgotten when the service runs")
+    if done.before is None or done.unknown:
+        count = "people" if done.before is None else f"{done.unknown} of them or more, who"
+        typer.echo(f"{count} forgotten since the backup cannot be known from it: forget them again (melon log forget)")
+    if done.backup.keyed and not (folder / "keys.json").exists():
+        typer.echo(f"the service had keys, which no backup holds: make new ones with melon keys add --data {folder}")
+
+
 @keys.command("add")
 def keys_add(
     scope: Annotated[list[str], typer.Option(help="read, write or admin. Repeatable.")],

@@ -36,6 +36,8 @@ def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
     row = int(model.users.rows([user])[0])
     if row < 0:
         return None
+    # The decay clock may stand where the last batch began: a model that was saved and loaded would write other bytes.
+    model.updater.recommender.clock.now = model.updater.moment(model.last_time).now
     forget_past(model, row, pseudonym)
     key, place = model.users.keys([row]), np.array([row])
     updater, recommender = model.updater, model.updater.recommender

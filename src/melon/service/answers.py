@@ -18,6 +18,7 @@ from melon.service.rules.request import NO_RULES, Mask, Masks, Rules
 from melon.service.served import Served
 from melon.stream.history import NOBODY, RING
 from melon.stream.pairs import pair_keys
+from melon.stream.proven import ProvenItems
 from melon.types import Floats, Ints
 
 #: Item rows and their scores, best first.
@@ -92,8 +93,10 @@ class ListMaker:
         served: Served,
         hidden: Callable[[Id], Iterable[Id]],
         owner: Callable[[Id], str] = str,
+        item_users: int = 0,
     ) -> None:
         self._facts, self._served, self._hidden, self._owner = facts, served, hidden, owner
+        self._proven = ProvenItems(item_users)
         self._masks = Masks(facts)
         self._rows: RowFacts | None = None
 
@@ -122,7 +125,8 @@ class ListMaker:
         source = query.source
         if source == "history" and not any(row >= 0 for row in _item_rows(model, query.items, n_items)):
             source = "popular"
-        mask = self._masks.mask(rules.filter, rows, n_items, now)
+        taken = None if query.candidates is not None else self._proven.flags(model.updater.history, n_items)
+        mask = self._masks.mask(rules.filter, rows, n_items, now, (self._proven.version, taken))
         exclude = {"excluded": _item_rows(model, query.exclude, n_items)}
         if query.user is not None:
             exclude["hidden"] = _item_rows(model, tuple(self._hidden(query.user)), n_items)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import heapq
 import itertools
+import json
 import logging
 import threading
 import time
@@ -17,8 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from melon.data.ids import Id, IdKind
-from melon.errors import ServiceError
-from melon.service.answers import ListMaker, Query, about_model
+from melon.errors import MelonError, ServiceError
+from melon.service.answers import AnsweredList, ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
 from melon.service.ids import plain_id, read_id
@@ -41,6 +43,8 @@ _LOG = logging.getLogger("melon.service")
 _FRESHNESS = 4_096
 #: Messages that a slow reader of the stream may be behind before older ones are dropped for it.
 _STREAM_BEHIND = 256
+#: Clients of the stream, at most: each takes a part of the loop that answers everybody.
+MOST_LISTENERS = 100
 
 
 class Backend:
@@ -54,12 +58,17 @@ class Backend:
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
-        self._maker = ListMaker(self.facts, self.served, self.hidden_from)
+        self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
         self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
         self.uses = settings.uses()
         self.problem: str | None = None
         self.stopping = False
         self._loaded = False
+        #: Whether kernels are compiled; before that, lists are of what is popular.
+        self.warm = False
+        self._damage: str | None = None
+        self._beats: asyncio.Task[None] | None = None
+        self._fact_versions: dict[Id, int] = {}
         self.kinds: dict[str, IdKind | None] = {"user": None, "item": None}
         self._hidden: dict[Id, set[Id]] = {}
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="reading")
@@ -67,7 +76,7 @@ class Backend:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: list[tuple[int, int, asyncio.Future[bool]]] = []
         self._numbers = itertools.count()
-        self._listeners: set[asyncio.Queue[Mapping[str, Any]]] = set()
+        self._listeners: set[asyncio.Queue[str]] = set()
         self._freshness: deque[float] = deque(maxlen=_FRESHNESS)
 
     # Life.
@@ -77,36 +86,56 @@ class Backend:
         self._loop = asyncio.get_running_loop()
         self.coalescer.start()
         self.replica.when_applied(self._applied)
+        self._beats = asyncio.create_task(self._beat())
         threading.Thread(target=self._load, name="loading", daemon=True).start()
+        threading.Thread(target=self._check_log, name="checking", daemon=True).start()
 
     async def settle(self, seconds: float) -> None:
-        """Wait for the model, but not for long."""
+        """Wait for the model and its kernels, but not for long."""
         end = time.monotonic() + seconds
-        while not self.ready and self.problem is None and time.monotonic() < end:
+        while not (self.ready and self.warm) and self.problem is None and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         """Answer what waits, commit what waits, and close everything."""
         self.stopping = True
+        if self._beats is not None:
+            self._beats.cancel()
         await asyncio.to_thread(self.coalescer.stop)
         await asyncio.to_thread(self.replica.stop)
         await asyncio.to_thread(self.log.close)
         self._pool.shutdown(wait=True)
+
+    async def _beat(self) -> None:
+        """Give signs of life, from the loop that answers: the supervisor restarts a process that gives none."""
+        while True:
+            self.log.beat()
+            await asyncio.sleep(1.0)
+
+    def _check_log(self) -> None:
+        """Read every page of the log once, beside serving: a damaged one must not be taken for a whole one."""
+        try:
+            with LogReader(self.settings.folder) as reader:
+                reader.check()
+        except MelonError as problem:
+            _LOG.error("%s", problem)
+            self._damage = str(problem)
 
     def _load(self) -> None:
         while True:
             try:
                 self.replica.load(timeout=3600.0)
                 self._take_kinds()
-                self._warm_up()
                 reader = LogReader(self.settings.folder)
-                for item, _, facts in reader.facts():
-                    self.facts.put({self.item(item): None if facts is None else Facts(**facts)})
+                for item, version, facts in reader.facts():
+                    self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
                 for event in reader.hidden():
                     self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
                 reader.close()
+                self._loaded = True  # events are stored and popular lists made from here on
+                self._warm_up()
                 self.replica.start()
-                self._loaded = True
+                self.warm = True
             except Exception as problem:  # whatever it is, the next checkpoint may be better
                 self.problem = str(problem)
                 _LOG.exception("the model cannot be loaded")
@@ -118,17 +147,24 @@ class Backend:
     def _warm_up(self) -> None:
         """Load compiled kernels, those that follow the learner too, and make one list before somebody waits for one."""
         with self.replica.reading() as (model, position):
-            model.warm_up()
-            users = model.users.ids([0]).tolist() if len(model.users) else [None]
-            self._maker.make(model, position, [Query(user=users[0])], time.time())
+            pass  # no delta is applied yet, and popular lists may be made meanwhile
+        model.warm_up()
+        users = model.users.ids([0]).tolist() if len(model.users) else [None]
+        maker = ListMaker(ItemFacts(), self.served, self.hidden_from)
+        maker.make(model, position, [Query(user=users[0])], time.time())
 
     @property
     def ready(self) -> bool:
-        return self._loaded and self.problem is None
+        return self._loaded and self.problem is None and self._damage is None
+
+    @property
+    def unready(self) -> str | None:
+        """Why requests are refused, in words."""
+        return None if self.ready else self._damage or self.problem or "the model is being loaded"
 
     def require_ready(self) -> None:
-        if not self.ready:
-            why = self.problem or "the model is being loaded"
+        why = self.unready
+        if why is not None:
             raise ServiceError(503, "not_ready", f"The service is not ready: {why}.", hint="Try again.", retry_after=1)
 
     # Ids of the kind that the model's books have.
@@ -162,12 +198,28 @@ class Backend:
         """Store facts of items, then use them; returns the version of the facts."""
         stored = [(plain_id(item), None if one is None else one.plain()) for item, one in facts.items()]
         version = await asyncio.wrap_future(self.log.put_facts(stored))
-        await self.reading(lambda: self._use_facts(facts))
+        await self.reading(lambda: self._use_facts(facts, version))
         return version
 
-    def _use_facts(self, facts: Mapping[Id, Facts | None]) -> None:
+    async def change_facts(self, item: Id, change: Callable[[Facts | None], Facts]) -> int:
+        """Change the facts of an item from what the log has now, then use them; returns the version of the facts."""
+
+        def changed(body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+            return change(None if body is None else Facts(**body)).plain()
+
+        version, body = await asyncio.wrap_future(self.log.change_facts(plain_id(item), changed))
+        await self.reading(lambda: self._use_facts({item: Facts(**body)}, version))
+        return version
+
+    def _use_facts(self, facts: Mapping[Id, Facts | None], version: int) -> None:
+        """Use facts whose last has a version, the ones before it the versions before; never older ones for newer."""
         with self.facts.lock:
-            self.facts.put(facts)
+            numbered = zip(facts.items(), range(version - len(facts) + 1, version + 1), strict=True)
+            newer = {
+                item: (one, number) for (item, one), number in numbered if number > self._fact_versions.get(item, 0)
+            }
+            self.facts.put({item: one for item, (one, _) in newer.items()})
+            self._fact_versions.update({item: number for item, (_, number) in newer.items()})
 
     async def forget(self, user: Id, *, unlearn: bool) -> int:
         """Put the wish to forget a person into the log; returns its offset."""
@@ -184,6 +236,24 @@ class Backend:
             return self.facts.without_owner(owner)
 
     # Reading.
+
+    async def lists(self, queries: Sequence[Query]) -> list[AnsweredList]:
+        """A list for each query; while kernels are compiled, what is popular."""
+        if not self.warm:
+            plain = {"source": "popular", "candidates": None, "filter_seen": False}
+            queries = [dataclasses.replace(query, **plain) for query in queries]  # type: ignore[arg-type]
+        return await self.coalescer.lists(queries)
+
+    def alarms(self) -> dict[str, str]:
+        """What an operator should know of this process, by name."""
+        kernels = (
+            None if self.warm or not self._loaded else "kernels are compiled, once per machine; lists are popular items"
+        )
+        named = {**self.log.alarms, "damage": self._damage, "load": self.problem, "api kernels": kernels}
+        if self.replica.ready and self.log.offset - self.replica.position.offset > self.settings.max_lag:
+            lag = self.log.offset - self.replica.position.offset
+            named["api lag"] = f"answers are {lag} entries of the log behind; is the learner running?"
+        return {name: text for name, text in named.items() if text is not None}
 
     async def reading(self, work: Callable[[], T]) -> T:
         """Run something that blocks in a thread."""
@@ -241,8 +311,7 @@ class Backend:
         alarms = dict(learned["alarms"])
         if not learned["learner"]["running"] and learned["learner"]["starts"]:
             alarms["learner"] = "the learner does not run; events are stored and lists go on, and nothing is learned."
-        if not self.log.writable:
-            alarms["log"] = "the log cannot be written, so posts are refused."
+        alarms |= self.alarms()
         model = await self.reading(self._model_now) if self.replica.ready else {"model": None, "users": 0, "items": 0}
         offset = self.log.offset
         known = self.replica.position.offset if self.replica.ready else 0
@@ -308,8 +377,12 @@ class Backend:
 
     @contextlib.contextmanager
     def listening(self) -> Any:
-        """A queue that gets a message for each batch; a reader that is too slow misses the oldest ones."""
-        queue: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(_STREAM_BEHIND)
+        """A queue that gets a message for each batch, encoded; a reader that is too slow misses the oldest ones."""
+        if len(self._listeners) >= MOST_LISTENERS:
+            raise ServiceError(
+                503, "busy", f"{MOST_LISTENERS} clients listen already.", hint="Try again later.", retry_after=30
+            )
+        queue: asyncio.Queue[str] = asyncio.Queue(_STREAM_BEHIND)
         self._listeners.add(queue)
         try:
             yield queue
@@ -318,7 +391,7 @@ class Backend:
 
     def _applied(self, published: Published, position: Position) -> None:
         """Called in the replica's thread after each delta."""
-        now = time.time()
+        now = self.log.clock.now()
         ages = [max(now - moment, 0.0) for moment in published.arrived]
         if None in self.kinds.values():
             self._take_kinds()
@@ -330,13 +403,16 @@ class Backend:
         self._freshness.extend(ages)
         self.metrics.applied(position, ages, self.log.offset)
         self._wake(position.offset)
-        message = {
+        if not self._listeners:
+            return
+        content = {
             "batch": position.batch,
             "offset": position.offset,
             "kind": published.kind,
             "events": len(ages),
             "freshness_s": round(max(ages), 4) if ages else None,
         }
+        message = f"id: {position.batch}\nevent: batch\ndata: {json.dumps(content)}\n\n"
         for queue in self._listeners:
             if queue.full():
                 queue.get_nowait()

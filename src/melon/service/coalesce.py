@@ -21,6 +21,8 @@ from melon.service.replica import Replica
 AT_ONCE = 16
 #: Lists of one request that are taken in one turn, so that a request for many users does not hold up the others.
 IN_A_TURN = 4
+#: A list longer than this is the only one of its kind in a turn.
+_LONG = 100
 
 Look = Callable[[LiveModel, Position], Any]
 
@@ -34,6 +36,7 @@ class _ScoringRequest:
     look: Look | None = None
     results: list[AnsweredList] = field(default_factory=list)
     left: int = 1
+    bulk: bool = False
 
 
 class Coalescer:
@@ -48,7 +51,7 @@ class Coalescer:
     ) -> None:
         self._replica, self._maker, self._most_waiting, self._observe = replica, maker, most_waiting, observe
         self._jobs: deque[_ScoringRequest] = deque()
-        self._waiting = 0
+        self._waiting = self._bulk = 0
         self._free = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
@@ -83,12 +86,15 @@ class Coalescer:
 
     async def _submit(self, job: _ScoringRequest) -> Any:
         with self._free:
-            if self._stopped or self._waiting + job.left > max(self._most_waiting, job.left):
+            bulk = job.left > IN_A_TURN
+            waiting = self._bulk if bulk else self._waiting - self._bulk
+            if self._stopped or waiting + job.left > max(self._most_waiting, job.left):
                 raise ServiceError(
                     503, "busy", f"{self._waiting} lists wait already.", hint="Try again shortly.", retry_after=1
                 )
+            job.bulk = bulk
             self._jobs.append(job)
-            self._waiting += job.left
+            self._count(job, job.left)
             self._free.notify()
         try:
             return await job.future
@@ -102,7 +108,12 @@ class Coalescer:
         """Take what is left of a job out of the queue."""
         if job in self._jobs:
             self._jobs.remove(job)
-            self._waiting -= job.left
+            self._count(job, -job.left)
+
+    def _count(self, job: _ScoringRequest, lists: int) -> None:
+        """Lists that wait: those of requests for many are counted apart, so that they keep out only each other."""
+        self._waiting += lists
+        self._bulk += lists if job.bulk else 0
 
     def _run(self) -> None:
         while True:
@@ -117,18 +128,34 @@ class Coalescer:
     def _next_turns(self) -> list[tuple[_ScoringRequest, Sequence[Query]]]:
         """Parts of the jobs that wait: each in its turn, up to AT_ONCE lists."""
         turns: list[tuple[_ScoringRequest, Sequence[Query]]] = []
-        left = AT_ONCE
-        while self._jobs and left > 0:
+        left, costly = AT_ONCE, False
+        for _ in range(len(self._jobs)):
             job = self._jobs.popleft()
             start = len(job.queries) - job.left
-            part = job.queries[start : start + min(IN_A_TURN, left)] if job.look is None else ()
+            most = min(IN_A_TURN, left)
+            if job.look is None and job.queries[start].k > _LONG:
+                if costly:  # one long list in a turn: others wait for it
+                    self._jobs.append(job)
+                    continue
+                most, costly = 1, True
+            part = job.queries[start : start + most] if job.look is None else ()
             turns.append((job, part))
             taken = max(len(part), 1)
             left -= taken
             job.left -= taken
             if job.left > 0:
                 self._jobs.append(job)
+            if left <= 0:
+                break
         return turns
+
+    def _account(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]], failed: set[int]) -> None:
+        """Count what was taken, and take out what is left of jobs that failed."""
+        with self._free:
+            for job, part in turns:
+                self._count(job, -max(len(part), 1))
+            for job in [job for job in self._jobs if id(job) in failed]:
+                self._withdraw(job)
 
     def _work(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]]) -> None:
         started, lists = time.perf_counter(), [query for _, part in turns for query in part]
@@ -159,10 +186,7 @@ class Coalescer:
         except BaseException as problem:
             done = [(job, None, problem) for job, _ in turns]
             failed = {id(job) for job, _ in turns}
-        with self._free:
-            self._waiting -= sum(max(len(part), 1) for _, part in turns)
-            for job in [job for job in self._jobs if id(job) in failed]:
-                self._withdraw(job)
+        self._account(turns, failed)
         if lists:
             self._observe(len(lists), time.perf_counter() - started)
         if done:

@@ -26,6 +26,8 @@ MOST_USERS = 500
 MOST_K = 1_000
 MOST_CANDIDATES = 10_000
 MOST_DEPTH = 16
+#: Work of one request for lists (see `work_of`), at most; and what is charged to its key as one request.
+MOST_WORK, WORK_OF_A_REQUEST = 50_000, 100
 MOST_ID_BYTES = 256
 #: A clock may be ahead of ours by this many seconds.
 MOST_AHEAD_S = 300
@@ -76,9 +78,14 @@ class ServeSettings(Settings, BaseSettings):
     quality_events: AtLeastOne = Field(1_000, description="Events that this comparison needs, at least.")
     guard: NotNegative = Field(20.0, description="A batch that moves rows this many times the median is quarantined.")
     stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
+    resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
+    user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
+    item_users: Whole = Field(2, description="Users that an item without facts needs before others are shown it.")
     max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
 
     dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")
+    keep_events: Whole = Field(0, description="Events that the log keeps, beside those whose ids count; 0: all.")
+    keep_days: NotNegative = Field(0.0, description="Days for which the log keeps events; 0: for ever.")
     reserve_bytes: Whole = Field(16 << 20, description="Disk kept free for the learner, given up when it is full.")
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")
     queue_events: AtLeastOne = Field(50_000, description="Events that may wait for the disk before posts get 429.")
@@ -88,6 +95,7 @@ class ServeSettings(Settings, BaseSettings):
     body_rate: Positive = Field(1024.0, description="Bytes per second of a body, at least.")
     rate: Annotated[float, Field(ge=0)] = Field(0.0, description="Requests per second and key; 0 is no bound.")
     burst: AtLeastOne = Field(200, description="Requests that a key may make at once.")
+    hung_s: Positive = Field(60.0, description="Seconds without a sign of life until a restart; learner: ten times.")
     stop_s: Positive = Field(10.0, description="Seconds for requests that are under way when the service stops.")
     served_most: AtLeastOne = Field(
         100_000, description="Lists remembered for rotation and for what was taken from them."

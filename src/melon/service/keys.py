@@ -178,6 +178,12 @@ class Bucket:
         self.rate, self.burst, self.most = rate, burst, most
         self._tokens: dict[str, tuple[float, float]] = {}
 
+    def charge(self, name: str, work: float) -> None:
+        """Take more tokens for a request that was allowed and turned out to be costly; there may be a debt."""
+        if name in self._tokens:
+            tokens, then = self._tokens[name]
+            self._tokens[name] = tokens - work, then
+
     def wait_s(self, name: str, now: float) -> float:
         """0 and one token less, or the seconds until there is one."""
         if not self.rate:

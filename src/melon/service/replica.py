@@ -130,6 +130,10 @@ class Replica(Closing):
                     progress = True
                     break
                 progress = True
+        newest = max(self._checkpoints.numbers(), default=self.position.batch)
+        if self._feed.newest() < self.position.batch and newest < self.position.batch:
+            self._feed.forget_version()
+            return self._reload("anew")  # the learner has begun again, behind this model
         return progress or self._reload("gap", beyond=self.position.batch)
 
     def _applied(self, published: Published) -> str | None:

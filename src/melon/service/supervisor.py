@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,6 +25,10 @@ ProcessRole = Literal["learner", "api"]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
+#: A learner may be busy for longer than a process that answers: it loads models, copies them and replays.
+_LEARNER_PATIENCE = 10
+#: Seconds that a process has for its first sign of life.
+_START_S = 300.0
 
 
 def check_model(settings: ServeSettings) -> None:
@@ -123,7 +128,7 @@ class Supervisor:
         while not self._stop.is_set():
             began = time.monotonic()
             child = self._children[role] = self._start(role)
-            code = child.wait()
+            code = self._ended(child, role)
             if self._stop.is_set():
                 return
             long_run = time.monotonic() - began > _LONG_RUN
@@ -136,6 +141,24 @@ class Supervisor:
             first = False
             pause = _FIRST_PAUSE if long_run else min(2 * pause, _MOST_PAUSE)
             self._stop.wait(pause)
+
+    def _ended(self, child: subprocess.Popen[bytes], role: ProcessRole) -> int:
+        """Wait for the end of a child; one that gives no sign of life for long is killed: it hangs."""
+        patience = self._settings.hung_s * (_LEARNER_PATIENCE if role == "learner" else 1)
+        lock = self._settings.folder / f"{'writer' if role == 'api' else role}.lock"
+        seen = since = 0.0
+        alive = False  # by a sign of its own, not of the process before it
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(min(1.0, patience / 4))
+            stamp = seen
+            with contextlib.suppress(OSError):
+                stamp = lock.stat().st_mtime
+            if stamp != seen or not stamp or self._stop.is_set():
+                alive, seen, since = alive or bool(seen and stamp), stamp, time.monotonic()
+            elif time.monotonic() - since > (patience if alive else max(patience, _START_S)):
+                sys.stderr.write(f"melon: the {role} gave no sign of life for {patience:g} s; it is restarted\n")
+                child.kill()
 
     def _start(self, role: ProcessRole) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "melon.service.supervisor", role, self._settings.model_dump_json()]

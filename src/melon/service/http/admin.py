@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, Quali
 from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import plain_id
 from melon.service.log.base import LoggedStep
+from melon.service.log.erasure import VERIFIED
 from melon.service.log.exchange import exported
 from melon.service.metrics import quality_between
 
@@ -26,6 +28,8 @@ router = APIRouter(route_class=Route)
 _MOST_OFFSET = 1 << 62
 _EXPORTED_AT_ONCE = 1_000
 _PING_S = 15.0
+#: Messages of the stream are sent together, this many seconds apart.
+_TOGETHER_S = 0.25
 
 
 def _backend(request: Request) -> Backend:
@@ -66,22 +70,27 @@ async def stream(
     request: Request,
     most: Annotated[int, Query(ge=0, le=_MOST_OFFSET, description="Messages after which it ends; 0 never ends.")] = 0,
 ) -> StreamingResponse:
-    """Server-sent events: one message for each batch that this process has applied."""
+    """Server-sent events: a message for each batch that this process has applied, sent four times a second."""
     backend = ready_backend(request)
+    listening = contextlib.ExitStack()
+    queue: asyncio.Queue[str] = listening.enter_context(backend.listening())
 
     async def messages() -> AsyncIterator[str]:
-        with backend.listening() as queue:
+        with listening:
             yield f"event: status\ndata: {json.dumps(await backend.status())}\n\n"
-            sent = 1
+            sent, quiet = 1, 0.0
             while not backend.stopping and (not most or sent < most):
-                try:
-                    message = await asyncio.wait_for(queue.get(), 1.0)
-                except TimeoutError:
-                    if time.monotonic() % _PING_S < 1.0:
-                        yield ": still here\n\n"
-                    continue
-                yield f"id: {message['batch']}\nevent: batch\ndata: {json.dumps(message)}\n\n"
-                sent += 1
+                # Batches of a while go out together: a listener costs the same however often the model learns.
+                await asyncio.sleep(_TOGETHER_S)
+                waiting = [
+                    queue.get_nowait() for _ in range(min(queue.qsize(), most - sent if most else queue.qsize()))
+                ]
+                sent, quiet = sent + len(waiting), 0.0 if waiting else quiet + _TOGETHER_S
+                if waiting:
+                    yield "".join(waiting)
+                elif quiet >= _PING_S:
+                    quiet = 0.0
+                    yield ": still here\n\n"
 
     return StreamingResponse(messages(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -130,7 +139,7 @@ async def job(
     control = await backend.from_log(lambda log: log.control_after(int(number) - 1))
     if control is None or control.offset != int(number) or control.kind != kind:
         raise ServiceError(404, "not_found", f"There is no job {job!r}.")
-    erased = control.body.get("user") == control.body.get("pseudonym")
+    erased = kind != "forget" or control.erased == VERIFIED
     if erased and control.body.get("unlearn"):
         erased = control.offset <= await backend.from_steps(lambda steps: steps.unlearned(), 0)
     return JSONResponse(_job(kind, int(number), backend, erased=erased))
@@ -219,23 +228,21 @@ async def live() -> JSONResponse:
     tags=["health"],
 )
 async def ready(request: Request) -> JSONResponse:
-    """The model is loaded, the log can be written and the keys can be read."""
+    """The model is loaded, the log can be written and the keys can be read; `lists` says what lists are made from."""
     backend = _backend(request)
-    why = None
-    if not backend.ready:
-        why = backend.problem or "the model is being loaded"
-    elif not backend.log.writable:
-        why = "the log cannot be written"
-    elif request.app.state.keys.required and request.app.state.keys.problem is not None:
+    why = backend.unready
+    if why is None and not backend.log.writable:
+        why = backend.log.problem or "the log is closed"
+    if why is None and request.app.state.keys.required and request.app.state.keys.problem is not None:
         why = "the file of keys cannot be read"
     if why is None:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "lists": "model" if backend.warm else "popular"})
     return JSONResponse({"status": "not_ready", "why": why}, 503, {"Retry-After": "1"})
 
 
 @router.get(
     "/metrics", tags=["health"], responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    response_class=Response,
+    response_class=Response, **needs("read"),
 )  # fmt: skip
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms in the text format of Prometheus."""

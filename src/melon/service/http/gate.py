@@ -152,7 +152,8 @@ class Gate:
         # Of headers that are repeated, the first counts.
         headers = scope["plain_headers"] = dict(reversed(scope["headers"]))
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = scope["request_id"] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        plain = _REQUEST_ID.fullmatch(given) and "mk_" not in given  # a key is never logged, wherever it is sent
+        request_id = scope["request_id"] = given if plain else secrets.token_hex(8)
         started, status = time.perf_counter(), 500
         taken = self._quick.take(scope, headers, receive)
         if taken is not None:
@@ -222,6 +223,8 @@ class Gate:
                 segments = [unquote_to_bytes(part).decode("utf-8") for part in raw.split(b"/")]
             except UnicodeDecodeError:
                 raise ServiceError(400, "invalid", "The path is no valid UTF-8.") from None
+            if any(SLASH in segment for segment in segments):
+                raise ServiceError(400, "invalid", "The path has a control character.")
             scope["path"] = "/".join(segment.replace("/", SLASH) for segment in segments)
 
     async def _drain(self, receive: Receive) -> None:

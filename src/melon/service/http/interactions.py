@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -134,7 +133,7 @@ def _events(
 ) -> list[Event]:
     if key is not None and (len(key) > 200 or not key.isascii() or not key.isprintable() or not key):
         raise ServiceError(400, "invalid", "Idempotency-Key must be 1 to 200 printable ASCII characters.")
-    now, events = time.time(), []
+    now, events = backend.log.clock.now(), []
     for number, row in rows:
         try:
             events.append(_event(backend, row, None if key is None else f"{key}/{number}", now))

@@ -48,14 +48,20 @@ async def patch_item(request: Request, item: ItemPath, facts: FactsPatch) -> JSO
     """Change some facts of an item."""
     backend = ready_backend(request)
     known = backend.item(path_id(item))
-    before = _known(backend, known)
-    changed = facts.model_dump(exclude_unset=True)
-    attributes = {**before.attributes, **(changed.pop("attributes", None) or {})}
-    defaults = {"categories": [], "available": True}
-    content = {**before.model_dump(exclude={"attributes"}), **changed}
-    content |= {name: value for name, value in defaults.items() if content[name] is None}
-    content["attributes"] = {name: value for name, value in attributes.items() if value is not None}
-    return await _store(backend, {known: _facts(content)})
+    given = facts.model_dump(exclude_unset=True)
+
+    def change(before: Facts | None) -> Facts:
+        if before is None:
+            raise _unknown()
+        changed = dict(given)
+        attributes = {**before.attributes, **(changed.pop("attributes", None) or {})}
+        defaults = {"categories": [], "available": True}
+        content = {**before.model_dump(exclude={"attributes"}), **changed}
+        content |= {name: value for name, value in defaults.items() if content[name] is None}
+        content["attributes"] = {name: value for name, value in attributes.items() if value is not None}
+        return _facts(content)
+
+    return JSONResponse({"stored": 1, "version": await backend.change_facts(known, change)})
 
 
 @router.get("/v1/items/{item}", response_model=FactsOut, responses=answers(404), **needs("read"))
@@ -83,8 +89,12 @@ async def _store(backend: Backend, changes: dict[Id, Facts | None]) -> JSONRespo
 def _known(backend: Backend, item: Id) -> Facts:
     facts = backend.facts.get(item)
     if facts is None:
-        raise ServiceError(404, "not_found", "Nothing is known of this item.")
+        raise _unknown()
     return facts
+
+
+def _unknown() -> ServiceError:
+    return ServiceError(404, "not_found", "Nothing is known of this item.")
 
 
 def _facts(content: dict[str, Any]) -> Facts:

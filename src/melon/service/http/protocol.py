@@ -30,10 +30,15 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._start()
             if len(self.connections) > connections:
-                self._refuse(503, "busy", "Too many connections are open.")
-            else:
-                self._start()
+                # Whoever only keeps a connection makes room for somebody who asks.
+                others = [one for one in self.connections if isinstance(one, Patient) and one is not self]
+                idle = [one for one in others if one._idle()]
+                if idle:
+                    min(idle, key=lambda one: one._began)._end()
+                else:
+                    self._refuse(503, "busy", "Too many connections are open.")
 
         def connection_lost(self, exc: Exception | None) -> None:
             for timer in (self._clock, self._stalled):
@@ -71,6 +76,8 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
         def eof_received(self) -> bool:  # type: ignore[override]
             """A client that has said everything may still read its answers."""
             self._ended = self._whole and self._busy()
+            if self._ended:
+                self.scope["ended"] = True  # type: ignore[typeddict-unknown-key]
             return self._ended
 
         def on_response_complete(self) -> None:
@@ -95,6 +102,10 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
             self._began, self._received = self.loop.time(), 0
             self._clock = self.loop.call_later(header_s, self._look)
 
+        def _idle(self) -> bool:
+            """Whether nothing of a request has come since the last one was answered."""
+            return not self._busy() and (self._whole or not self._received)
+
         def _busy(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
 
@@ -111,6 +122,7 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
         def _refuse(self, status: int, code: str, message: str) -> None:
             body = json.dumps({"error": {"code": code, "message": message}})
             head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head += "retry-after: 1\r\n" if status == 503 else ""
             self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
             self.transport.close()
 

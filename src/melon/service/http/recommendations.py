@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Annotated, Any
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request
@@ -17,11 +19,13 @@ from melon.learning.model import LiveModel
 from melon.service.answers import AnsweredList, about_model
 from melon.service.answers import Query as Wanted
 from melon.service.backend import Backend
+from melon.service.config import MOST_WORK, WORK_OF_A_REQUEST
 from melon.service.http.errors import answers
 from melon.service.http.shapes import MOST_WAIT_MS, ExplainOut, K, ListOut, ListsIn, ListsOut
 from melon.service.http.strict import SLASH, Route, needs, ready_backend
 from melon.service.ids import plain_id
 from melon.service.log.base import Position
+from melon.service.rules.arrange import POOL_FACTOR
 from melon.service.rules.request import NO_RULES, Rules
 from melon.stream.history import NOBODY
 from melon.stream.pairs import pair_keys
@@ -38,6 +42,11 @@ Exclude = Annotated[list[_QueryText], Query(max_length=100, description="Items t
 After = Annotated[int | None, Query(ge=0, le=1 << 62, description="An offset that the model must know.")]
 WaitMs = Annotated[int, Query(ge=0, le=MOST_WAIT_MS, description="How long to wait for that, in milliseconds.")]
 ForUser = Annotated[str | None, Query(min_length=1, max_length=256, description="Leave out what this user has had.")]
+#: Answers that took so much work are encoded in a thread.
+_IN_THREAD = 2_000
+#: Seconds between two looks whether a client is still there.
+_LOOK_S = 0.25
+T = TypeVar("T")
 #: Similar items of a user's last items that `explain` names.
 _BECAUSE = 5
 
@@ -71,8 +80,17 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
         raise ServiceError(400, "invalid", "history: is for a visitor who is not known; leave out users.")
     stale = wanted.after is not None and not await backend.wait_for(wanted.after, wanted.wait_ms / 1000)
     rules = wanted.rules
+    work = work_of(wanted)
+    if work > MOST_WORK:
+        raise ServiceError(
+            400, "too_much_work", f"The request would take {work} units of work; {MOST_WORK} are allowed.",
+            hint="Ask for fewer users, a smaller k, or with fewer candidates or rules at once.",
+        )  # fmt: skip
+    request.app.state.bucket.charge(request.scope["key_id"], work / WORK_OF_A_REQUEST)
     users: list[Id | None] = [backend.user(one) for one in wanted.users]
     history = tuple(backend.item(one) for one in wanted.history or ())
+    exclude, pins = _items(backend, rules.exclude), tuple((pin.at, backend.item(pin.item)) for pin in rules.pin)
+    candidates = None if wanted.candidates is None else _items(backend, wanted.candidates)
     queries = [
         Wanted(
             source="history" if wanted.history is not None else "model",
@@ -80,19 +98,46 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
             k=wanted.k,
             filter_seen=wanted.filter_seen,
             rules=rules,
-            exclude=_items(backend, rules.exclude),
-            pins=tuple((pin.at, backend.item(pin.item)) for pin in rules.pin),
-            candidates=None if wanted.candidates is None else _items(backend, wanted.candidates),
+            exclude=exclude,
+            pins=pins,
+            candidates=candidates,
             items=history,
         )
         for user in (users or [None])
     ]
-    lists = await backend.coalescer.lists(queries)
-    results = [
-        {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
-        for query, listed in zip(queries, lists, strict=True)
-    ]
-    return _json(to_json({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)}))
+    lists = await unless_gone(request, backend.lists(queries))
+
+    def encoded() -> bytes:
+        results = [
+            {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
+            for query, listed in zip(queries, lists, strict=True)
+        ]
+        return to_json({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)})
+
+    return _json(encoded() if work < _IN_THREAD else await backend.reading(encoded))
+
+
+def work_of(wanted: ListsIn) -> int:
+    """What lists cost, in items: those listed, those that rules choose from one by one, those named in the request."""
+    rules, k = wanted.rules, wanted.k
+    chosen = k * k * POOL_FACTOR // 500 if rules.diversity or rules.at_most else 0
+    named = (len(rules.exclude) + len(wanted.candidates or ())) // 10
+    return max(len(wanted.users), 1) * (k + chosen + named)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do work for a client, and cancel it when the client has gone, or says that it will send nothing more."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())  # the body was read: what comes next is the end
+    try:
+        while not task.done():
+            if gone.done() or request.scope.get("ended"):
+                raise ServiceError(408, "gone", "The client has gone.")
+            await asyncio.wait({task, gone}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
 
 
 @router.get("/v1/similar/{item}", response_model=ListOut, responses=answers(404), **needs("read"))
@@ -158,7 +203,7 @@ async def list_for(
     """One list, as JSON, by a model that knows the offset `after` if it does in time."""
     started = time.perf_counter()
     stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
-    (listed,) = await backend.coalescer.lists([wanted])
+    (listed,) = await backend.lists([wanted])
     served = {"user": plain_id(wanted.user), "recommendation": None} if preview and wanted.user is not None else None
     served = served or _served(backend, listed, wanted.user)
     return to_json({**served, **_plain(listed), "model": listed.about, "stale": stale, "ms": _ms(started)})

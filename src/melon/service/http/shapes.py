@@ -339,3 +339,6 @@ class BatchesOut(_Answer):
 class Health(_Answer):
     status: Literal["ok", "not_ready"]
     why: str | None = None
+    lists: Literal["model", "popular"] | None = Field(
+        None, description="What lists are made from: popular items while kernels are compiled."
+    )

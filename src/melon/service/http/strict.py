@@ -91,6 +91,11 @@ def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
         # A page of the web must not reach us through a name that it had pointed to this machine, nor a proxy's client.
         if state.settings.host not in LOOPBACK or host not in LOOPBACK or not _FORWARDED.isdisjoint(headers):
             raise ServiceError(403, "loopback_only", "Without keys, this service answers on loopback only.")
+        # A browser says which page asks: one of another origin, which anybody may have written, must not.
+        origin = headers.get(b"origin", b"").partition(b"://")[2]
+        site = headers.get(b"sec-fetch-site", b"none")
+        if (b"origin" in headers and origin != headers.get(b"host")) or site not in (b"none", b"same-origin"):
+            raise ServiceError(403, "foreign_origin", "Without keys, pages of other origins are not answered.")
         name = "-"
     else:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")

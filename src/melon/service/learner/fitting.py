@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ from melon.service.process import die_with
 logger = logging.getLogger("melon.service")
 #: Entries of the log that the learner may have to take before it switches.
 _FEW = 2_000
+#: Seconds before a fit that failed is tried again; four times as many after each further failure.
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 10.0, 3600.0
 _REACHED = "reached"
 #: How versions of models begin that were fitted on the log.
 FITTED = "fit-"
@@ -42,6 +45,8 @@ class Fitter:
         self.offset, self.version, self._asked = 0, "", 0.0
         self.without: dict[LogId, int] = {}
         self.unlearns = 0  # the last control whose person is among them
+        self.problem: str | None = None
+        self._pause = self._not_before = 0.0
 
     @property
     def busy(self) -> bool:
@@ -69,14 +74,17 @@ class Fitter:
             "model": None if given.model is None else str(given.model),
         }
         logger.info("making a model from the first %d entries of the log, beside serving", offset)
-        self._process = subprocess.Popen([sys.executable, "-m", __name__, json.dumps(about)], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(json.dumps(about).encode())  # many people may be named: more than a command line takes
 
     def consider(self, replay: ReplayState, version: str, log: LogReader, steps: StepReader) -> None:
         """Begin where a model is due: a cold start has enough events, or (once a second) somebody is to be unlearned.
 
         Whoever was unlearned before stays so: all of them are left out.
         """
-        if self.busy:
+        if self.busy or time.monotonic() < self._not_before:
             return
         most, offset = self._settings.fit_after, replay.position.offset
         cold = version == COLD and most > 0 and replay.model.updater.history.events >= most
@@ -89,6 +97,12 @@ class Fitter:
         users, people = replay.model.users, [control.body["pseudonym"] for control in controls]
         rows = [-1 if one is None else int(users.rows([one])[0]) for one in typed(users, people)]
         version = f"{FITTED}{offset}" if cold or version.startswith(FITTED) else version
+        if not version.startswith(FITTED) and log.first() > 1:
+            self.problem = (
+                f"{len(people)} people cannot be unlearned: the log begins at offset {log.first()}, so the model "
+                "cannot be replayed from its start; they are forgotten, and their events have no ids any more"
+            )
+            return
         self.unlearns = last
         self.begin(offset, version, dict(zip(people, rows, strict=True)))
 
@@ -98,8 +112,15 @@ class Fitter:
             return None
         code, self._process = self._process.returncode, None
         if code:
-            logger.warning("the fit on the log ended with code %d; the cold model goes on", code)
-        return None if code else self._folder / str(self.offset)
+            self._pause = min(max(4 * self._pause, _FIRST_PAUSE_S), _MOST_PAUSE_S)
+            self._not_before = time.monotonic() + self._pause
+            self.problem = (
+                f"a fit on the log ended with code {code}, its message is in the service's log; the model goes on, and "
+                f"the fit is tried again in {self._pause:.0f} s"
+            )
+            return None
+        self._pause, self.problem = 0.0, None
+        return self._folder / str(self.offset)
 
     def cancel(self) -> None:
         """End the fit, and remove what fits have left."""
@@ -176,4 +197,4 @@ def _start_anew(out: Path, about: dict[str, Any], without: Mapping[LogId, int]) 
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))

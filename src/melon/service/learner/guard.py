@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from melon.learning.updater import Updater
 from melon.service.config import ServeSettings
 from melon.service.learner.quality import between, difference
-from melon.service.log.base import LoggedStep, Position
+from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepBook
 from melon.types import AnyArray
@@ -76,14 +76,21 @@ REMEDIES = {
     "kernels": "Wait a minute or two: kernels are compiled once per machine, and no event is lost meanwhile.",
     "replay": "Nothing now. Keep the versions of torch, numba and melon, and the threads, the same between two starts.",
     "quarantined": "Look at its events (GET /v1/batches). Retry it when the cause is gone, or leave it.",
-    "halted": "Look at the quarantined batches and what was posted, then resume learning (POST /v1/resume).",
+    "halted": "Look at the quarantined batches and what was posted, then resume learning (POST /v1/resume), or wait.",
+    "fit": "Read the fit's message in the service's log. The model that is served goes on, and the fit is repeated.",
     "checkpoint": "Make room on the disk and check the folder's rights; `melon doctor --data FOLDER` says more.",
     "loss": "Deploy the model with a smaller learning rate, or fit it again on the log.",
     "lag": "If it shrinks, wait. If it grows, give the learner a core of its own or post more events in one request.",
     "quality popular": "See what changed in the traffic; then fit a new model on the log and deploy it.",
     "quality frozen": "Learning does harm here: deploy with a smaller learning rate, or fit a new model on the log.",
     "learner": "The supervisor starts it again by itself; if it does not, the service's messages say why it ended.",
-    "log": "Make room on the disk of the data folder; posts are refused until there is, and lists go on.",
+    "log": "Do what the text says (room on the disk, files put back); posts are refused until then; lists go on.",
+    "clock": "Look at the machine's time service (timedatectl). Nothing expires or is stamped ahead meanwhile.",
+    "erasure": "Make room on the disk: the log is rewritten once, and needs its own size for that.",
+    "damage": "Stop the service and restore a backup: melon restore BACKUP FOLDER --replace.",
+    "load": "Read the text. The next checkpoint is tried by itself; `melon log verify FOLDER` names what is damaged.",
+    "api kernels": "Wait a minute or two: lists are of popular items until kernels are compiled, once per machine.",
+    "api lag": "See whether the learner runs and catches up (the alarms `learner` and `lag`).",
 }
 
 
@@ -103,6 +110,19 @@ class Alarms:
             self._texts[name] = text
             logger.warning("%s", text)
         self._write(dict(self._texts))
+
+
+def cut(events: Sequence[StoredEvent], user_most: int) -> int:
+    """The offset at which a batch ends: of the last event, or before a user has more than `user_most` events in it.
+
+    A batch in which one user stands again and again would move that user's row, and the guard, by a long way.
+    """
+    counts = Counter[LogId]()
+    for before, event in zip((None, *events), events, strict=False):
+        counts[event.user] += 1
+        if before is not None and counts[event.user] > user_most:
+            return before.offset
+    return events[-1].offset
 
 
 def quarantined_in_a_row(newest: list[LoggedStep]) -> list[int]:

@@ -17,7 +17,7 @@ from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import chained, state_digest
 from melon.service.config import ServeSettings
 from melon.service.learner.fitting import Fitter, caught_up
-from melon.service.learner.guard import REMEMBERED, Alarms, Guard, Watch, norms, quarantined_in_a_row
+from melon.service.learner.guard import ENOUGH, REMEMBERED, Alarms, Guard, Watch, cut, norms, quarantined_in_a_row
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.replay_state import ReplayState, StepOutcome, unlearned
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
@@ -29,6 +29,10 @@ from melon.service.log.steps import DeltaFeed, StepBook
 
 logger = logging.getLogger("melon.service")
 _POLL = 0.004
+#: Seconds after which the learner looks around although nothing was posted.
+_LOOK = 1.0
+#: Batches are cut to this part of their size when learning goes on by itself.
+_SMALLER = 8
 
 
 class Learner(Closing):
@@ -48,7 +52,7 @@ class Learner(Closing):
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
             self._watch = Watch(settings, self.log, self.book, self._alarm)
             self._stopping: Callable[[], bool] = lambda: False
-            saved = begin(settings, self.book, self.checkpoints, self.log.log_id)
+            saved = begin(settings, self.book, self.checkpoints, self.log)
             self.book.state(alarms="{}")  # what a learner before this one said is over
             self._around = surroundings(settings.threads)
             epochs = self.book.epochs()
@@ -78,13 +82,15 @@ class Learner(Closing):
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
         self.replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
-        warm_up(saved.model, self._alarm)
+        warm_up(saved.model, self._alarm, self._held.beat)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
         self._totals: Mapping[str, Any] = last.totals if last else {}
         learned = [step for step in self.book.newest(2 * REMEMBERED) if step.status == "learned"]
         #: The last offsets of the newest batches, as long as all of them were quarantined.
         self._in_a_row = quarantined_in_a_row(self.book.newest(2 * self.settings.stop_after))
+        self._halted_at: float | None = None
+        self._small = 0  # batches to go that are cut small
         self._guard = Guard(self.settings.guard, [step.about for step in reversed(learned)])
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
         self._must_save = False
@@ -99,6 +105,7 @@ class Learner(Closing):
 
     def _again(self, step: LoggedStep) -> None:
         """Take a recorded step again; its delta is published where it is missing."""
+        self._held.beat()
         if step.kind == "switch":
             where = self.checkpoints.path(step.number)
             raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
@@ -128,9 +135,10 @@ class Learner(Closing):
         if self.halted():
             return False
         done = self.position.offset
-        events = self.log.tail(done, self.settings.batch_most)
+        most = self.settings.batch_most
+        events = self.log.tail(done, most if not self._small else max(most // _SMALLER, 1))
         if events:
-            self._live("events", events[0].offset, events[-1].offset, {})
+            self._live("events", events[0].offset, cut(events, self.settings.user_most), {})
             return True
         control = self.log.control_after(done)
         if control is None:
@@ -198,6 +206,7 @@ class Learner(Closing):
             self._fitter.cancel()  # it has read who is forgotten
         if step.kind == "events":
             self._in_a_row = [*self._in_a_row, step.last] if status == "quarantined" else []
+            self._small = max(self._small - (status == "learned"), 0)
 
     def _publish(self, step: LoggedStep, outcome: StepOutcome) -> None:
         offset = self.position.offset
@@ -217,15 +226,30 @@ class Learner(Closing):
             self._again(step)
 
     def halted(self) -> bool:
-        """Whether learning waits for a control `resume`: too many batches in a row were quarantined."""
-        most = self.settings.stop_after
+        """Whether learning waits because too many batches in a row were quarantined.
+
+        It goes on by a control `resume`, or by itself after `resume_s` with small batches and a guard that knows only
+        them. Nobody who is to be forgotten waits for that: up to such a control each batch is judged by itself.
+        """
+        most, now = self.settings.stop_after, time.monotonic()
         if not most or len(self._in_a_row) < most:
             return False
-        if self.log.control_after(self._in_a_row[-1], "resume") is not None:
-            self._in_a_row.clear()
+        if self.log.control_after(self.position.offset, "forget") is not None:
+            return False
+        self._halted_at = self._halted_at or now
+        resumed = self.log.control_after(self._in_a_row[-1], "resume") is not None
+        if resumed or now - self._halted_at >= self.settings.resume_s:
+            self._in_a_row, self._halted_at = [], None
+            if not resumed:
+                self._guard, self._small = Guard(self.settings.guard), ENOUGH
+                logger.warning("learning goes on by itself, in batches of a %dth of the size", _SMALLER)
             self._alarm("halted", None)
             return False
-        self._alarm("halted", f"{most} batches in a row are quarantined, so learning waits; look at them, then resume.")
+        self._alarm(
+            "halted",
+            f"{most} batches in a row are quarantined, so learning waits for {self.settings.resume_s:.0f} s and then "
+            "goes on in small batches; look at them (GET /v1/batches), or POST /v1/resume.",
+        )
         return True
 
     # Another model.
@@ -235,13 +259,13 @@ class Learner(Closing):
         fitter, book = self._fitter, self.book
         fitter.consider(self.replay, self._version, self.log, book)
         fitted = fitter.result()
+        self._alarm("fit", fitter.problem)
         if fitted is None:
             return
         self.switch(*caught_up(fitted, fitter.offset, fitter.version, self.log, book, fitter.without))
         if fitter.without:
-            number = self.position.batch  # what is older has learned from them
-            book.state(bases=json.dumps([number]), unlearned=fitter.unlearns)
-            self.checkpoints.prune({number}, before=number)
+            book.state(unlearned=fitter.unlearns)
+            self._begin_at(self.position)  # what is older has learned from them
         fitter.cancel()
 
     def switch(self, replay: ReplayState, extra: Mapping[str, Any]) -> None:
@@ -290,14 +314,24 @@ class Learner(Closing):
         forgotten = [step for step in self._forgets() if step.last <= position.offset]
         if forgotten:
             # Everything older holds the forgotten user: replays begin here from now on.
-            self.checkpoints.prune({position.batch}, before=position.batch)
+            self._begin_at(position)
             self.feed.drop(up_to=position.batch)
-            self.book.state(bases=json.dumps([position.batch]), forgotten=forgotten[-1].last)
+            self.book.state(forgotten=forgotten[-1].last)
             self.book.sync()
             if self.quality.frozen is not None:
                 self.quality.frozen = copy.deepcopy(self.replay.model).updater
+        elif self.log.wanted() > self.book.begin() and not self._fitter.busy:
+            # The log is to lose events that older checkpoints would be replayed with: replays begin here.
+            self._begin_at(position)
         else:
             self.checkpoints.prune(set(self.book.bases()))
+        self._insist(lambda: self.book.drop_before(self.book.bases()[0], self.log.first()))
+
+    def _begin_at(self, position: Position) -> None:
+        """Have replays begin at a checkpoint, and delete older ones."""
+        self.book.state(bases=json.dumps([position.batch]), begin=position.offset)
+        self.book.sync()
+        self.checkpoints.prune({position.batch}, before=position.batch)
 
     def _forgets(self) -> list[LoggedStep]:
         """Steps that forgot somebody who may still be in older checkpoints."""
@@ -317,15 +351,17 @@ class Learner(Closing):
     def run(self, stop: threading.Event, *, last_seconds: float = 10.0) -> None:
         """Go on until stopped; then take what waits, for a while, and save."""
         self._stopping = stop.is_set
-        cut = 0.0
+        last = 0.0
         while not stop.is_set():
-            wait = cut + self.settings.batch_every_ms / 1000 - time.monotonic()
+            wait = last + self.settings.batch_every_ms / 1000 - time.monotonic()
             if wait > 0:
                 time.sleep(wait)
-            cut = time.monotonic()
+            last = time.monotonic()
+            self._held.beat()
             if not self.step():
                 time.sleep(_POLL)
-                while not (stop.is_set() or self.log.changed() or self._idle_work()):
+                end = last + _LOOK
+                while not (stop.is_set() or self.log.changed() or self._idle_work() or time.monotonic() > end):
                     time.sleep(_POLL)
             self.consider_fitting()
             self._watch.look(self.position, self._totals)

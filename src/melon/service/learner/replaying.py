@@ -11,14 +11,16 @@ import apsw
 import numpy as np
 
 from melon.errors import LogError
+from melon.learning.deltas import chained
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.service.learner.replay_state import ReplayState, unlearned
+from melon.service.learner.start import check_together
 from melon.service.log.base import LoggedStep, LogId, Position
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
-from melon.service.log.files import BATCHES, DELTAS, EVENTS, open_reader
-from melon.service.log.steps import StepReader
+from melon.service.log.files import BATCHES, DELTAS, EVENTS, Reader, way_out
+from melon.service.log.steps import DeltaReader, StepReader
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
 
@@ -75,36 +77,72 @@ def replay(
 
 
 def verify(folder: Path) -> Iterator[str]:
-    """Check files, order, boundaries, checkpoints and digests: a line for each thing that holds, or an error."""
+    """Read every byte of files, steps, checkpoints and deltas: a line for each thing that holds, or an error."""
+    try:
+        yield from _verified(folder)
+    except (apsw.Error, OSError, ArithmeticError, LookupError, TypeError, ValueError) as problem:
+        raise LogError(f"{folder} is damaged: {problem!r}; {way_out(folder / EVENTS)}") from problem
+
+
+def _verified(folder: Path) -> Iterator[str]:
     for name in (EVENTS, BATCHES, DELTAS):
         if (folder / name).exists():
-            conclusion = open_reader(folder / name).execute("PRAGMA integrity_check").get
-            if conclusion != "ok":
-                raise LogError(f"{folder / name} is damaged: {conclusion}.")
+            with Reader(folder / name) as file:
+                file.check(thorough=True)
             yield f"{name}: whole (SQLite {apsw.sqlite_lib_version()})"
     with LogReader(folder) as log, StepReader(folder) as steps:
-        offset, events = log.last()
+        (offset, events), first = log.last(), log.first()
         stored, controls, last = log.counted()
-        if stored != events or stored + controls != offset or last != offset:
-            raise LogError(f"{folder / EVENTS} has {stored} events and {controls} controls up to offset {offset}.")
-        yield f"log {log.log_id}: {events} events and {controls} controls, offsets 1 to {offset} without a gap"
-        reached = number = 0
+        if (first == 1 and stored != events) or first + stored + controls != offset + 1 or last not in (offset, 0):
+            raise LogError(
+                f"{folder / EVENTS} has {stored} events and {controls} controls from offset {first} to {offset}; "
+                f"{way_out(folder / EVENTS)}"
+            )
+        for _ in log.events(1, offset):
+            pass
+        yield f"log {log.log_id}: {stored} events and {controls} controls, offsets {first} to {offset} without a gap"
+        number = reached = 0
         for step in steps.after(0):
-            if step.number != number + 1 or step.first != reached + 1:
+            if not number:
+                number, reached = step.number - 1, step.first - 1  # older ones go when their events go
+                begun = step.first
+            if step.number != number + 1 or step.first != reached + 1 or begun > first:
                 raise LogError(
-                    f"step {step.number} begins at offset {step.first}, and the one before ends at {reached}."
+                    f"step {step.number} begins at offset {step.first}, and the one before ends at {reached}; "
+                    f"{way_out(folder / BATCHES)}"
                 )
             number, reached = step.number, max(step.last, reached)
-        yield f"{number} steps cover offsets 1 to {reached}"
+        yield f"{number} steps cover offsets {first} to {reached}"
         checkpoints = Checkpoints(folder)
+        check_together(folder, steps, checkpoints, log)
         for held in checkpoints.numbers():
-            position, owner = checkpoints.position(held)
-            recorded = steps.step(held)
-            if owner != log.log_id or (held and (recorded is None or recorded.digest != position.digest)):
-                raise LogError(f"the checkpoint {checkpoints.path(held)} is of another log or of other steps.")
-        yield f"checkpoints of steps {', '.join(map(str, checkpoints.numbers()))} fit the steps"
+            recorded, saved = steps.step(held), checkpoints.load(held)  # every byte of it is read
+            if held and (recorded is None or recorded.digest != saved.position.digest) and held >= steps.bases()[-1]:
+                raise LogError(
+                    f"the checkpoint {checkpoints.path(held)} is of other steps; stop the service and move it away."
+                )
+        yield f"checkpoints of steps {', '.join(map(str, checkpoints.numbers()))} are whole and fit the steps"
+        if (folder / DELTAS).exists():
+            yield f"{_checked_deltas(folder, steps)} deltas fit the steps"
     replayed = replay(folder)
     yield f"replayed to step {replayed.position.batch}: the bytes are those that were recorded"
+
+
+def _checked_deltas(folder: Path, steps: StepReader) -> int:
+    """Compare the content of each delta with the digests of its step and of the one before; how many there are."""
+    count = number = 0
+    with DeltaReader(folder) as feed:
+        while some := feed.after(number):
+            for delta in some:
+                before, step, number = steps.step(delta.number - 1), steps.step(delta.number), delta.number
+                if before is not None and before.digest and chained(before.digest, delta.content) != delta.digest:
+                    raise LogError(
+                        f"delta {number} in {folder / DELTAS} is damaged; stop the service and delete the file."
+                    )
+                if step is not None and step.done is not None and step.digest != delta.digest:
+                    raise LogError(f"delta {number} in {folder / DELTAS} is of another step; delete the file.")
+                count += 1
+    return count
 
 
 def describe(folder: Path) -> dict[str, Any]:

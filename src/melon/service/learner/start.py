@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,21 @@ from melon.service.config import ServeSettings
 from melon.service.learner.guard import Alarms
 from melon.service.log.base import Position
 from melon.service.log.checkpoints import Checkpoints, SavedModel
-from melon.service.log.steps import StepBook
+from melon.service.log.events import LogReader
+from melon.service.log.files import BATCHES, DELTAS, EVENTS, way_out
+from melon.service.log.steps import StepBook, StepReader
 
 COLD = "cold"
 
 
-def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log_id: str) -> SavedModel:
+def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log: LogReader) -> SavedModel:
     """The model to go on with: of the newest checkpoint that the recorded steps lead to, or the first of all.
 
-    A folder that holds the log of another model, or a checkpoint of another log, is refused with both named.
+    Files that do not belong together are refused with the way out: of another model or log, a log that is shorter than
+    what was learned from it, checkpoints without their steps.
     """
-    meta = book.meta()
+    book.check()
+    meta, log_id = book.meta(), log.log_id
     name, mark = (COLD, COLD) if settings.model is None else (str(settings.model), fingerprint(settings.model))
     if "log_id" in meta and meta["log_id"] != log_id:
         raise LogError(
@@ -42,6 +47,7 @@ def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log
             f"the log in {settings.folder} belongs to the model {meta['start_name']} ({meta['start'][:12]}), not to "
             f"{name} ({mark[:12]}); give that model, or another folder for this one."
         )
+    check_together(settings.folder, book, checkpoints, log)
     if "start" not in meta:
         position = Position(COLD if settings.model is None else mark[:12], 0, 0, NOTHING)
         model, extra = cold_model(settings) if settings.model is None else deployed(settings.model)
@@ -51,33 +57,62 @@ def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log
         book.state(log_id=log_id, start=mark, start_name=name, bases="[0]")
         book.sync()
         return SavedModel(model, position, log_id, extra)
-    return _newest(settings.folder, book, checkpoints, log_id)
+    return _newest(settings.folder, book, checkpoints)
 
 
-def warm_up(model: LiveModel, alarm: Alarms, patience: float = 3.0) -> None:
+def check_together(folder: Path, steps: StepReader, checkpoints: Checkpoints, log: LogReader) -> None:
+    """Refuse files of different moments or services, as a careless copy or half of a backup leaves them."""
+    offset, first = log.last()[0], log.first()
+    advice = "Restore all files of one backup (melon restore), or bring the files of one moment together"
+    learned = steps.reached()
+    if learned > offset:
+        raise LogError(
+            f"{folder / EVENTS} ends at offset {offset}, and {folder / BATCHES} has learned up to {learned}: the log "
+            f"is older than the rest, or its -wal file is missing. {advice}; to go on with this log alone, "
+            f"{way_out(folder / BATCHES).partition(', or ')[2]}"
+        )
+    for number in checkpoints.numbers():
+        with suppress(CheckpointError):  # one that cannot be read is passed by
+            position, owner = checkpoints.position(number)
+            if owner != log.log_id:
+                raise LogError(
+                    f"the checkpoint {checkpoints.path(number)} belongs to the log {owner}, and {folder} has the log "
+                    f"{log.log_id}. {advice}."
+                )
+            if position.offset > offset:
+                raise LogError(
+                    f"{folder / EVENTS} ends at offset {offset}, and the checkpoint {checkpoints.path(number)} knows "
+                    f"{position.offset}: the log is older than the rest. {advice}; to go on with this log alone, "
+                    f"{way_out(folder / BATCHES).partition(', or ')[2]}"
+                )
+    if "start" not in steps.meta() and (any(checkpoints.numbers()) or first > 1):
+        raise LogError(
+            f"{folder / BATCHES} is new, and {checkpoints.folder} or the log is not. {advice}"
+            + (
+                f"; or move {checkpoints.folder.name} and {DELTAS} away, too: the log is then learned again."
+                if first == 1
+                else f": the log begins at offset {first}, so it cannot be learned again from the start."
+            )
+        )
+
+
+def warm_up(model: LiveModel, alarm: Alarms, beat: Callable[[], None] = lambda: None, patience: float = 3.0) -> None:
     """Load the compiled kernels. Events wait meanwhile, so an alarm says so where they have to be compiled first."""
     with ThreadPoolExecutor(1, thread_name_prefix="compiling") as pool:
         loaded = pool.submit(model.warm_up)
-        if not wait([loaded], patience).done:
-            alarm(
-                "kernels",
-                "the learner loads its kernels, compiled once per machine; events are stored and learned later.",
-            )
+        while not wait([loaded], patience).done:
+            beat()
+            alarm("kernels", "the learner compiles its kernels, once per machine; events are stored and learned later.")
         loaded.result()
     alarm("kernels", None)
 
 
-def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints, log_id: str) -> SavedModel:
+def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints) -> SavedModel:
     """The newest checkpoint that can be read and that the recorded steps lead to."""
     problem: CheckpointError | None = None
     for number in reversed(checkpoints.numbers()):
         try:
-            position, owner = checkpoints.position(number)
-            if owner != log_id:
-                raise LogError(
-                    f"the checkpoint {checkpoints.path(number)} belongs to the log {owner}, and {folder} has the log "
-                    f"{log_id}; bring the files of one service together."
-                )
+            position, _ = checkpoints.position(number)
             step = book.step(number)
             if number and (step is None or step.digest != position.digest):
                 continue  # written after a step that a power cut took away

@@ -72,6 +72,8 @@ class Control:
     kind: ControlKind
     body: Mapping[str, Any]
     arrived: float
+    #: Of one that forgets a person: 1 when the ids have left all rows, 2 when the bytes between rows were searched.
+    erased: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""`events.db`: the one writer, which commits and syncs appends together; erasing of ids; any number of readers."""
+"""`events.db`: the one writer, which commits and syncs appends together; and any number of readers."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import queue
-import secrets
 import threading
 import time
 import uuid
@@ -18,8 +19,11 @@ from typing import Any, cast
 import apsw
 
 from melon.errors import BusyError, DiskFullError, LogError
-from melon.service.config import USES, ServeSettings
+from melon.service.clock import WallClock, steady
+from melon.service.config import MOST_AHEAD_S, USES, ServeSettings
+from melon.service.log.aging import Aging
 from melon.service.log.base import Appended, Control, ControlKind, Event, LogId, StoredEvent
+from melon.service.log.erasure import Erasure, pseudonym_of
 from melon.service.log.files import (
     BATCHES,
     EVENTS,
@@ -35,6 +39,7 @@ from melon.service.log.files import (
 from melon.service.log.steps import StepReader
 
 FORMAT = 2
+logger = logging.getLogger("melon.service")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events(
@@ -47,13 +52,18 @@ CREATE INDEX IF NOT EXISTS hidden ON events(offset) WHERE use = 1;
 CREATE TABLE IF NOT EXISTS controls(
     offset INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, arrived REAL NOT NULL,
     erased INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS ages(offset INTEGER PRIMARY KEY, age REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS facts(item PRIMARY KEY, version INTEGER NOT NULL, body TEXT);
 CREATE INDEX IF NOT EXISTS by_version ON facts(version);
 """
 _INSERT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _AT_ONCE = 500
 _PROBE_SECONDS = 1.0
-_DAY = 86_400.0
+#: Errors that are about the files and not about what is written: until a probe succeeds, nothing else is tried.
+_STORAGE = (
+    apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError, apsw.CantOpenError,
+    apsw.BusyError, OSError,
+)  # fmt: skip
 
 
 @dataclass
@@ -78,14 +88,21 @@ class EventLog(Closing):
         except BaseException:
             self._held.close()
             raise
+        self.clock = WallClock()
         self._reserve = Reserve(folder, self.settings.reserve_bytes)
-        self._full = not self._reserve.make()
+        #: Why nothing can be written now.
+        self._trouble: LogError | None = None if self._reserve.make() else self._no_room()
+        self._identity = _identity(folder)
+        self._turned = time.monotonic()
+        self._began = steady() - float(self._meta["age"])
+        self._aging = Aging(self._connection, self.settings)
+        self._erasure = Erasure(self._connection, folder)
         self._offset, self._events = int(self._meta["offset"]), int(self._meta["events"])
         self._arrived = float(self._meta["arrived"])
         self._facts = int(self._meta["facts"])
         self._waiting, self._guard = 0, threading.Lock()
         self._jobs: queue.SimpleQueue[_QueuedWrite | None] = queue.SimpleQueue()
-        self._closed = False
+        self._closed = self._more = False
         self._next_probe = self._next_tidy = 0.0
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
@@ -107,8 +124,25 @@ class EventLog(Closing):
 
     @property
     def writable(self) -> bool:
-        """Whether the last write succeeded; after a full disk, whether there is room again."""
-        return not self._full and not self._closed
+        """Whether the last write succeeded; after a failure, whether a probe did since."""
+        return self.problem is None and not self._closed
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written, in words."""
+        if self._trouble is not None:
+            return str(self._trouble)
+        return None if self._thread.is_alive() or self._closed else "the thread that writes the log has ended"
+
+    @property
+    def alarms(self) -> dict[str, str | None]:
+        """What an operator should know, by name."""
+        return {"log": self.problem, "clock": self.clock.problem, "erasure": self._erasure.problem}
+
+    def beat(self, patience: float = 30.0) -> None:
+        """Give a sign of life, unless the thread that writes has ended or stands still."""
+        if self._thread.is_alive() and time.monotonic() - self._turned < patience:
+            self._held.beat()
 
     @property
     def waiting(self) -> int:
@@ -140,14 +174,27 @@ class EventLog(Closing):
     def forget(self, user: LogId, *, unlearn: bool = False) -> Future[int]:
         """Have a person forgotten: a control now; ids leave the log when the learner is past it and has saved.
 
-        With `unlearn` the model is then replayed without the person's events.
+        With `unlearn` the model is then replayed without the person's events. A wish that is repeated before that,
+        and without new events of the person, is one control.
         """
-        return self.control("forget", {"user": user, "pseudonym": pseudonym_of(user), "unlearn": unlearn})
+        return self._put(lambda: self._forget(user, unlearn), 1)
 
     def put_facts(self, facts: Sequence[tuple[LogId, Mapping[str, Any] | None]]) -> Future[int]:
         """Store the facts of items, replacing earlier ones (None removes them); the future holds the new version."""
         rows = [(item, None if body is None else json.dumps(body, allow_nan=False)) for item, body in facts]
         return self._put(lambda: self._put_facts(rows), len(rows))
+
+    def change_facts(
+        self, item: LogId, change: Callable[[dict[str, Any] | None], Mapping[str, Any]]
+    ) -> Future[tuple[int, Mapping[str, Any]]]:
+        """Change the facts of an item from what they are now; the future holds their version and the new facts."""
+
+        def work() -> tuple[int, Mapping[str, Any]]:
+            text: Any = self._connection.execute("SELECT body FROM facts WHERE item = ?", (item,)).get
+            body = change(None if text is None else json.loads(text))
+            return self._put_facts([(item, json.dumps(body, allow_nan=False))]), body
+
+        return self._put(work, 1)
 
     def close(self) -> None:
         """Commit what waits and close the log."""
@@ -157,6 +204,7 @@ class EventLog(Closing):
             self._closed = True
             self._jobs.put(None)
         self._thread.join()
+        self._erasure.close()
         self._connection.close()
         self._held.close()
 
@@ -167,8 +215,10 @@ class EventLog(Closing):
         with self._guard:
             if self._closed:
                 raise LogError(f"the log in {self.folder} is closed.")
-            if self._full:
-                raise self._no_room()
+            if self._trouble is not None:
+                raise self._trouble
+            if not self._thread.is_alive():
+                raise LogError(f"the thread that writes the log in {self.folder} has ended; restart the service.")
             if self._waiting and self._waiting + size > self.settings.queue_events:
                 raise BusyError(f"{self._waiting} events wait to be written; try again in a second.")
             self._waiting += size
@@ -178,9 +228,10 @@ class EventLog(Closing):
     def _run(self) -> None:
         stopping = False
         while not stopping:
+            self._turned = time.monotonic()
             group: list[_QueuedWrite] = []
             with suppress(queue.Empty):
-                job = self._jobs.get(timeout=_PROBE_SECONDS)
+                job = self._jobs.get(timeout=0.001 if self._more else _PROBE_SECONDS)
                 while job is not None:
                     group.append(job)
                     job = self._jobs.get_nowait()
@@ -189,7 +240,11 @@ class EventLog(Closing):
                 self._commit(group)
             if stopping:
                 self._next_tidy = 0.0
-            self._look_after()
+            try:
+                self._look_after()
+            except Exception:  # nothing that goes wrong between two groups may end the thread
+                logger.exception("looking after the log failed")
+                self._next_tidy = time.monotonic() + 10 * _PROBE_SECONDS
 
     def _commit(self, group: list[_QueuedWrite]) -> None:
         """Commit jobs as one transaction; where it fails, one by one, so that only the guilty one is refused."""
@@ -200,10 +255,9 @@ class EventLog(Closing):
                 self._note()
         except BaseException as error:
             self._offset, self._events, self._arrived, self._facts = before
-            if isinstance(error, apsw.Error) and is_full(self.folder, error):
-                self._full = True
-                self._reserve.give_up()
-                self._answer(group, [self._no_room()] * len(group))
+            if isinstance(error, _STORAGE):
+                self._failed(error)
+                self._answer(group, [self._trouble] * len(group))
             elif len(group) > 1:
                 for job in group:
                     self._commit([job])
@@ -212,6 +266,17 @@ class EventLog(Closing):
                 self._answer(group, [known])
         else:
             self._answer(group, results)
+
+    def _failed(self, error: BaseException) -> None:
+        """Take nothing more until a probe succeeds."""
+        if is_full(self.folder, error):
+            self._trouble = self._no_room()
+            self._reserve.give_up()
+        elif isinstance(error, apsw.Error):
+            self._trouble = trouble(self.folder / EVENTS, error)
+        else:
+            self._trouble = LogError(f"{self.folder / EVENTS} cannot be written: {error}.")
+        logger.error("%s", self._trouble)
 
     def _answer(self, group: list[_QueuedWrite], results: Sequence[Any]) -> None:
         with self._guard:
@@ -272,6 +337,18 @@ class EventLog(Closing):
         self._connection.execute("INSERT INTO controls(offset, kind, body, arrived) VALUES (?, ?, ?, ?)", row)
         return self._offset
 
+    def _forget(self, user: LogId, unlearn: bool) -> int:
+        find = self._connection.execute
+        waiting: Any = find(
+            "SELECT max(offset) FROM controls WHERE kind = 'forget' AND NOT erased AND body ->> '$.user' = ? "
+            "AND (body ->> '$.unlearn') >= ?",
+            (user, unlearn),
+        ).get
+        if waiting and find("SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1", (user, waiting)).get is None:
+            return int(waiting)
+        body = {"user": user, "pseudonym": pseudonym_of(user), "unlearn": unlearn}
+        return self._control("forget", json.dumps(body, ensure_ascii=False, allow_nan=False))
+
     def _put_facts(self, rows: Sequence[tuple[LogId, str | None]]) -> int:
         for item, body in rows:
             self._facts += 1
@@ -279,52 +356,87 @@ class EventLog(Closing):
         return self._facts
 
     def _now(self) -> float:
-        """The time of arrival, which does not run back when the machine's clock does."""
-        self._arrived = max(time.time(), self._arrived)
+        """The time of arrival. It does not run back by a little, and does not stay ahead once a clock was."""
+        now = self.clock.now()
+        self._arrived = now if self._arrived > now + MOST_AHEAD_S else max(now, self._arrived)
         return self._arrived
 
+    @property
+    def _age(self) -> float:
+        """Seconds for which this log has been open in all: how old its events are, whatever clocks say."""
+        return steady() - self._began
+
     def _note(self) -> None:
-        values = {"offset": self._offset, "events": self._events, "arrived": self._arrived, "facts": self._facts}
+        values = {
+            "offset": self._offset, "events": self._events, "arrived": self._arrived, "facts": self._facts,
+            "age": self._age,
+        }  # fmt: skip
         self._connection.executemany("UPDATE meta SET value = ? WHERE name = ?", [(v, n) for n, v in values.items()])
 
     # Between groups.
 
     def _look_after(self) -> None:
-        """Once a second: see whether a full disk has room again, and take forgotten people's ids out."""
+        """Once a second: see whether the log can be written (again), and tidy up; more often while ids expire."""
         now = time.monotonic()
-        if self._full and now >= self._next_probe:
+        if now >= self._next_probe:
             self._next_probe = now + _PROBE_SECONDS
-            with suppress(apsw.Error):
-                if self._reserve.make():
-                    # Room for a good many events, or the next append would be refused again.
-                    with transaction(self._connection):
-                        self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(262144))")
-                    with transaction(self._connection):
-                        self._connection.execute("DELETE FROM meta WHERE name = 'probe'")
-                    self._full = False
-            if self._full:
-                self._reserve.give_up()
-        if not self._full and now >= self._next_tidy:
-            self._next_tidy = now + _PROBE_SECONDS
+            if _identity(self.folder) != self._identity:
+                self._trouble = LogError(
+                    f"{self.folder / EVENTS} was moved or removed while the service runs; put it back, or restart."
+                )
+            elif self._trouble is not None:
+                self._probe()
+        if self._trouble is None and now >= self._next_tidy:
+            self._more, self._next_tidy = False, now + _PROBE_SECONDS
             with suppress(apsw.Error, LogError):
-                self.tidy()
+                self._more = self.tidy()
+                self._next_tidy = now + (0.0 if self._more else _PROBE_SECONDS)
 
-    def tidy(self) -> None:
-        """Erase the ids of people whom the learner has forgotten and saved, and event ids that are too old."""
-        for offset, body in erasable(self._connection, self.folder):
+    def _probe(self) -> None:
+        """Try to write what takes room for a good many events, or the next append would be refused again."""
+        try:
+            if self._reserve.make():
+                with transaction(self._connection):
+                    self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(262144))")
+                with transaction(self._connection):
+                    self._connection.execute("DELETE FROM meta WHERE name = 'probe'")
+                self._trouble = None
+                return
+        except (apsw.Error, OSError) as error:
+            logger.info("the log still cannot be written: %s", error)
+        self._reserve.give_up()
+
+    def tidy(self) -> bool:
+        """Erase ids of people whom the learner has forgotten and saved, expire old event ids, drop old events.
+
+        Whether more of it waits than was done at once.
+        """
+        for offset, body in self._erasure.due():
             with transaction(self._connection):
-                self._put_facts(erase(self._connection, offset, body))
+                self._put_facts(self._erasure.erase(offset, body))
                 self._note()
-            # What was overwritten must not live on in the WAL either.
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._erasure.verify()
         with transaction(self._connection):
-            expire_ids(self._connection, max(time.time(), self._arrived) - self.settings.dedup_days * _DAY)
+            more = self._aging.advance(self._offset, self._age, self._begin)
+            if more:
+                self._note()
+        return more
+
+    def _begin(self) -> int:
+        """The offset of the checkpoint that the learner has made the beginning of replays."""
+        if not (self.folder / BATCHES).exists():
+            return 0
+        with StepReader(self.folder) as steps:
+            return steps.begin()
 
     def _opened(self) -> dict[str, Any]:
         """What the log says about itself; a new one is given its name."""
         connection = self._connection
         with transaction(connection):
-            start = {"format": FORMAT, "log_id": uuid.uuid4().hex, "offset": 0, "events": 0, "arrived": 0.0, "facts": 0}
+            start = {
+                "format": FORMAT, "log_id": uuid.uuid4().hex, "offset": 0, "events": 0, "arrived": 0.0, "facts": 0,
+                "age": 0.0,
+            }  # fmt: skip
             connection.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", list(start.items()))
         meta: dict[str, Any] = dict(cast(Any, connection.execute("SELECT name, value FROM meta").fetchall()))
         require_format(self.folder, meta["format"])
@@ -345,53 +457,13 @@ def require_format(folder: Path, version: Any) -> None:
         )
 
 
-_EXPIRED_AT_ONCE = 1_000
-
-
-def pseudonym_of(user: LogId) -> LogId:
-    """A random id of the same kind, which nothing maps back."""
-    if isinstance(user, int):
-        return -secrets.randbits(62) - 1
-    with suppress(ValueError):
-        if str(uuid.UUID(user)) == user:
-            return str(uuid.uuid4())
-    return f"forgotten-{secrets.token_hex(16)}"
-
-
-def erasable(connection: apsw.Connection, folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Controls that forget a person, once the learner is past them and every checkpoint it keeps is too.
-
-    Before that a restart still needs the events as they were: a first row is drawn by its id.
-    """
-    rows: Any = connection.execute("SELECT offset, body FROM controls WHERE kind = 'forget' AND NOT erased").fetchall()
-    if not rows or not (folder / BATCHES).exists():
-        return []
-    with StepReader(folder) as steps:
-        reached = steps.forgotten()
-    return [(offset, json.loads(body)) for offset, body in rows if offset <= reached]
-
-
-def erase(connection: apsw.Connection, offset: int, body: Mapping[str, Any]) -> list[tuple[LogId, str]]:
-    """Give the events of a person before a control to a pseudonym; returns facts of items that named the person."""
-    user, pseudonym = body["user"], body["pseudonym"]
-    connection.execute(
-        "UPDATE events SET user = ?, event_id = NULL, recommendation = NULL WHERE user = ? AND offset < ?",
-        (pseudonym, user, offset),
-    )
-    gone = json.dumps({**body, "user": pseudonym})
-    connection.execute("UPDATE controls SET body = ?, erased = 1 WHERE offset = ?", (gone, offset))
-    owned: Any = connection.execute("SELECT item, body FROM facts WHERE body ->> '$.owner' = ?", (user,)).fetchall()
-    return [(item, json.dumps({**json.loads(text), "owner": None})) for item, text in owned]
-
-
-def expire_ids(connection: apsw.Connection, before: float) -> None:
-    """Drop the ids of some events that arrived before a moment; the next call goes on behind them."""
-    first = cast(int, connection.execute("SELECT value FROM meta WHERE name = 'expired'").get or 0)
-    some = f"SELECT offset, arrived FROM events WHERE offset > ? ORDER BY offset LIMIT {_EXPIRED_AT_ONCE}"
-    last = connection.execute(f"SELECT max(offset) FROM ({some}) WHERE arrived < ?", (first, before)).get
-    if last is not None:
-        connection.execute("UPDATE events SET event_id = NULL WHERE offset > ? AND offset <= ?", (first, last))
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('expired', ?)", (last,))
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells the file of the log from another one of its name."""
+    try:
+        status = os.stat(folder / EVENTS)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 _COLUMNS = "offset, user, item, time, type, event_id, use, recommended, recommendation, arrived"
@@ -412,10 +484,19 @@ class LogReader(Reader):
         meta = self.meta()
         return int(meta["offset"]), int(meta["events"])
 
+    def wanted(self) -> int:
+        """The offset up to which events are to be dropped, once no replay needs them."""
+        return int(self.meta().get("wanted", 0))
+
+    def first(self) -> int:
+        """The first offset from which on everything is kept."""
+        return int(self.meta().get("first", 1))
+
     def counted(self) -> tuple[int, int, int]:
-        """Events and controls as they are found, and the last offset of both."""
+        """Events and controls from the first kept offset on, as they are found, and the last offset of both."""
         (events, last), (controls, later) = (
-            self._rows(f"SELECT count(*), coalesce(max(offset), 0) FROM {table}")[0] for table in ("events", "controls")
+            self._rows(f"SELECT count(*), coalesce(max(offset), 0) FROM {table} WHERE offset >= ?", (self.first(),))[0]
+            for table in ("events", "controls")
         )
         return events, controls, max(last, later)
 
@@ -429,15 +510,19 @@ class LogReader(Reader):
 
     def control_after(self, after: int, kind: str | None = None) -> Control | None:
         """The first control behind an offset, of one kind or of any."""
-        query = "SELECT offset, kind, body, arrived FROM controls WHERE offset > ? AND kind = coalesce(?, kind)"
+        query = "SELECT offset, kind, body, arrived, erased FROM controls WHERE offset > ? AND kind = coalesce(?, kind)"
         rows = self._rows(f"{query} ORDER BY offset LIMIT 1", (after, kind))
         return _control(rows[0]) if rows else None
 
     def to_unlearn(self) -> list[Control]:
         """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
         where = "kind = 'forget' AND erased AND body ->> '$.unlearn'"
-        rows = self._rows(f"SELECT offset, kind, body, arrived FROM controls WHERE {where} ORDER BY offset")
+        rows = self._rows(f"SELECT offset, kind, body, arrived, erased FROM controls WHERE {where} ORDER BY offset")
         return [_control(row) for row in rows]
+
+    def erased(self) -> int:
+        """The last control whose person's ids have left the log; 0 where there is none."""
+        return int(self._rows("SELECT coalesce(max(offset), 0) FROM controls WHERE erased")[0][0])
 
     def events(self, first: int, last: int) -> Iterator[StoredEvent]:
         """The events from one offset to another, in order."""
@@ -474,5 +559,5 @@ def _stored(row: tuple[Any, ...]) -> StoredEvent:
 
 
 def _control(row: tuple[Any, ...]) -> Control:
-    offset, kind, body, arrived = row
-    return Control(offset, kind, json.loads(body), arrived)
+    offset, kind, body, arrived, erased = row
+    return Control(offset, kind, json.loads(body), arrived, erased)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -31,6 +32,9 @@ Sync = Literal["FULL", "NORMAL", "OFF"]
 def open_writer(path: Path, sync: Sync, schema: str) -> apsw.Connection:
     """The one connection that writes a file, in WAL mode; missing tables are made."""
     try:
+        # Nobody but the service's user reads who took what; SQLite gives the files beside it the same rights.
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(10_000)
         connection.pragma("journal_mode", "wal")
@@ -77,12 +81,24 @@ def trouble(path: Path, error: apsw.Error) -> LogError:
     if is_full(path.parent, error):
         return DiskFullError(f"the disk of {path} is full; make room, and the service goes on by itself.")
     if isinstance(error, apsw.NotADBError | apsw.CorruptError):
-        return LogError(f"{path} is damaged ({error}); restore it from a backup, or move it away to start a new one.")
+        return LogError(f"{path} is damaged ({error}); {way_out(path)}")
     return LogError(f"{path} cannot be used: {error}.")
 
 
-def is_full(folder: Path, error: Exception) -> bool:
+def way_out(path: Path) -> str:
+    """What to do about a file of the service that is damaged or does not fit the others."""
+    if path.name == BATCHES:
+        return (
+            f"stop the service and restore a backup (melon restore), or move {BATCHES}, {DELTAS} and checkpoints away: "
+            "the log is then learned again from the model that the service started with."
+        )
+    return "stop the service and restore a backup (melon restore), or give an empty folder."
+
+
+def is_full(folder: Path, error: BaseException) -> bool:
     """Whether an error says that there is no room left."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, apsw.FullError):
         return True
     return isinstance(error, apsw.IOError) and shutil.disk_usage(folder).free < _FULL
@@ -124,7 +140,7 @@ class Held(Closing):
     """The right to write some files of a folder: one process at a time has it, until it ends."""
 
     def __init__(self, folder: Path, role: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / f"{role}.lock"
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -142,6 +158,10 @@ class Held(Closing):
         """Write who holds it: this process, and where it answers."""
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()} {url}".encode(), 0)
+
+    def beat(self) -> None:
+        """Give a sign of life: the supervisor restarts a process whose lock file was not touched for long."""
+        os.utime(self._descriptor)
 
     def close(self) -> None:
         """Let others have it."""
@@ -172,26 +192,28 @@ class Reserve:
         """Reserve the room; False where there is not enough of it."""
         if not self.size or (self.path.exists() and self.path.stat().st_size == self.size):
             return True
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            os.posix_fallocate(descriptor, 0, self.size)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, self.size)
+            finally:
+                os.close(descriptor)
         except OSError:
             self.give_up()
             return False
-        finally:
-            os.close(descriptor)
         return True
 
     def give_up(self) -> None:
         """Let others use the room."""
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
 
 class Reader(Closing):
     """A file of the service, read-only; any process may have any number, each used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = open_reader(path)
+        self.path, self._connection = path, open_reader(path)
         self._seen: Any = None
 
     def changed(self) -> bool:
@@ -218,4 +240,13 @@ class Reader(Closing):
         return dict(self._rows("SELECT name, value FROM meta"))
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        return self._connection.execute(query, values).fetchall()
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except apsw.Error as error:
+            raise trouble(self.path, error) from error
+
+    def check(self, *, thorough: bool = False) -> None:
+        """Read every page; a file that is damaged is an error."""
+        found = self._rows(f"PRAGMA {'integrity' if thorough else 'quick'}_check(3)")
+        if found != [("ok",)]:
+            raise LogError(f"{self.path} is damaged: {'; '.join(str(one[0]) for one in found)}; {way_out(self.path)}")

@@ -46,6 +46,10 @@ class StepReader(Reader):
         """The last step that is done: learned or quarantined."""
         return self._one("done IS NOT NULL ORDER BY number DESC")
 
+    def reached(self) -> int:
+        """The last offset that any step has taken, or was about to."""
+        return int(self._rows("SELECT coalesce(max(last), 0) FROM steps")[0][0])
+
     def step(self, number: int) -> LoggedStep | None:
         """One step."""
         return self._one("number = ?", number)
@@ -106,6 +110,10 @@ class StepReader(Reader):
         """The offset up to which people's events have been unlearned where that was wanted."""
         return int(self.meta().get("unlearned", 0))
 
+    def begin(self) -> int:
+        """The offset up to which no replay needs events any more."""
+        return int(self.meta().get("begin", 0))
+
     def bases(self) -> list[int]:
         """The steps whose checkpoints are where exact replays begin: the start, and each model switched to."""
         return list(json.loads(self.meta().get("bases", "[0]")))
@@ -133,8 +141,8 @@ class StepBook(StepReader):
     """The same for the learner, which writes it. Commits are not synced one by one; `sync` does that for all."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._connection = open_writer(folder / BATCHES, "NORMAL", _STEPS)
+        self.path = folder / BATCHES
+        self._connection = open_writer(self.path, "NORMAL", _STEPS)
         self._seen = None
 
     def state(self, **values: Any) -> None:
@@ -194,6 +202,11 @@ class StepBook(StepReader):
             )
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('thinned', ?)", (last,))
 
+    def drop_before(self, number: int, offset: int) -> None:
+        """Delete steps before a number whose events the log has dropped."""
+        with transaction(self._connection):
+            self._connection.execute("DELETE FROM steps WHERE number < ? AND last < ?", (number, offset))
+
     def drop(self, step: LoggedStep) -> None:
         """Take back a step that was planned and never taken."""
         with transaction(self._connection):
@@ -214,7 +227,7 @@ class StepBook(StepReader):
             self.state(synced=time.time())
             self._connection.pragma("synchronous", "NORMAL")
         except apsw.Error as error:
-            raise trouble(self._folder / BATCHES, error) from error
+            raise trouble(self.path, error) from error
 
 
 class DeltaReader(Reader):
@@ -231,11 +244,16 @@ class DeltaReader(Reader):
             Published(n, at, kind, digest, held, tuple(array("d", when))) for n, at, kind, digest, held, when in rows
         ]
 
+    def newest(self) -> int:
+        """The number of the newest delta, 0 where there is none."""
+        return int(self._rows("SELECT coalesce(max(number), 0) FROM deltas")[0][0])
+
 
 class DeltaFeed(DeltaReader):
     """The same for the learner. Nothing is synced: a lost feed is made again from the log."""
 
     def __init__(self, folder: Path, *, seconds: float, most_bytes: int) -> None:
+        self.path = folder / DELTAS
         self._seconds, self._most_bytes, self._seen = seconds, most_bytes, None
         try:
             self._connection = open_writer(folder / DELTAS, "OFF", _DELTAS)
@@ -274,6 +292,8 @@ class DeltaFeed(DeltaReader):
         gone = [n for n in self._sizes if (up_to is not None and n <= up_to) or (above is not None and n > above)]
         with transaction(self._connection):
             self._connection.executemany("DELETE FROM deltas WHERE number = ?", [(number,) for number in gone])
+        if up_to is not None:
+            self._connection.execute("VACUUM")  # nothing of what was dropped stays between rows
         self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         for number in gone:
             del self._sizes[number]

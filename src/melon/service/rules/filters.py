@@ -29,9 +29,9 @@ _FORMS = "all, any, not, category, available, or field with one of " + ", ".join
 Filter = Mapping[str, Any]
 
 
-def check_filter(content: Any) -> Filter:
+def check_filter(content: Any, depth: int = MOST_FILTER_DEPTH) -> Filter:
     """A filter as it came, if it can be one; otherwise an error that names the part and what is allowed there."""
-    _check(content, 1, [MOST_PARTS], "filter")
+    _check(content, 1 + MOST_FILTER_DEPTH - depth, [MOST_PARTS], "filter")
     return content  # type: ignore[no-any-return]
 
 

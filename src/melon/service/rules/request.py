@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from melon.service.rules.arrange import CAPPED
-from melon.service.rules.filters import check_filter, compile_filter
+from melon.service.rules.filters import MOST_FILTER_DEPTH, check_filter, compile_filter
 from melon.service.rules.items import ItemFacts, RowFacts
 from melon.settings import Settings
 from melon.types import Flags, Floats
@@ -70,6 +70,12 @@ class Rules(Settings):
     def _filter_is_valid(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         return value if value is None else dict(check_filter(value))
 
+    @model_validator(mode="after")
+    def _conditions_are_few(self) -> Self:
+        wanted = [one for one in (self.filter, *(boost.wanted for boost in self.boost)) if one is not None]
+        check_filter({"all": [dict(one) for one in wanted]}, MOST_FILTER_DEPTH + 1)
+        return self
+
     @field_validator("at_most")
     @classmethod
     def _caps_are_known(cls, value: dict[str, int]) -> dict[str, int]:
@@ -104,15 +110,19 @@ class Masks:
         self._masks: OrderedDict[tuple[Any, ...], Mask] = OrderedDict()
         self._boosts: OrderedDict[tuple[Any, ...], tuple[Floats, float]] = OrderedDict()
 
-    def mask(self, content: Mapping[str, Any] | None, rows: RowFacts, n_items: int, now: float) -> Mask:
-        """Items that are available, not expired and pass the filter."""
-        if not len(self.facts) and content is None:
+    def mask(
+        self, content: Mapping[str, Any] | None, rows: RowFacts, n_items: int, now: float,
+        proven: tuple[int, Flags | None] = (0, None),
+    ) -> Mask:  # fmt: skip
+        """Items that are available, not expired, pass the filter, and have facts or are `proven` (by version)."""
+        version, taken = proven
+        if not len(self.facts) and content is None and taken is None:
             return Mask(None, {}, np.inf)
         text = None if content is None else json.dumps(content, sort_keys=True)
-        key = (text, self.facts.version, id(rows), n_items)
+        key = (text, self.facts.version, id(rows), n_items, version if taken is not None else None)
         mask = self._masks.get(key)
         if mask is None or now >= mask.until:
-            mask = _remember(self._masks, key, self._compiled(content, text, rows.slots(n_items), now))
+            mask = _remember(self._masks, key, self._compiled(content, text, rows.slots(n_items), now, taken))
         return mask
 
     def boost(self, boosts: tuple[Boost, ...], rows: RowFacts, n_items: int, now: float) -> Floats | None:
@@ -129,13 +139,19 @@ class Masks:
             added = _remember(self._boosts, key, (total, _until(text, now)))
         return added[0]
 
-    def _compiled(self, content: Mapping[str, Any] | None, text: str | None, slots: Any, now: float) -> Mask:
+    def _compiled(
+        self, content: Mapping[str, Any] | None, text: str | None, slots: Any, now: float, taken: Flags | None
+    ) -> Mask:
         available, expires = self.facts.available()[slots], self.facts.numbers("expires")[slots]
         expired = available & (expires <= now)
         later = expires[expires > now]
         until = min(float(later.min(initial=np.inf)), _until(text or "", now))
         allowed = available & ~expired
         filtered = {"unavailable": int((~available).sum()), "expired": int(expired.sum())}
+        if taken is not None:
+            untried = ~taken & (slots >= len(self.facts))
+            filtered["untried"] = int((allowed & untried).sum())
+            allowed &= ~untried
         if content is not None:
             passed = compile_filter(content, self.facts, now)[slots]
             filtered["rules"] = int((allowed & ~passed).sum())
