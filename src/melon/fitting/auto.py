@@ -2,8 +2,8 @@
 
 Its parts were settled on the selection windows of fast and slow streams alike: the `blend`, which weighs personal
 scores, what is popular now, items like the user's last ones and what the user already had, updated by plain steps. What
-has to differ from stream to stream is learned (the weighing) or chosen on the selection window (pre-training, the length
-of a step, time decay).
+has to differ from stream to stream is learned (the weighing) or chosen on the selection window (pre-training, the step's
+length, time decay).
 """
 
 from __future__ import annotations
