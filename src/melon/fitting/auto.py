@@ -1,9 +1,9 @@
 """`auto`: the whole configuration for people who do not want to choose one.
 
 Its parts were settled on the selection windows of fast and slow streams alike: the `blend`, which weighs personal
-scores, what is popular now, items like the user's last ones and what the user already had, updated by plain steps. What
-has to differ from stream to stream is learned (the weighing) or chosen on the selection window (pre-training, the step's
-length, time decay).
+scores, what is popular now, items like the user's last ones and what the user already had, updated by plain steps.
+What has to differ from stream to stream is learned (the weighing) or chosen on the selection window (pre-training, the
+length of a step, time decay).
 """
 
 from __future__ import annotations
