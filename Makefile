@@ -30,7 +30,7 @@ $(BIN)/python:
 
 # The demo needs no development tools, so the first thing a person runs is also the lighter one.
 $(VENV)/.run-stamp: $(NEEDS) | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[plots]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[plots,torch]'
 	@touch $@
 
 $(VENV)/.dev-stamp: $(NEEDS) | $(BIN)/python
@@ -40,8 +40,9 @@ $(VENV)/.dev-stamp: $(NEEDS) | $(BIN)/python
 demo: $(VENV)/.run-stamp
 	$(BIN)/melon demo
 
-serve: $(VENV)/.run-stamp
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve,client]'
+# The service needs no PyTorch.
+serve: $(NEEDS) | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[plots,serve,client]'
 	$(BIN)/melon serve --demo
 
 # Rows, streams, evaluation, learning and strategies' formulas; no command is started and nothing is compiled anew.

@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from melon.kernels.threads import use_threads
+
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded.json"
 LAZY = ("default", {"optimizer": "adam_lazy", "lr": 0.01})
@@ -132,9 +134,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("WHAT", "RECOMMENDER", "NAME"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        import torch
-
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        use_threads(int(os.environ["OMP_NUM_THREADS"]))
         what, recommender, name = asked.one
         print(json.dumps({"cost": cost, "growth": growth, "throughput": throughput}[what](recommender, name)))
         return

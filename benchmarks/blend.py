@@ -26,7 +26,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
@@ -35,6 +34,7 @@ from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning import checkpoint
 from melon.learning.pretrain import live_through, most_epochs
 from melon.learning.updater import Updater
@@ -83,7 +83,7 @@ def lived(
     live_through(blend, history, drawn.log(past))
     print(f"  observing {past:,} interactions: {(time.process_time() - began) / past * 1e6:.1f} µs each", flush=True)
     linear = blend.tables["head_linear"]
-    linear.scatter(torch.arange(1), torch.randn((1, linear.spec.dim), generator=torch.Generator().manual_seed(0)))
+    linear.scatter(np.arange(1), np.random.default_rng(0).normal(size=(1, linear.spec.dim)))
     return Updater(blend, Default({"lr": 0.3, "half_life": 30_000.0}), history)
 
 
@@ -195,7 +195,7 @@ def window(names: list[str]) -> None:
 
 
 def main(words: list[str]) -> None:
-    torch.set_num_threads(1)
+    use_threads(1)
     streams = ["amazon_grocery", "yelp", "amazon_book", "amazon_electronics"]
     if words[:1] == ["flat"]:
         flat()

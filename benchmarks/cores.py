@@ -22,10 +22,9 @@ from pathlib import Path
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import numpy as np
-import torch
 
 from melon.kernels.melon import functions
-from melon.kernels.threads import pieces_of
+from melon.kernels.threads import pieces_of, use_threads
 from step import WARM_UP, Sized
 
 
@@ -56,7 +55,7 @@ def main() -> None:
 
 def seconds(sized: Sized, threads: int) -> float:
     """Wall-clock seconds of one batch."""
-    torch.set_num_threads(threads)
+    use_threads(threads)
     began = time.perf_counter()
     sized.learn()
     return time.perf_counter() - began
@@ -64,7 +63,7 @@ def seconds(sized: Sized, threads: int) -> float:
 
 def counted(sized: Sized, threads: int) -> tuple[float, float, float]:
     """CPU seconds of a batch on one thread, what free cores would make of them, and what lies between the pieces."""
-    torch.set_num_threads(1)
+    use_threads(1)
     calls: list[list[float]] = []
 
     def one_by_one(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:

@@ -25,6 +25,7 @@ import torch
 
 import melon
 from melon.data.interactions import Interactions
+from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
@@ -53,10 +54,10 @@ def lived(recommender: str, half_life: float | None, settings: dict[str, object]
     made.grow(USERS, np.arange(USERS), ITEMS, np.arange(ITEMS))
     live_through(made, history, log)
     if isinstance(made, Blend):
-        generator = torch.Generator().manual_seed(0)
+        generator = np.random.default_rng(0)
         for name in ("head_linear", "head_output"):
             table = made.tables[name]
-            table.scatter(torch.arange(1), 0.1 * torch.randn((1, table.spec.dim), generator=generator))
+            table.scatter(np.arange(1), 0.1 * generator.normal(size=(1, table.spec.dim)))
         made.head.centre = torch.full_like(made.head.centre, 0.1)
     model = melon.Melon(recommender, "default")
     model._model = LiveModel(Updater(made, Default({"lr": 0.1, "half_life": half_life}), history))
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--half-life", type=float)
     parser.add_argument("--settings", type=json.loads, default={}, help="of the recommenders, as JSON")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     print(f"{USERS:,} users, {ITEMS:,} items, {EVENTS:,} interactions; 1 thread; CPU ms, medians")
     print(f"{'recommender':14}{'events':>8}{'ms':>10}")
     for recommender in asked.recommenders.split(","):

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from melon.kernels import policy
+from melon.kernels.threads import use_threads
 from melon.strategies.melon import kernel as pair_kernels
 from melon.strategies.melon.interaction_model import InteractionModel
 from step import Sized
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("--recommenders", default="bpr,ncf")
     parser.add_argument("--batches", type=int, default=20)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     flops, copied, gathered = machine()
     print(f"one core: {flops:.0f} GFLOP/s (matrices), {copied:.1f} GB/s copied, {gathered:.1f} GB/s rows at random")
     titles = ("", "pairs", "and back", "MFLOP", "at best", "MB", "at best", "step", "share")

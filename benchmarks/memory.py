@@ -15,8 +15,8 @@ import resource
 import time
 
 import numpy as np
-import torch
 
+from melon.kernels.threads import use_threads
 from melon.learning.updater import Updater
 from melon.models.ncf import NCF
 from melon.strategies.melon.strategy import NetworkMeLON
@@ -27,7 +27,7 @@ USERS, ITEMS, PAST, BATCH, STEPS = 60_000, 75_000, 400_000, 256, 3
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    use_threads(1)
     rng = np.random.default_rng(0)
     recommender, history = NCF(), History()
     recommender.grow(USERS, np.arange(USERS), ITEMS, np.arange(ITEMS))

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 try:
     import implicit.cpu.als
@@ -38,6 +37,7 @@ from lists import live_model
 from melon import Melon
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
+from melon.kernels.threads import use_threads
 from melon.learning.model import LiveModel
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--fit", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--record", action="store_true", help="keep the figures for later runs to be compared with")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     log = load_stream(options.log) if options.log else made_up()
     likes = csr_matrix((np.ones(len(log), np.float32), (log.users, log.items)))
     recorded: dict[str, dict[str, float]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.ranking import metrics
+from melon.kernels.threads import allowed, use_threads
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.learning.updater import Updater
 from melon.models.registry import RECOMMENDERS
@@ -99,12 +99,12 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=20_000, help="how many events at the end are streamed")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     synthetic = synthetic_stream("news", n_users=20_000, n_items=10_000, n_events=20 * BATCH_SIZE + 2 * asked.events)
     streams = {"synthetic news": synthetic}
     if (DATA / "news_globo.parquet").exists():
         streams["news_globo"] = load_stream(DATA / "news_globo.parquet")
-    print(f"threads {torch.get_num_threads()}, batches of {BATCH_SIZE}, 99 negatives, default (sgd), d = 64")
+    print(f"threads {allowed()}, batches of {BATCH_SIZE}, 99 negatives, default (sgd), d = 64")
     print(f"{'stream':16}{'':6}{'per CPU s':>11}{'per wall s':>12}{'goal':>9}   ms per batch: {', '.join(PARTS)}")
     for name, log in streams.items():
         start = max(len(log) - asked.events, len(log) // 2)

@@ -14,9 +14,9 @@ import statistics
 import time
 
 import numpy as np
-import torch
 
 from melon.data.interactions import Interactions
+from melon.kernels.threads import allowed, use_threads
 from melon.learning.pretrain import Pretraining, PretrainSettings
 from melon.models.registry import RECOMMENDERS
 
@@ -39,7 +39,7 @@ def speed(name: str, negatives: int, log: Interactions, epochs: int) -> float:
     """Interactions per second of the process's CPU time (of wall clock with several threads)."""
     recommender = RECOMMENDERS[name].load()({"negatives": negatives, "dim": 64}, seed=0)
     training = Pretraining(recommender, log, PretrainSettings(), seed=0)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.process_time if allowed() == 1 else time.perf_counter
     took = []
     for _ in range(epochs + 1):
         began = clock()
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    use_threads(given.threads)
     log = skewed_log(6_022, 3_043, 950_000)
     print(f"{log.n_users:,} users, {log.n_items:,} items, {len(log):,} interactions; {given.threads} thread(s)")
     for name, negatives in CASES:

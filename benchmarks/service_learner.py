@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from melon.fitting.auto import SETTINGS
+from melon.kernels.threads import use_threads
 from melon.learning.deltas import Delta, apply
 from melon.learning.forgetting import observe_only
 from melon.learning.model import LiveModel
@@ -68,7 +68,7 @@ def main() -> None:
     arguments.add_argument("--items", type=int, default=100_000)
     arguments.add_argument("--pairing", choices=PAIRINGS, default="melon")
     given = arguments.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     rng = np.random.default_rng(1)
     number = 0
 

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
+from melon.kernels.threads import allowed, use_threads
 from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.models.registry import RECOMMENDERS
@@ -91,8 +91,8 @@ def main() -> None:
     parser.add_argument("--recommenders", default="bpr,ncf")
     parser.add_argument("--strategies", default="default")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"threads {torch.get_num_threads()}, {asked.batches} batches of {BATCH}; CPU milliseconds, medians")
+    use_threads(1)
+    print(f"threads {allowed()}, {asked.batches} batches of {BATCH}; CPU milliseconds, medians")
     sizes = "".join(f"{f'{size:,} rows':>18}" for size in SIZES)
     print(f"{'recommender':12}{'strategy':20}{'':8}{sizes}{'ratio':>8}{'× lazy Adam':>14}")
     for recommender in asked.recommenders.split(","):

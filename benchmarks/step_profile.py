@@ -28,7 +28,9 @@ import torch
 from melon.kernels import policy
 from melon.kernels.melon import functions
 from melon.kernels.modules import MODULES
-from melon.learning.examples import Gatherer, Offers
+from melon.kernels.threads import allowed, use_threads
+from melon.learning.examples import Offers
+from melon.learning.general_step import Gatherer
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
 from melon.strategies.melon.interaction_model import InteractionModel
@@ -70,7 +72,7 @@ def watch(owner: Any, name: str, spent: dict[str, list[float]], clock: Callable[
 def show_parts(sized: Sized, batches: int) -> None:
     """The median milliseconds of each part, all of its calls in a batch together."""
     spent: dict[str, list[float]] = defaultdict(list)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.process_time if allowed() == 1 else time.perf_counter
     for owner, name in parts():
         watch(owner, name, spent, clock)
     found: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -95,7 +97,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="time the pieces of a step instead of every function")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    use_threads(asked.threads)
     settings: dict[str, object] = dict(one.split("=", 1) for one in asked.set)
     sized = Sized(asked.recommender, asked.strategy, settings, users=USERS, items=ITEMS)
     for _ in range(WARM_UP):

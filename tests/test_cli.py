@@ -402,20 +402,19 @@ def test_work_without_a_result_file_is_kept_among_temporary_files(
 
 
 def test_threads_are_as_asked(stream: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     from melon.fitting.fit import Fitting
+    from melon.kernels.threads import allowed
 
-    before, inner, used = torch.get_num_threads(), Fitting.choose, []
+    before, inner, used = allowed(), Fitting.choose, []
 
     def choose(*given: Any, **more: Any) -> Any:
-        used.append(torch.get_num_threads())
+        used.append(allowed())
         return inner(*given, **more)
 
     monkeypatch.setattr(Fitting, "choose", choose)
     assert run("evaluate", stream, *SMALL, "--threads", "2", "--json", tmp_path / "r.json").code == 0
     assert used == [2]
-    assert torch.get_num_threads() == before
+    assert allowed() == before
     assert json.loads((tmp_path / "r.json").read_text())["protocol"]["threads"] == 2
 
 

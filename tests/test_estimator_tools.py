@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import melon
 from melon.errors import DataError, SettingsError
@@ -179,7 +178,6 @@ class TestNumbersOfNumpy:
         ({"half_life": "fast"}, "half_life = 'fast' must be off, auto, or a half-life"),
         ({"half_life": -5}, "half_life = -5 must be off, auto, or a half-life"),
         ({"half_life": [1]}, "half_life = .* must be a number"),
-        ({"device": torch.device("cuda:99")}, "cuda:99"),
     ],
 )
 def test_wrong_values_are_refused_at_the_door(given: dict[str, Any], said: str) -> None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from melon.kernels.threads import use_threads
 from melon.types import Plain
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import polars as pl
-import torch
 
 from accuracy import DATA, STREAMS
 from melon.data.files import load_stream
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--auto", type=Path, default=Path("runs/auto/catalogue/auto-further-inputs"))
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     names, found = asked.streams.split(","), {}
     for name in names:
         records = [asked.auto / f"{name}-blend-{seed}-default.json" for seed in range(asked.seeds)]

@@ -16,7 +16,6 @@ import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch
 
 from accuracy import DATA
 from melon.data.files import load_stream
@@ -24,6 +23,7 @@ from melon.errors import LearningError
 from melon.fitting.plan import Plan
 from melon.fitting.search import Curve, Trial, search
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.stream.split import split
 from melon.types import Plain
 
@@ -76,7 +76,7 @@ class Curves:
 
 
 def main(streams: list[str]) -> None:
-    torch.set_num_threads(1)
+    use_threads(1)
     print("| stream | method | whole trials | with the race | difference | judged batches saved | CPU s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for stream in streams:

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import torch
 
 from melon.data.frames import interactions_from
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.evaluation.prequential import prequential
+from melon.kernels.threads import use_threads
 from melon.learning.updater import Updater
 from melon.models.blend.recommender import Blend
 from melon.strategies.default import Default
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=256)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     print(f"{options.events} events, seeds 0 to {options.seeds - 1}, batches of {options.batch}, 1 thread")
     print(f"{'':20}" + "".join(f"{name:>14}" for name in CHOICES) + "   (all events; their second half beside it)")
     for name, log in streams(options.events).items():

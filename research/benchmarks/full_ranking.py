@@ -20,7 +20,6 @@ from itertools import pairwise
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-import torch
 from meta_training import CONFIGS
 
 from accuracy import DATA, show_conclusions
@@ -34,6 +33,7 @@ from melon.fitting import meta_training
 from melon.fitting.config import CellConfig, read_config
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.meta_training.loop import meta_training_candidates
 from melon.learning.updater import Updater
 from melon.stream.candidates import Candidates, CandidateSet
@@ -131,7 +131,7 @@ if __name__ == "__main__":
     parser.add_argument("--arms", nargs="+", default=["default", "melon:99", "melon:999", "melon:popular"])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--earlier", action="store_true", help="on an earlier window")
-    torch.set_num_threads(1)
+    use_threads(1)
     chosen = parser.parse_args()
     for each in chosen.streams:
         main(each, chosen)

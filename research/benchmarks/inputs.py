@@ -19,7 +19,6 @@ import time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-import torch
 
 from accuracy import DATA, SHARES
 from melon.data.files import load_stream
@@ -28,6 +27,7 @@ from melon.evaluation.ranking import metrics
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, refit
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.pretrain import most_epochs
 from melon.stream.pairs import pair_keys
 from melon.stream.split import DEFAULT_SPLIT, Parts, split
@@ -53,7 +53,7 @@ def ranks_of(selection: Selection, start: PretrainedState, settings: dict[str, o
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    use_threads(1)
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("window", choices=["A", "E"])
     words.add_argument("streams", nargs="*", default=["amazon_grocery", "amazon_electronics", "amazon_book", "yelp"])

@@ -21,7 +21,6 @@ from dataclasses import replace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-import torch
 
 from accuracy import DATA, SHARES
 from melon.data.files import load_stream
@@ -31,13 +30,14 @@ from melon.fitting.auto import RECOMMENDER, SETTINGS
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.pretrain import most_epochs
 from melon.stream.split import DEFAULT_SPLIT, Parts, split
 
 
 def main() -> None:
     """Run the benchmark."""
-    torch.set_num_threads(1)
+    use_threads(1)
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("streams", nargs="+")
     words.add_argument("--sizes", default="256,64,16")

@@ -27,6 +27,7 @@ from melon.evaluation.labels import SOFT
 from melon.fitting.config import CellConfig, read_config
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.lab.figures import drawn
 from melon.strategies.melon.linear import MeLON
 from melon.strategies.melon.rates import KNOTS
@@ -103,7 +104,7 @@ def draw(figure: Any, streams: dict[str, StreamTrained]) -> None:
 
 
 def main(path: str, names: list[str]) -> None:
-    torch.set_num_threads(1)
+    use_threads(1)
     streams = {name: StreamTrained(name) for name in names or STREAMS}
     picture = drawn("rates", 6.2, lambda figure: draw(figure, streams), 2.1 * len(streams) + 0.6)
     Path(path).write_text(smaller(picture.svg), encoding="utf-8")

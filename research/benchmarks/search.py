@@ -23,7 +23,6 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-import torch
 
 from accuracy import DATA
 from melon.data.files import load_stream
@@ -32,6 +31,7 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, refit
 from melon.fitting.search import Search, Trial, neighbours
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.stream.draws import Draws
 from melon.stream.split import split
 
@@ -159,7 +159,7 @@ def _ordered(values: tuple[Any, ...]) -> bool:
 
 
 def main(cache: Path) -> None:
-    torch.set_num_threads(1)
+    use_threads(1)
     cache.mkdir(parents=True, exist_ok=True)
     most = max(BUDGETS)
     print(

@@ -27,7 +27,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import polars as pl
-import torch
 
 from accuracy import DATA, SPLITS, STREAMS, show_conclusions
 from auto import AUTO
@@ -37,6 +36,7 @@ from melon.data.interactions import Interactions
 from melon.evaluation.compare import Comparison, Sides, compare_mean
 from melon.evaluation.ranking import gains, hits, metrics, selection_score
 from melon.evaluation.record import write_result
+from melon.kernels.threads import use_threads
 from melon.stream.split import Parts, parse_split, split
 from strong.kinds import KINDS, Closed, Kind
 from strong.mixture import Stretch
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="the folder that research/benchmarks/auto.py had as --out")
     parser.add_argument("--out", type=Path, default=Path("runs/strong"))
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     names, peers = asked.streams.split(","), asked.peers.split(",")
     asked.out.mkdir(parents=True, exist_ok=True)
     for name in names:

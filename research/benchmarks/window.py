@@ -32,7 +32,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-import torch
 
 from accuracy import DATA, show_conclusions
 from melon.data.files import load_stream
@@ -45,6 +44,7 @@ from melon.fitting.config import CellConfig, parse_assignments, read_config
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
+from melon.kernels.threads import use_threads
 from melon.learning.pretrain import most_epochs
 from melon.learning.updater import Updater
 from melon.strategies.registry import STRATEGIES
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--earlier", action="store_true", help="of --duel")
     parser.add_argument("--configs", type=Path, default=Path(__file__).parents[1] / "configs", help="of --duel")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     log = load_stream(DATA / f"{asked.stream}.parquet")
     if asked.duel:
         duel(log, asked)

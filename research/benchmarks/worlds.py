@@ -22,7 +22,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import polars as pl
-import torch
 
 from accuracy import show_conclusions
 from auto import COMPARED, METRICS
@@ -32,6 +31,7 @@ from melon.evaluation.cell import Cell
 from melon.evaluation.compare import Comparison, compare
 from melon.fitting.auto import SETTINGS, settle_auto
 from melon.fitting.config import CellConfig
+from melon.kernels.threads import use_threads
 from melon.types import Ints
 
 EVENTS, SPLIT = 40_000, (0.8, 0.02, 0.18)
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-times", action="store_true", help="heads that do not learn from repeats")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     names = asked.worlds.split(",")
     unknown = [name for name in names if name not in WORLDS]
     if unknown:

@@ -51,6 +51,10 @@ def serve(
     learn: Learn = None,
     hide: Hide = None,
     store: Store = None,
+    challenger: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="A model that learns beside it and serves nobody. Repeatable."),
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
     ] = None,
@@ -72,6 +76,7 @@ def serve(
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
+    named["challengers"] = ",".join(challenger) if challenger else None
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
     if show_config:
         typer.echo(settings.toml(), nl=False)
@@ -88,7 +93,7 @@ def serve(
     check_model(settings)
     check_reachable(settings)
     if role != "all":
-        run_role(role, settings)  # type: ignore[arg-type]
+        run_role(role, settings)
         return
     check_free(settings.folder)
     supervisor = Supervisor(settings, listen(settings))

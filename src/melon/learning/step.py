@@ -32,10 +32,13 @@ class StepMaker:
         self._history, self._seed = history, seed
         self._offers = Offers(recommender, strategy, history, seed)
         self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
+        rated = strategy.plain_rates(1) is not None or type(strategy).line_rates is not Strategy.line_rates
+        if recommender.specs and not (rated and recommender.plain_steps is not None):
+            self._require_torch()  # said before anything is spent
 
     @cached_property
     def _general(self) -> GeneralStep:
-        require_torch(f"the strategy {self._strategy.name!r} on the recommender {self._recommender.name!r}")
+        self._require_torch()
         from melon.learning.general_step import GeneralStep
 
         return GeneralStep(self._recommender, self._strategy, self._history, self._row_state, self.broken)
@@ -111,6 +114,11 @@ class StepMaker:
     def situation(self, batch: Batch) -> Situation:
         """A batch as the strategy meets it, on rows that exist."""
         return self._general.situation(self.offered(batch))
+
+    def _require_torch(self) -> None:
+        require_torch(
+            f"the strategy {self._strategy.name!r} with these settings on the recommender {self._recommender.name!r}"
+        )
 
     def broken(self, what: str, batch: Batch) -> LearningError:
         """The error for numbers that are not finite."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ MOST_CANDIDATES = 10_000
 MOST_DEPTH = 16
 #: Work of one request for lists (see `work_of`), at most; and what is charged to its key as one request.
 MOST_WORK, WORK_OF_A_REQUEST = 50_000, 100
+#: Items of a list with diversity, at most: each is compared with all that wait.
+MOST_DIVERSE = 100
 MOST_ID_BYTES = 256
 #: A clock may be ahead of ours by this many seconds.
 MOST_AHEAD_S = 300
@@ -36,10 +39,16 @@ MOST_AHEAD_S = 300
 Use = Literal["learn", "hide", "store"]
 USES: tuple[Use, ...] = ("learn", "hide", "store")
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")], ...], NoDecode]
+Challengers = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=500)], ...], NoDecode]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+
+
+#: Names that a comparison has already, and the form of others.
+COMPARED = ("served", "popular", "frozen")
+_CHALLENGER = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
 class ServeSettings(Settings, BaseSettings):
@@ -72,6 +81,8 @@ class ServeSettings(Settings, BaseSettings):
     fit_minutes: Positive = Field(10.0, description="Minutes for which that fit may choose settings.")
     fit_budget: Whole = Field(BUDGET, description="Settings that this fit tries for each choice.")
 
+    challengers: Challengers = Field((), description="Models that learn beside it and serve nobody: NAME=MODEL, ….")
+
     negatives: Whole = Field(99, description="Items beside each one taken when quality is measured; 0: no measure.")
     frozen: bool = Field(True, description="Measure the model as it was deployed too; takes its memory once more.")
     quality_s: Positive = Field(3600.0, description="Seconds of organic events on which baselines are compared.")
@@ -102,7 +113,7 @@ class ServeSettings(Settings, BaseSettings):
     )
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")
 
-    @field_validator("learn", "hide", "store", mode="before")
+    @field_validator("learn", "hide", "store", "challengers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
@@ -136,6 +147,19 @@ class ServeSettings(Settings, BaseSettings):
     @property
     def key_file(self) -> Path:
         return self.keys or self.folder / "keys.json"
+
+    def challenger_models(self) -> dict[str, str]:
+        """The model of each challenger by its name."""
+        models: dict[str, str] = {}
+        for text in self.challengers:
+            name, _, model = text.partition("=")
+            if not _CHALLENGER.fullmatch(name) or not model or name in models or name in COMPARED:
+                raise SettingsError(
+                    f"challenger {text!r} is not NAME=MODEL with a name of its own: small letters and digits, none of "
+                    f"{', '.join(COMPARED)}. MODEL is the folder of a model, or RECOMMENDER/STRATEGY (bpr/melon)."
+                )
+            models[name] = model
+        return models
 
     def uses(self) -> dict[str, Use]:
         """What is done with each event type."""

@@ -21,13 +21,16 @@ EVENTS = 60_000
 _PER_SECOND = 300
 _AT_ONCE = 15
 _LINE_S = 2.0
+#: What learns beside `auto`, which is served.
+_CHALLENGERS = ("default=bpr/default", "melon=bpr/melon")
 
 
 def run_demo_service(settings: ServeSettings) -> None:
     """Serve from a temporary folder until Ctrl-C, and let a stream of clicks come in."""
     os.environ.setdefault("MELON_LOG_LEVEL", "WARNING")  # lines about requests would hide ours
     with tempfile.TemporaryDirectory(prefix="melon-demo-") as folder:
-        settings = settings.model_copy(update={"model": None, "data": Path(folder), "fit_after": 0})
+        given = {"model": None, "data": Path(folder), "fit_after": 0}
+        settings = settings.model_copy(update={**given, "challengers": settings.challengers or _CHALLENGERS})
         listening = listen(settings)
         stop = threading.Event()
 

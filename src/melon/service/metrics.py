@@ -148,7 +148,7 @@ def quality_between(first: LoggedStep | None, last: LoggedStep | None) -> dict[s
     events = max(counts.get("events", 0), 1)
     full, ranked = counts.get("full", {}), sum(part["ranked"] for part in counts.get("served", {}).values())
     return {
-        "models": {name: _told(counts[name]) for name in MODELS if name in counts},
+        "models": {name: told(counts[name]) for name in MODELS if name in counts},
         "full_rank": {
             "sampled": round(full.get("ranked", 0) / max(ranked, 1), 5),
             **_shares(full),
@@ -178,7 +178,8 @@ def quality_counters(last: LoggedStep | None) -> dict[str, MetricFamily]:
     return families
 
 
-def _told(parts: Mapping[str, Any]) -> dict[str, Any]:
+def told(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of one model from its counters by part, and of each part."""
     whole: dict[str, Any] = {}
     for counts in parts.values():
         whole = added(whole, counts)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.kernels import policy
@@ -21,9 +20,11 @@ from melon.service.keys import keys_of
 from melon.service.log.files import Held
 from melon.service.process import die_with, log_as_json
 
-ProcessRole = Literal["learner", "api"]
+#: Which process: the learner, the API process, or `challenger:NAME`.
+ProcessRole = str
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
+_CHALLENGER = "challenger:"
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 #: A learner may be busy for longer than a process that answers: it loads models, copies them and replays.
 _LEARNER_PATIENCE = 10
@@ -103,7 +104,8 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT, or until a child cannot be started."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api")]
+        challengers = [f"{_CHALLENGER}{name}" for name in self._settings.challenger_models()]
+        watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api", *challengers)]
         for watch in watches:
             watch.start()
         try:
@@ -113,6 +115,8 @@ class Supervisor:
         finally:
             self._stop.set()
             self._end("api", self._settings.stop_s + 5)
+            for role in challengers:
+                self._end(role, self._settings.stop_s)
             self._end("learner", self._settings.stop_s + 60)
             for watch in watches:
                 watch.join()
@@ -134,6 +138,9 @@ class Supervisor:
             long_run = time.monotonic() - began > _LONG_RUN
             # A process that was killed is started again for ever; one that fails by itself right away, a few times.
             failures = failures + 1 if code > 0 and not long_run else 0
+            if failures > _MOST_FAILURES and role.startswith(_CHALLENGER):
+                sys.stderr.write(f"melon: the {role} fails again and again; the service goes on without it\n")
+                return
             if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
                 self.problem = f"the {role} could not be started; its message is above."
                 self._stop.set()
@@ -191,6 +198,12 @@ def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socke
         log_as_json()
         run_learner(settings)
         return
+    if role.startswith(_CHALLENGER):
+        from melon.service.learner.challenger import run_challenger
+
+        log_as_json()
+        run_challenger(settings, role.removeprefix(_CHALLENGER))
+        return
     from melon.service.http.app import run_api
 
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -209,4 +222,4 @@ def _child(role: ProcessRole, content: str, parent: str, handle: str | None = No
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], *sys.argv[2:])  # type: ignore[arg-type]
+    _child(sys.argv[1], *sys.argv[2:])

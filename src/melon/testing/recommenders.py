@@ -38,9 +38,9 @@ def scores_are_those_of_the_loss(make: MakeRecommender) -> str | None:
     recommender = _small_model(make)
     if not recommender.specs:
         return "it has no tables, so there are no gradients"
+    model, rows = recommender.differentiable(), {"user": _USERS, "item": _ITEMS.reshape(-1)}
     import torch
 
-    model, rows = recommender.differentiable(), {"user": _USERS, "item": _ITEMS.reshape(-1)}
     values = _tensors(
         {
             name: table.everything() if table.spec.role == "shared" else table.gather(rows[table.spec.role])
@@ -69,11 +69,11 @@ def closed_form_matches_autograd(make: MakeRecommender) -> str | None:
     recommender = _small_model(make)
     if not recommender.specs:
         return "it has no tables, so there are no gradients"
+    model = recommender.differentiable()
     import torch
 
     from melon.models.evidence import Examples, evidence_by_autograd
 
-    model = recommender.differentiable()
     values = _tensors({name: table.state()["values"] for name, table in recommender.tables.items()})
     for negatives, per_branch in ((1, False), (3, False), (2, True)):
         items = torch.tensor(np.random.default_rng(negatives).integers(0, 7, (9, 1 + negatives)))
@@ -108,14 +108,13 @@ def large_scores_stay_finite(make: MakeRecommender) -> str | None:
     recommender = _small_model(make, np.float32)
     if not recommender.specs:
         return "it has no tables, so there are no gradients"
+    model = recommender.differentiable()
     import torch
 
     from melon.models.evidence import Examples
 
     values = _tensors({name: 10 * table.state()["values"] for name, table in recommender.tables.items()})
-    evidence = recommender.differentiable().evidence(
-        values, Examples(torch.tensor([0, 1]), torch.tensor([[0, 1], [1, 2]]))
-    )
+    evidence = model.evidence(values, Examples(torch.tensor([0, 1]), torch.tensor([[0, 1], [1, 2]])))
     for what, tensor in [("loss", evidence.losses), *((g.table, g.expand()) for g in evidence.gradients)]:
         expect(bool(tensor.isfinite().all()), f"{what}: {tensor.reshape(-1)[:5].tolist()}")
     return None

@@ -34,7 +34,7 @@ function options(spec, width, live) {
   });
   const banded = spec.lines.findIndex((line) => line.low) + 1;
   return {
-    width, height: spec.height ?? 190, padding: [8, 6, 0, 0], legend: { show: false },
+    width, height: spec.height ?? 190, padding: [8, 24, 0, 0], legend: { show: false },
     cursor: { sync: { key: "melon" }, drag: { x: false, y: false }, points: { size: 6 } },
     scales: { x: { time: true, range: () => spec.span }, y: { range: (_, low, high) => spec.from0 ? [0, Math.max(high ?? 0, spec.least ?? 0.001) * 1.08] : spread(low, high) } },
     axes: [{ ...axis, size: 28, space: 70, values: (_, ticks) => ticks.map((tick) => moment(tick, spec.span[1] - spec.span[0])) }, { ...axis, size: 50, values: (_, ticks) => ticks.map((tick) => format(tick)) }],

@@ -10,6 +10,14 @@ const LOOK = {
   frozen: { color: "--frozen", dash: [2, 3] },
 };
 
+// Challengers take the colours that are left, in order of their names.
+const COLORS = ["--third", "--fourth", "--fifth"];
+function looks(names) {
+  const others = names.filter((name) => !LOOK[name]).sort();
+  return { ...LOOK, ...Object.fromEntries(others.map((name, n) => [name, { color: COLORS[n % 3], dash: n < 3 ? undefined : [6, 4] }])) };
+}
+const nameOf = (name) => NAMES[name] ?? `challenger ${name}`;
+
 export function Card({ id, title, children, wide }) {
   return html`<section class="card ${id} ${wide ? "wide" : ""}" aria-labelledby=${id}><h2 id=${id}>${title}</h2>${children}</section>`;
 }
@@ -46,9 +54,9 @@ export function verdict(overview) {
 }
 
 function QualityTable({ caption, models }) {
-  const rows = Object.keys(LOOK).filter((name) => models[name]?.ranked).map((name) => [name, models[name]]);
+  const look = looks(Object.keys(models)), rows = Object.keys(look).filter((name) => models[name]?.ranked).map((name) => [name, models[name]]);
   return html`<div class="scroll quality" tabindex="0" role="region" aria-label=${caption}><table><caption>${caption}</caption><thead><tr><th scope="col">Model</th><th scope="col">HR@10 <small>95 %</small></th><th scope="col">NDCG@10</th><th scope="col">Events</th><th scope="col">Served ahead <small>95 %</small></th></tr></thead>
-    <tbody>${rows.map(([name, model]) => html`<tr key=${name}><th scope="row"><i class="key ${dashes(LOOK[name]?.dash)}" style=${{ borderColor: `var(${LOOK[name]?.color})` }}></i>${NAMES[name] ?? name}</th>
+    <tbody>${rows.map(([name, model]) => html`<tr key=${name}><th scope="row"><i class="key ${dashes(look[name].dash)}" style=${{ borderColor: `var(${look[name].color})` }}></i>${nameOf(name)}</th>
       <td>${share(model["HR@10"])} <small>${between(model.interval)}</small></td><td>${share(model["NDCG@10"])}</td><td>${num(model.ranked)}</td>
       <td>${model.served_ahead ? html`<span class=${model.served_ahead.interval[0] > 0 ? "good" : model.served_ahead.interval[1] < 0 ? "bad" : ""}>${signed(model.served_ahead["HR@10"])}</span> <small>${between(model.served_ahead.interval, signed)}</small>` : none}</td></tr>`)}
     ${!rows.length && html`<tr><td colspan="5" class="soft">Nothing was ranked in this window.</td></tr>`}</tbody></table></div>`;
@@ -57,9 +65,9 @@ function QualityTable({ caption, models }) {
 export function Quality({ overview, part, setPart, frame }) {
   const [metric, setMetric] = useState("HR@10");
   const { quality, series } = overview, said = verdict(overview);
-  const lines = Object.keys(LOOK).filter((name) => series[name]).map((name) => [name, series[name]]).map(([name, values]) => ({
-    name: NAMES[name] ?? name, ...LOOK[name], values: values[metric],
-    ...(name === "served" && metric === "HR@10" ? { low: values.low, high: values.high } : {}),
+  const lines = Object.entries(looks(Object.keys(series))).filter(([name]) => series[name]).map(([name, look]) => ({
+    name: nameOf(name), ...look, values: series[name][metric],
+    ...(name === "served" && metric === "HR@10" ? { low: series[name].low, high: series[name].high } : {}),
   }));
   const full = quality.full_rank, { sampled, popular, frozen, ...served } = full;
   const here = Object.fromEntries(Object.entries(quality.models).map(([name, model]) => [name, ofPart(model, part)]));
@@ -69,10 +77,21 @@ export function Quality({ overview, part, setPart, frame }) {
       <${Choice} label="Events" name="part" value=${part} values=${{ all: "all events", organic: "organic", recommended: "recommended", repeats: "repeats" }} onChange=${setPart} /></div>
     ${lines.length ? html`<${Chart} ...${frame} name=${`${metric}, each event ranked before it is learned`} lines=${lines} format=${share} height=${240} />`
       : html`<p class="note">No event of this kind was ranked in this window. Events are ranked before they are learned, once the model knows enough items.</p>`}
+    <${Duels} sure=${overview.since_start} />
     <div class="pair"><${QualityTable} caption="Ranked among 99 other items" models=${here} />
       <${QualityTable} caption=${`Whole lists: all items the user has not had, on a sample of ${percent(sampled)} of the events`} models=${{ served, ...(popular ? { popular } : {}), ...(frozen ? { frozen } : {}) }} /></div>
     <p class="note">${times(quality.events, "event")} came in; ${percent(quality.cold_events)} were on items that nobody had taken before and are not ranked. Recommended means that the service had shown the item to this user. Intervals of a window hold for one look.</p>
   <//>`;
+}
+
+// Served model against each challenger: whether that is sure, however often one looks.
+function Duels({ sure }) {
+  const names = Object.keys(sure).filter((name) => !LOOK[name]).sort();
+  return names.length > 0 && html`<ul class="duels">${names.map((name) => {
+    const { interval: [low, high], ranked, ...ahead } = sure[name];
+    const word = low > 0 ? "is better than" : high < 0 ? "is worse than" : "cannot be told from";
+    return html`<li key=${name}>The served model <b class=${low > 0 ? "good" : high < 0 ? "bad" : ""}>${word}</b> challenger <b>${name}</b>: ${signed(ahead["HR@10"])} (${signed(low)} to ${signed(high)}, however often one looks) on ${num(ranked)} events both have ranked.</li>`;
+  })}</ul>`;
 }
 
 // Is it fresh?

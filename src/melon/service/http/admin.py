@@ -19,10 +19,12 @@ from melon.service.http.recommendations import UserPath, path_id
 from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
 from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import plain_id
+from melon.service.learner.challenger import compared_by
+from melon.service.learner.quality import between
 from melon.service.log.base import LoggedStep
 from melon.service.log.erasure import VERIFIED
 from melon.service.log.exchange import exported
-from melon.service.metrics import quality_between
+from melon.service.metrics import quality_between, told
 
 router = APIRouter(route_class=Route)
 _MOST_OFFSET = 1 << 62
@@ -56,6 +58,8 @@ async def quality(
     content = await backend.from_steps(
         lambda steps: quality_between(steps.since(since), steps.last()), quality_between(None, None)
     )
+    beside = await backend.reading(lambda: compared_by(backend.settings.folder, [since, time.time()]))
+    content["models"] |= {name: told(between(later, earlier)) for name, (earlier, later) in beside.items()}
     return JSONResponse({"window_s": float(seconds), **content})
 
 

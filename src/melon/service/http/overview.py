@@ -26,12 +26,13 @@ from melon.service.backend import Backend
 from melon.service.http.errors import answers
 from melon.service.http.shapes import LearningOut, OverviewOut, TrendsOut
 from melon.service.http.strict import Route, needs, ready_backend
+from melon.service.learner.challenger import compared_by
 from melon.service.learner.quality import MODELS, PARTS, added, anytime_difference, between, shares
 from melon.service.learner.replay_state import typed
 from melon.service.log.base import LoggedStep, LogId, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
-from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, quality_between, wilson
+from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, quality_between, told, wilson
 from melon.stream.batch import Batch
 
 router = APIRouter(route_class=Route, tags=["service"])
@@ -124,6 +125,9 @@ async def overview(
         learned = await backend.from_steps(
             lambda steps: _learned(past.steps(steps, edges), edges, part, steps), _learned([], edges, part, None)
         )
+        beside = await backend.reading(lambda: compared_by(backend.settings.folder, [learned.pop("began"), *edges]))
+        for name, totals in beside.items():
+            _challenged(learned, name, totals, part)
         stages = await backend.from_steps(lambda steps: _stages(steps, activity), _stages(None, activity))
         return {
             "now": now,
@@ -183,36 +187,46 @@ def _learned(
     series = {name: [_point(_part(one.get(name, {}), part)) for one in counts] for name in MODELS}
     return {
         "quality": quality_between(found[0], found[-1]),
-        "series": {
-            name: {key: [point[key] for point in line] for key in ("HR@10", "NDCG@10", "low", "high", "ranked")}
-            for name, line in series.items()
-            if any(point["ranked"] for point in line)
-        },
+        "series": {name: _lines(points) for name, points in series.items() if any(point["ranked"] for point in points)},
         "learned_s": [
             None if step is None else _round(one.get("events", 0) / gap)
             for step, one, gap in zip(found[1:], counts, gaps, strict=True)
         ],
-        "since_start": {} if steps is None else _since_start(steps, found[-1], part),
+        **({"began": 0.0, "since_start": {}} if steps is None else _since_start(steps, found[-1], part)),
         "annotations": [] if steps is None else _annotations(steps, edges[0]),
     }
 
 
 def _since_start(steps: StepReader, last: LoggedStep | None, part: EventPart) -> dict[str, Any]:
     """How far the served model is ahead of each baseline since it began, with intervals that hold at all times."""
-    if last is None:
-        return {}
     switches = steps.of_kind("switch", -1)
-    counts = between(last.totals, switches[-1].totals if switches else {})
-    compared = {name: _part(counts.get(name, {}), part) for name in MODELS if name != "served"}
-    ahead = {name: anytime_difference(one) for name, one in compared.items()}
+    began = switches[-1] if switches else None
+    counts = {} if last is None else between(last.totals, began.totals if began else {})
+    ahead = {name: _surely(_part(counts.get(name, {}), part)) for name in MODELS if name != "served"}
     return {
-        name: {
-            "HR@10": round(mean, 5),
-            "interval": [round(low, 5), round(high, 5)],
-            "ranked": compared[name]["ranked"],
-        }
-        for name, (mean, low, high) in ((name, one) for name, one in ahead.items() if one is not None)
+        "began": (began and began.done) or 0.0,
+        "since_start": {name: one for name, one in ahead.items() if one is not None},
     }
+
+
+def _surely(counts: Mapping[str, Any]) -> dict[str, Any] | None:
+    ahead = anytime_difference(counts)
+    if ahead is None:
+        return None
+    mean, low, high = (round(value, 5) for value in ahead)
+    return {"HR@10": mean, "interval": [low, high], "ranked": counts["ranked"]}
+
+
+def _challenged(learned: dict[str, Any], name: str, totals: Sequence[Mapping[str, Any]], part: EventPart) -> None:
+    """Add a challenger to what the learner recorded; its first totals are those of when the served model began."""
+    began, *totals = totals
+    points = [_point(_part(between(later, earlier), part)) for earlier, later in itertools.pairwise(totals)]
+    if any(point["ranked"] for point in points):
+        learned["series"][name] = _lines(points)
+        learned["quality"]["models"][name] = told(between(totals[-1], totals[0]))
+    ahead = _surely(_part(between(totals[-1], began), part))
+    if ahead is not None:
+        learned["since_start"][name] = ahead
 
 
 def _part(parts: Mapping[str, Any], part: EventPart) -> Mapping[str, Any]:
@@ -220,6 +234,10 @@ def _part(parts: Mapping[str, Any], part: EventPart) -> Mapping[str, Any]:
     for name in PARTS if part == "all" else (part,):
         counts = added(counts, parts.get(name, {}))
     return counts
+
+
+def _lines(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [point[key] for point in points] for key in ("HR@10", "NDCG@10", "low", "high", "ranked")}
 
 
 def _point(counts: Mapping[str, Any]) -> dict[str, Any]:

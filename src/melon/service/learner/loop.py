@@ -190,7 +190,7 @@ class Learner(Closing):
             ranked, outcome = time.perf_counter(), self.replay.perform(step, retried)
         ended = time.perf_counter()
         ms = {"predict_ms": 1e3 * (ranked - started), "learn_ms": 1e3 * (ended - ranked)}
-        return step, replace(outcome, about={**outcome.about, **ms}), counts
+        return step, replace(outcome, about={**outcome.about, **ms, **(self.quality.hits if counts else {})}), counts
 
     def _finish(self, step: LoggedStep, taken: tuple[LoggedStep, StepOutcome, Mapping[str, Any]]) -> None:
         """Record the outcome of a step, and only then publish it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from melon.models.base import Context
 from melon.service.learner.replay_state import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
-from melon.types import Floats, Ints, Plain
+from melon.types import Flags, Floats, Ints, Plain, Scores
 
 MODELS = ("served", "frozen", "popular")
 #: Events that the service brought about itself, those that a user repeats, and all others.
@@ -33,6 +34,38 @@ _PROBED = 32
 _Z = 1.96
 
 
+@dataclass(frozen=True)
+class RankedEvents:
+    """Events of one batch that were ranked: offsets, rows, which part each belongs to (by PARTS), and their ranks."""
+
+    offsets: Ints
+    users: Ints
+    offered: Ints
+    part: Ints
+    moment: int
+    rank: Floats
+
+    def hits(self) -> Plain:
+        """Which events were ranked, and which of them stood among the first ten: bits by offset, for challengers."""
+        first = int(self.offsets[0])
+        ranked = sum(1 << (offset - first) for offset in self.offsets.tolist())
+        hits = sum(1 << (offset - first) for offset in self.offsets[self.rank <= 10].tolist())
+        return {"ranked_from": first, "ranked": f"{ranked:x}", "hits": f"{hits:x}"}
+
+
+def hits_of(about: Mapping[str, Any], offsets: Ints) -> tuple[Flags, Flags]:
+    """Of each offset, whether the served model ranked it, and whether it was a hit, by what a step recorded."""
+    first = about.get("ranked_from")
+    if first is None:
+        return np.zeros(len(offsets), dtype=bool), np.zeros(len(offsets), dtype=bool)
+    bits = {name: int(about[name], 16) for name in ("ranked", "hits")}
+    ranked, hits = (
+        np.array([offset >= first and bool(bits[name] >> (offset - first) & 1) for offset in offsets.tolist()])
+        for name in ("ranked", "hits")
+    )
+    return ranked, hits
+
+
 class Quality:
     """Ranks events among items known before their batch, and adds up."""
 
@@ -41,13 +74,13 @@ class Quality:
         self.frozen = frozen
         self._began, self._spent = time.monotonic(), 0.0
         self._probe: tuple[Ints, Ints, Floats] | None = None
+        self.hits: Plain = {}
         self._rises: list[float] = []
 
-    def measure(self, model: LiveModel, events: Learnable) -> Plain:
-        """Counters of a batch that the model has not learned yet."""
-        self._probe = None
+    def rank(self, model: LiveModel, events: Learnable) -> tuple[Plain, RankedEvents | None]:
+        """Ranks of a batch that the model has not learned yet, and counters of what cannot be ranked."""
         if self._candidates is None or not len(events):
-            return {}
+            return {}, None
         history = model.updater.history
         users, items = _rows(model.users, events.users), _rows(model.items, events.items)
         offsets = np.array([event.offset for event in events.stored])
@@ -56,27 +89,40 @@ class Quality:
         chosen = np.flatnonzero(drawn.usable)
         counts["unranked"] = len(events) - counts["cold"] - len(chosen)
         if not len(chosen):
-            return counts
+            return counts, None
         users, offered = users[chosen], drawn.items[chosen]
         recommended = np.array([event.recommended for event in events.stored])[chosen]
         repeats = history.seen.contains(pair_keys(users, offered[:, 0]))
         part = np.where(repeats, 2, recommended.astype(np.int64))
         moment = max(model.last_time, int(events.times[0]))
-        scores = {"served": model.updater.score(users, offered, moment), "popular": model.popular.read(offered)[..., 0]}
+        rank = rank_first(model.updater.score(users, offered, moment), "the live quality of 'served'").rank
+        return counts, RankedEvents(offsets[chosen], users, offered, part, moment, rank)
+
+    def measure(self, model: LiveModel, events: Learnable) -> Plain:
+        """Counters of a batch that the model has not learned yet; `hits` has those of its events one by one."""
+        self._probe, self.hits = None, {}
+        counts, ranked = self.rank(model, events)
+        if ranked is None:
+            return counts
+        self.hits = ranked.hits()
+        users, offered, part, moment = ranked.users, ranked.offered, ranked.part, ranked.moment
+        scores: dict[str, Scores] = {"popular": model.popular.read(offered)[..., 0]}
         if self.frozen is not None:
             scores["frozen"] = self.frozen.score(users, offered, moment)
-        ranks = {name: rank_first(lines, f"the live quality of {name!r}").rank for name, lines in scores.items()}
+        ranks = {"served": ranked.rank}
+        for name, lines in scores.items():
+            ranks[name] = rank_first(lines, f"the live quality of {name!r}").rank
         for name, rank in ranks.items():
             counts[name] = {}
             for number, kind in enumerate(PARTS):
                 some = part == number
-                counts[name][kind] = _counts(rank[some])
+                counts[name][kind] = rank_counts(rank[some])
                 if name != "served":
                     counts[name][kind] |= _duel(ranks["served"][some], rank[some])
-        known = users < history.of_users.rows
+        known = users < model.updater.history.of_users.rows
         some = users[known][:_PROBED], offered[known][:_PROBED]
         self._probe = *some, _losses(model.updater, *some, moment)
-        sampled = known & (part != 2) & (offsets[chosen] * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
+        sampled = known & (part != 2) & (ranked.offsets * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
         if sampled.any() and self._spent <= _SHARE * (time.monotonic() - self._began):
             counts["full"] = self._among_all(model, users[sampled], offered[sampled, 0], moment)
         return counts
@@ -101,9 +147,9 @@ class Quality:
                 ranks[name].append(1 + float(better) + float(equal) / 2)
         whole = {name: np.array(some) for name, some in ranks.items()}
         served = whole.pop("served")
-        baselines = {name: _counts(rank) | _duel(served, rank) for name, rank in whole.items()}
+        baselines = {name: rank_counts(rank) | _duel(served, rank) for name, rank in whole.items()}
         self._spent += time.thread_time() - started
-        return {**_counts(served), **baselines}
+        return {**rank_counts(served), **baselines}
 
     def loss_rose(self, model: LiveModel) -> bool | None:
         """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
@@ -204,7 +250,8 @@ def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
     return losses
 
 
-def _counts(ranks: Floats) -> Plain:
+def rank_counts(ranks: Floats) -> Plain:
+    """Counters of some ranks: how many, and the sum of each metric."""
     return {"ranked": len(ranks), **{name: float(value(ranks).sum()) for name, value in METRICS.items()}}
 
 
