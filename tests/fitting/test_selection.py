@@ -9,7 +9,7 @@ import pytest
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.errors import LearningError, SettingsError, StreamError
+from melon.errors import LearningError, StreamError
 from melon.evaluation.predictors import Popularity
 from melon.evaluation.prequential import prequential
 from melon.evaluation.ranking import gains
