@@ -135,3 +135,20 @@ def test_a_forked_process_computes_with_one_thread() -> None:
     """With two it would wait for ever: OpenMP's threads are those of the parent."""
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "2"]
+
+
+def test_each_thread_has_its_own_number(allowed: Any) -> None:
+    """Two models that learn in threads of one process do not change each other's."""
+    allowed(3)
+    seen: list[int] = []
+
+    def other() -> None:
+        with using_threads(2):
+            seen.append(threads.allowed())
+
+    worker = threading.Thread(target=other)
+    with using_threads(1):
+        worker.start()
+        worker.join()
+        assert (threads.allowed(), seen) == (1, [2])
+    assert threads.allowed() == 3

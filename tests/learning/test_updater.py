@@ -9,6 +9,7 @@ import torch
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, SettingsError
+from melon.learning.general_step import all_finite
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
@@ -358,3 +359,10 @@ class TestMostStep:
                 assert not alive
             else:
                 assert alive
+
+
+def test_large_numbers_are_finite() -> None:
+    """A sum of finite numbers may overflow; the numbers are finite all the same."""
+    assert all_finite([torch.full((4,), 3e38)])
+    assert not all_finite([torch.ones(2), torch.tensor([1.0, float("inf")])])
+    assert not all_finite([torch.tensor([float("nan")])])
