@@ -9,7 +9,7 @@ import pytest
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.errors import LearningError, SettingsError, StreamError
+from melon.errors import LearningError, StreamError
 from melon.evaluation.prequential import prequential
 from melon.fitting import pretrained
 from melon.fitting import selection as module
@@ -301,15 +301,9 @@ def test_copies_are_independent(log: Interactions, parts: Parts) -> None:
     wanted = bytes_of(state)
     copy = state.copy()
     table = copy.tables["item_factors"]
-    table.add(np.arange(table.rows), np.ones(table.rows, 6))
+    table.lend()[: table.rows] += 1
     assert bytes_of(state) == wanted
     assert bytes_of(PretrainedState.of(PLAN, state.copy())) == wanted
-
-
-def test_a_device_that_is_not_there_is_a_settings_error() -> None:
-    for device in ("gpu of my dreams", "meta:x", "cuda:99"):
-        with pytest.raises(SettingsError, match="device"):
-            Plan(device=device).build()
 
 
 def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:

@@ -16,8 +16,6 @@ from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 
-CPU = torch.device("cpu")
-
 
 def targets_of(
     generator: torch.Generator, held: int, used: int, units: int, most: int, own: int, other: int
@@ -54,7 +52,7 @@ class TestCompiledUnits:
         specs = {"p": TableSpec("p", "user", "embedding", own), "q": TableSpec("q", "item", "embedding", other)}
         found: list[dict[str, Tensor]] = []
         for dtype in (torch.float64, torch.float32):
-            phi = Parameters(3, dtype, CPU, "xavier")
+            phi = Parameters(3, dtype, "xavier")
             model = InteractionModel(specs, chosen, phi, 3)
             pairs = PairModel(chosen, phi, sees_interaction=True, sees_parameter=sees_parameter)
             _shake(phi)
@@ -85,7 +83,7 @@ class TestCompiledUnits:
     def test_what_is_not_finite_shows(self) -> None:
         chosen, generator = RateSettings(), torch.Generator().manual_seed(0)
         specs = {"p": TableSpec("p", "user", "embedding", 8), "q": TableSpec("q", "item", "embedding", 8)}
-        phi = Parameters(3, torch.float32, CPU, "xavier")
+        phi = Parameters(3, torch.float32, "xavier")
         model = InteractionModel(specs, chosen, phi, 3)
         pairs = PairModel(chosen, phi, sees_interaction=True, sees_parameter=True)
         kernel = interaction_kernel(20, phi["user.attention"])
@@ -104,7 +102,7 @@ class TestCompiledUnits:
     )
     def test_the_default_shape_is_covered(self, settings: dict[str, Any], compiled: bool) -> None:
         specs = {"p": TableSpec("p", "user", "embedding", 8), "q": TableSpec("q", "item", "embedding", 8)}
-        model = InteractionModel(specs, RateSettings(**settings), Parameters(3, torch.float32, CPU, "xavier"), 3)
+        model = InteractionModel(specs, RateSettings(**settings), Parameters(3, torch.float32, "xavier"), 3)
         assert (model.kernel() is not None) is compiled
 
 

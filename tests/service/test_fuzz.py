@@ -81,6 +81,8 @@ def fuzz(service: Service, seconds: float, least: int) -> None:
             content = (
                 content[:place] + rng.choice([b'"', b"\\", b"[" * 50, b"\xff", b"1e999", b""]) + content[place + 1 :]
             )
+        if len(content) > service.settings.body_most:
+            continue  # refused before it is parsed, and perhaps before it is sent
         before = time.process_time()  # the service is in this process
         answer = service.call("POST", path, content)
         spent = time.process_time() - before

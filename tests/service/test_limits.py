@@ -25,12 +25,17 @@ class TestWork:
         assert work_of(ListsIn.model_validate({**plain, "k": 100})) == MOST_WORK
         costly = {**plain, "k": 1_000, "rules": {"diversity": 0.5}}
         assert work_of(ListsIn.model_validate(costly)) > 100 * MOST_WORK
+        capped = {**plain, "rules": {"at_most": {"category": 2}}}
+        assert work_of(ListsIn.model_validate(capped)) == 30_000
         named = {**plain, "candidates": [f"i{n}" for n in range(10_000)]}
         assert work_of(ListsIn.model_validate(named)) > 10 * MOST_WORK
         assert work_of(ListsIn.model_validate({**named, "users": ["u1"]})) < MOST_WORK
 
     def test_a_request_that_costs_too_much_is_refused(self, service: Service) -> None:
         body = {"users": [f"u{n}" for n in range(500)], "k": 1_000, "rules": {"diversity": 0.5}}
+        refused = service.call("POST", "/v1/recommendations", body)
+        assert (refused.status, refused.content["error"]["code"]) == (400, "too_much_work")
+        body = {**body, "k": 100}
         refused = service.call("POST", "/v1/recommendations", body)
         assert (refused.status, refused.content["error"]["code"]) == (400, "too_much_work")
         assert str(MOST_WORK) in refused.content["error"]["message"]

@@ -83,6 +83,7 @@ RENAMED = {
     "--tune": "--budget N: settings are searched on each cell's selection window",
     "--trials": "--budget",
     "--fading": "--half-life",
+    "--device": "no option: tables are numpy arrays in the memory of the machine",
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from melon.data.ids import Id
+from melon.data.ids import Id, IdBook
 from melon.errors import LearningError
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position
@@ -27,6 +28,8 @@ ListSource = Literal["model", "popular", "history", "similar"]
 #: Items of a visitor's history count less the older they are.
 _OLDER = 0.9
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+#: A list of more items than this, or with more items named in its request, takes long.
+_LONG_K, _LONG_NAMED = 100, 1_000
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Query:
     pins: tuple[tuple[int, Id], ...] = ()
     candidates: tuple[Id, ...] | None = None
     items: tuple[Id, ...] = ()  # a visitor's history, newest last; or the item that others shall be similar to
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether it takes several times as long as a usual list, so that few of its kind are made at once."""
+        named = len(self.exclude) + len(self.candidates or ())
+        return self.k > _LONG_K or named > _LONG_NAMED or (self.rules.rearranges and self.k > _LONG_K // 4)
 
 
 class ListEntry(NamedTuple):
@@ -271,8 +280,21 @@ def _exclude(work: _QueryState, reasons: Mapping[str, Ints], candidates: set[int
 def _item_rows(model: LiveModel, items: Sequence[Id], n_items: int) -> Ints:
     if not items:
         return _NO_ROWS
-    rows = model.items.rows(items)
+    rows = _rows_of(model, items) if len(items) > _LONG_NAMED else model.items.rows(items)
     return np.where(rows < n_items, rows, -1)
+
+
+#: Lists of one request name the same items: their rows are found once (the items, the model's book, its size, rows).
+_FOUND: deque[tuple[Sequence[Id], IdBook, int, Ints]] = deque(maxlen=2)
+
+
+def _rows_of(model: LiveModel, items: Sequence[Id]) -> Ints:
+    for known, book, size, rows in tuple(_FOUND):
+        if known is items and book is model.items and size == len(book):
+            return rows
+    rows = model.items.rows(items)
+    _FOUND.append((items, model.items, len(model.items), rows))
+    return rows
 
 
 def _top(competing: tuple[Ints, Floats], work: _QueryState, model: LiveModel) -> BestRows:

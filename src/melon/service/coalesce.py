@@ -21,8 +21,6 @@ from melon.service.replica import Replica
 AT_ONCE = 16
 #: Lists of one request that are taken in one turn, so that a request for many users does not hold up the others.
 IN_A_TURN = 4
-#: A list longer than this is the only one of its kind in a turn.
-_LONG = 100
 
 Look = Callable[[LiveModel, Position], Any]
 
@@ -133,8 +131,8 @@ class Coalescer:
             job = self._jobs.popleft()
             start = len(job.queries) - job.left
             most = min(IN_A_TURN, left)
-            if job.look is None and job.queries[start].k > _LONG:
-                if costly:  # one long list in a turn: others wait for it
+            if job.look is None and job.queries[start].takes_long:
+                if costly:  # one that takes long in a turn: others wait for it
                     self._jobs.append(job)
                     continue
                 most, costly = 1, True

@@ -16,8 +16,11 @@ from melon.errors import MelonError
 from melon.service.config import LOOPBACK, ServeSettings
 from melon.service.keys import keys_of
 from melon.service.learner.replaying import describe
+from melon.service.learner.start import check_together
+from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
 from melon.service.log.files import BATCHES, EVENTS, LEAST_SQLITE
+from melon.service.log.steps import StepReader
 from melon.service.metrics import disk_free
 
 _LEAST_DISK = 1 << 30
@@ -98,10 +101,12 @@ def _disk(folder: Path) -> str:
 def _log(folder: Path) -> str:
     if not (folder / EVENTS).exists():
         return "none yet"
-    reader = LogReader(folder)
-    offset, events = reader.last()
-    reader.close()
-    return f"{events} events, offset {offset}"
+    with LogReader(folder) as reader:
+        offset, events = reader.last()
+        if (folder / BATCHES).exists():
+            with StepReader(folder) as steps:
+                check_together(folder, steps, Checkpoints(folder), reader)
+    return f"{events} events, offset {offset}; steps and checkpoints fit"
 
 
 def _keys(settings: ServeSettings) -> str:

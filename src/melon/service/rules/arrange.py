@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -46,9 +46,9 @@ def arrange(pool: Pool, k: int, *, at_most: Mapping[str, int], diversity: float)
     choose = _Chooser(pool, at_most, diversity)
     chosen: list[int] = []
     for tier in tiers:
-        waiting = tier.tolist()
-        while waiting and len(chosen) < k:
-            place = waiting.pop(choose.best_of(waiting))
+        for place in choose.in_order(tier):
+            if len(chosen) == k:
+                break
             if choose.take(place):
                 chosen.append(place)
     return chosen
@@ -68,13 +68,16 @@ class _Chooser:
             self._nearest = np.zeros(len(pool.rows))
             self._first = True
 
-    def best_of(self, waiting: Sequence[int]) -> int:
-        """The place in `waiting` of the next item to try; of equal ones, the one that the model ranks higher."""
+    def in_order(self, tier: Ints) -> Iterator[int]:
+        """The places of a tier in the order to try; of equal ones, first the one that the model ranks higher."""
         if self._nearest is None:
-            return 0
-        some = np.asarray(waiting)
-        value = (1 - self._diversity) * self._relevance[some] - self._diversity * self._nearest[some]
-        return int(value.argmax())
+            yield from tier.tolist()
+            return
+        relevance, gone = (1 - self._diversity) * self._relevance[tier], np.zeros(len(tier))
+        for _ in range(len(tier)):
+            at = int((relevance - self._diversity * self._nearest[tier] - gone).argmax())
+            gone[at] = np.inf
+            yield int(tier[at])
 
     def take(self, place: int) -> bool:
         """Count an item, unless a cap is reached."""
