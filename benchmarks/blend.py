@@ -30,7 +30,7 @@ import numpy as np
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.fitting.auto import SETTINGS
-from melon.fitting.baselines import choose_baselines, choose_popularity
+from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
@@ -190,8 +190,7 @@ def window(names: list[str]) -> None:
                     (selection.judged(selection.at_window("default", each, start)), str(each)) for each in some
                 )
                 print(f"{name}: {recommender}{' with half_life' if half_life else ''} {score:.4f} {at}", flush=True)
-        baselines = choose_baselines(selection, starts["bpr"])
-        for baseline, choice in {"popular": choose_popularity(selection), **baselines}.items():
+        for baseline, choice in choose_baselines(selection).items():
             print(f"{name}: {baseline} {choice.score:.4f} {choice.settings}", flush=True)
 
 

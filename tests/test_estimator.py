@@ -294,13 +294,14 @@ class TestRecommending:
             [one.score for one in after[0]], abs=1e-7
         )
 
-    def test_a_user_who_is_not_known_gets_what_is_popular_of_late(self) -> None:
+    def test_a_user_who_is_not_known_gets_the_list_of_a_newcomer(self) -> None:
         model = quick(batch_size=500).fit(events())
         model.partial_fit([(f"fan {n}", "hit", 1_000 + n) for n in range(30)])
         stranger, known = model.recommend(["stranger", "u1"], k=4)
-        assert (stranger.source, known.source) == ("popular", "model")
-        assert stranger[0].item == "hit"
-        assert stranger[0].score == pytest.approx(30, rel=0.01)
+        assert (stranger.source, known.source) == ("model", "model")
+        assert [one.score for one in stranger] == pytest.approx(
+            model.score("stranger", [one.item for one in stranger]), abs=1e-7
+        )
         assert [one.score for one in stranger] == sorted((one.score for one in stranger), reverse=True)
 
     def test_the_shape_of_an_answer(self) -> None:
@@ -319,7 +320,7 @@ class TestRecommending:
         frame = model.recommend(["u1", "nobody"], k=3, as_frame=True)
         assert frame.columns == ["user", "rank", "item", "score", "source"]
         assert frame["rank"].to_list() == [1, 2, 3, 1, 2, 3]
-        assert frame["source"].to_list() == ["model"] * 3 + ["popular"] * 3
+        assert frame["source"].to_list() == ["model"] * 6
         assert frame["item"].to_list()[:3] == [one.item for one in model.recommend("u1", k=3)[0]]
 
     def test_scores_are_those_of_the_lists_and_strangers_count_as_zeros(self) -> None:

@@ -36,7 +36,7 @@ TIMINGS = ("update_ms", "score_ms", "pretrain_s", "peak_rss_mb", "batches", "ran
 
 @pytest.fixture(scope="module")
 def result(flips: Interactions) -> Evaluation:
-    return melon.evaluate(flips, "bpr", "eals", **SMALL, seeds=2, full_ranking=True)
+    return melon.evaluate(flips, "bpr", "eals", **SMALL, seeds=2)
 
 
 def timeless(record: dict[str, Any]) -> str:
@@ -88,8 +88,11 @@ class TestFrames:
         assert table["method"].to_list() == [*result.record["baselines"], "eals"]
         assert table["HR@5"][-1] == pytest.approx(np.mean([one["metrics"]["HR@5"] for one in result.records]))
         assert result.metrics == pytest.approx(table.drop("method").row(-1, named=True))
-        for section in ("without_repeats", "full_ranking"):
-            assert result.table(section).shape == table.shape
+        assert result.table("without_repeats").shape == table.shape
+        for track in ("all", "first_time"):
+            lists = result.table(f"lists.{track}")
+            assert lists["method"].to_list() == table["method"].to_list()
+            assert set(lists.columns) > {"NDCG@10", "MRR@10", "coverage", "gini", "similarity"}
         with pytest.raises(SettingsError, match="unknown section"):
             result.table("metric")
 

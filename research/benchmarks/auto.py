@@ -2,7 +2,7 @@
 
     python research/benchmarks/auto.py --seeds 5
     python research/benchmarks/auto.py --streams amazon_grocery,yelp --seeds 3 --baselines few
-    python research/benchmarks/auto.py --seeds 1 --baselines few --candidates known --full-ranking
+    python research/benchmarks/auto.py --seeds 1 --baselines few --candidates known
     python research/benchmarks/auto.py --seeds 5 --baselines none     # only `auto` with and without its further inputs
 
 `melon bench` runs the cells, each kind in a folder of its own under --out, so a run that was stopped goes on where it
@@ -26,8 +26,8 @@ import numpy as np
 import polars as pl
 
 from accuracy import DATA, SPLITS, STREAMS, Cells, show_conclusions
+from melon.evaluation.baselines import BASELINES as SIMPLE_BASELINES
 from melon.evaluation.compare import Comparison, Sides, compare_mean
-from melon.evaluation.predictors import SIMPLE_BASELINES
 from melon.evaluation.ranking import gains, hits
 from melon.fitting.auto import SETTINGS
 from melon.lab.bench import bench_streams
@@ -72,7 +72,6 @@ def main() -> None:
     parser.add_argument("--rates", action="store_true", help="beside them, the blend with MeLON's learned rates")
     parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--candidates", default="catalogue", choices=("catalogue", "known"))
-    parser.add_argument("--full-ranking", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/auto"))
     asked = parser.parse_args()
@@ -80,7 +79,7 @@ def main() -> None:
     missing = [name for name in names if not (DATA / f"{name}.parquet").exists()]
     if missing:
         sys.exit(f"no {', '.join(missing)} in {DATA}; set MELON_DATA to the folder that holds them.")
-    out = asked.out / f"{asked.candidates}{'-full' if asked.full_ranking else ''}"
+    out = asked.out / asked.candidates
     few, seeds = asked.baselines != "all", asked.baseline_seeds or asked.seeds
     run(asked, AUTO, names, out, asked.seeds)
     run(asked, replace(MAIN, recommenders="blend") if asked.baselines == "none" else MAIN, names, out, asked.seeds)
@@ -94,7 +93,7 @@ def main() -> None:
     levels(found, "HR@5 / NDCG@10", lambda frame, column: frame[column])
     levels(found, "without repeats", lambda frame, column: frame.filter(~pl.col("repeat"))[column])
     levels(found, "cold users", lambda frame, column: frame.filter(pl.col("cold"))[column])
-    if asked.full_ranking and others is not None:
+    if others is not None:
         whole_catalogue(out, names, asked.seeds)
     conclusions(found)
 
@@ -102,8 +101,6 @@ def main() -> None:
 def run(asked: argparse.Namespace, kind: Kind, names: list[str], out: Path, seeds: int) -> None:
     """The cells of one kind, as far as they are missing."""
     options: dict[str, Any] = {"budget": asked.budget, "half_life": kind.half_life, "candidates": asked.candidates}
-    if asked.full_ranking:
-        options["full_ranking"] = True
     negatives = {} if kind.negatives is None else {"negatives": kind.negatives}
     if kind.settings or negatives:
         options["recommender_settings"] = {**kind.settings, **negatives}
@@ -182,9 +179,9 @@ def whole_catalogue(out: Path, names: list[str], seeds: int) -> None:
     of = {name: (Cells(out / folder, kind, seeds) for folder, kind in kinds) for name in names}
     records = {name: [each.records(name, "default") for each in pair] for name, pair in of.items()}
     rows: dict[str, Callable[[list[Any]], list[Any]]] = {
-        "auto": lambda pair: [record["full_ranking"] for record in pair[0]],
+        "auto": lambda pair: [record["lists"]["all"] for record in pair[0]],
         **{baseline: partial(_baseline, baseline) for baseline in BASELINES},
-        "bpr, default + time decay": lambda pair: [record["full_ranking"] for record in pair[1]],
+        "bpr, default + time decay": lambda pair: [record["lists"]["all"] for record in pair[1]],
     }
     for label, read in rows.items():
         cells = [
@@ -195,7 +192,7 @@ def whole_catalogue(out: Path, names: list[str], seeds: int) -> None:
 
 
 def _baseline(baseline: str, pair: list[Any]) -> list[Any]:
-    return [record["baselines"][baseline]["full_ranking"] for record in pair[1]]
+    return [record["baselines"][baseline]["lists"]["all"] for record in pair[1]]
 
 
 def conclusions(found: Mapping[str, Mapping[str, Method]]) -> None:

@@ -25,6 +25,7 @@ from accuracy import DATA, show_conclusions
 from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.evaluation.compare import Sides, compare_mean
+from melon.evaluation.lists import Lister
 from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.ranking import gains, hits, metrics
 from melon.fitting import meta_training
@@ -81,14 +82,15 @@ def judged(selection: Selection, updater: Updater) -> Tally:
     for first, last in selection._batches(parts.window_start, parts.judged_from):
         updater.learn(meta_training.batch_of(log, first, last))
     candidates, tally = Candidates(log, seed=protocol.seed, count=protocol.negatives), Tally()
+    lister = Lister(log, parts.judged_from)
     for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
-        for point in prequential(updater, log, candidates, first, last, full_ranking=True):
+        for point in prequential(updater, log, candidates, first, last, lister=lister):
             tally.add(point)
     return tally
 
 
 def ranks(tally: Tally, kind: str) -> np.ndarray:
-    return np.asarray(tally.rank if kind == KINDS[0] else tally.full_rank)
+    return np.asarray(tally.rank if kind == KINDS[0] else tally.list_rank("all"))
 
 
 def main(stream: str, asked: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@
 
 HR@5 and NDCG@10, intervals by resampling users and items, conclusions as docs/methods.md 5.8 allows, with Holm's
 correction over what is printed for one stream and metric. `--without-repeats`: only events whose user had not the item.
-`--full-ranking`: ranks among the whole catalogue, of records that were made with `melon bench … --full-ranking`.
+`--lists`: ranks by lists of the whole catalogue, all events.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--recommender", default="bpr")
     parser.add_argument("--seeds", type=int, default=None, help="at most so many")
     parser.add_argument("--without-repeats", action="store_true")
-    parser.add_argument("--full-ranking", action="store_true")
+    parser.add_argument("--lists", action="store_true")
     args = parser.parse_args()
     ours = sides_of(args.ours)[0]
     others = [side for text in args.theirs for side in sides_of(text)]
@@ -44,7 +44,7 @@ def main() -> None:
     if not streams:
         sys.exit(f"no records of {args.recommender} in {ours[0]}.")
     print(f"`python research/benchmarks/versus.py {' '.join(sys.argv[1:])}`")
-    rank = "full_rank" if args.full_ranking else "rank"
+    rank = "list_all" if args.lists else "rank"
     for metric, value in METRICS.items():
         levels: dict[str, dict[str, str]] = {}
         families: dict[str, dict[str, Comparison]] = {}

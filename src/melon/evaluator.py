@@ -54,7 +54,7 @@ def evaluate(
     candidates: str | None = None,
     negatives: int | None = None,
     align_ties: bool | None = None,
-    full_ranking: bool | None = None,
+    lists: bool | None = None,
     retrain_every: int | None = None,
     threads: int | None = None,
     json: str | os.PathLike[str] | None = None,
@@ -80,7 +80,7 @@ def evaluate(
         batch_size: interactions in a mini-batch.
         candidates: where negatives come from: "catalogue", "full-log" or "known"; `negatives` says how many.
         align_ties: whether parts and batches are cut only where the time changes.
-        full_ranking: whether to rank among the whole catalogue too.
+        lists: whether to rank by lists of the whole catalogue, too; by default yes.
         retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.
         threads: threads of the arithmetic.
         json: a file for the full result, with the rank of every event beside it.

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
+from melon.evaluation.lists import TRACKS, Lister
 from melon.evaluation.predictors import Frozen, Popularity, Predictor
-from melon.evaluation.prequential import Point, Tally, UserPast, drawn_ahead, pairwise_loss, prequential
+from melon.evaluation.prequential import Point, Tally, drawn_ahead, pairwise_loss, prequential
 from melon.learning.updater import Updater
+from melon.models.catalogue import Catalogue
 from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
@@ -41,6 +41,15 @@ def changing_log(*, other_from: int | None = None) -> Interactions:
     return Interactions.from_ids(users + 1_000, items + 7, 5 * (when // 3))
 
 
+class ByFormula(Catalogue):
+    def __init__(self, score: Callable[[Ints, Ints], Any], n_items: int) -> None:
+        self._score, self._n_items = score, n_items
+
+    def scores(self, users: Any, *, unseen: bool = False) -> Any:
+        lines = np.tile(np.arange(self._n_items), (len(users), 1))
+        return np.asarray(self._score(users, lines))
+
+
 class Spy:
     """Scores by formula; writes down what it was asked and taught, in order."""
 
@@ -54,8 +63,8 @@ class Spy:
         self.calls.append(("score", (users.copy(), items.copy(), time)))
         return np.asarray(self._score(users, items))
 
-    def score_catalogue(self, users: Ints, n_items: int, time: int) -> Scores:
-        return np.asarray(self._score(users, np.tile(np.arange(n_items), (len(users), 1))))
+    def catalogue(self, n_items: int, time: int) -> Catalogue:
+        return ByFormula(self._score, n_items)
 
     def learn(self, batch: Batch) -> None:
         self.calls.append(("learn", batch))
@@ -172,44 +181,37 @@ def test_a_score_that_is_no_number_names_its_batch_and_nothing_is_learned(bad: f
     assert [kind for kind, _ in spy.calls] == ["score", "learn", "score"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=40), st.data())
-def test_the_users_past_agrees_with_a_slow_twin(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
-    users, items = (np.array(column) for column in zip(*pairs, strict=True))
-    log = Interactions.from_ids(users, items, np.arange(len(pairs)))
-    start = data.draw(st.integers(0, len(pairs) - 1))
-    stop = data.draw(st.integers(start + 1, len(pairs)))
-    events = np.arange(start, stop)
-    lines, found = UserPast(log).before(log.users[events], events)
-    wanted = [
-        (line, int(log.items[earlier]))
-        for line, event in enumerate(events)
-        for earlier in range(event)
-        if log.users[earlier] == log.users[event]
-    ]
-    assert list(zip(lines.tolist(), found.tolist(), strict=True)) == wanted
-
-
-@pytest.mark.parametrize("mode", ["catalogue", "known"])
-def test_full_ranking_agrees_with_a_slow_twin(mode: str) -> None:
-    """Under `known` the catalogue is what was there when the batch began, without items that come later."""
+def test_ranks_by_lists_agree_with_a_slow_twin() -> None:
+    """Both tracks, among what was known when the batch began; a target that nobody had had is a miss."""
     log = changing_log()
-    tally = Tally()
-    start_of: dict[int, int] = {}
-    for point in run(log, Spy(), mode, full_ranking=True):
-        tally.add(point)
-        start_of |= dict.fromkeys(point.events.tolist(), point.start)
-    assert tally.full_rank is not None
-    for event, rank in zip(tally.events.tolist(), tally.full_rank.tolist(), strict=True):
-        user, item = int(log.users[event]), int(log.items[event])
-        past = {int(log.items[e]) for e in range(event) if log.users[e] == user}
-        there = range(log.n_items) if mode == "catalogue" else set(log.items[: start_of[event]].tolist())
-        score = np.sin(user * 1.7 + np.arange(log.n_items) * 0.3)
-        assert rank == 1 + sum(score[i] > score[item] for i in there if i not in past or i == item)
-    assert bool(log.repeats[tally.events].any())
+    lists: dict[str, list[float]] = {track: [] for track in TRACKS}
+    starts: list[int] = []
+    for point in run(log, Spy(), lister=Lister(log, START)):
+        assert point.lists is not None
+        for track in TRACKS:
+            lists[track] += point.lists.tracks[track].rank.tolist()
+        starts += [point.start] * (point.stop - point.start)
+    misses = 0
+    for number, start in enumerate(starts):
+        event = START + number
+        user, item, known = int(log.users[event]), int(log.items[event]), int(log.items[:start].max()) + 1
+        past = {int(log.items[e]) for e in range(start) if log.users[e] == user}
+        if item >= known:
+            misses += 1
+            assert lists["all"][number] == lists["first_time"][number] == np.inf
+            continue
+        score = np.sin(user * 1.7 + np.arange(known) * 0.3)
+        assert lists["all"][number] == 1 + (score > score[item]).sum()
+        if item in past:
+            assert np.isnan(lists["first_time"][number])
+        else:
+            assert lists["first_time"][number] == 1 + sum(score[i] > score[item] for i in range(known) if i not in past)
+    assert misses
+    assert np.isnan(lists["first_time"]).any()
 
 
 @pytest.mark.parametrize("recommender", SMALL)
-def test_full_ranking_scores_are_the_scores_of_the_candidates(recommender: str) -> None:
+def test_catalogue_scores_are_the_scores_of_the_candidates(recommender: str) -> None:
     log = changing_log()
     model = updater(log, recommender, "default")
     for _ in run(log, model):
@@ -247,7 +249,7 @@ def test_what_comes_later_changes_no_rank(name: str, mode: str) -> None:
     tallies = []
     for log in logs:
         tally = Tally()
-        for point in run(log, PREDICTORS[name](log), mode, full_ranking=True):
+        for point in run(log, PREDICTORS[name](log), mode, lister=Lister(log, START)):
             tally.add(point)
         tallies.append(tally)
     one, other = tallies
@@ -255,9 +257,11 @@ def test_what_comes_later_changes_no_rank(name: str, mode: str) -> None:
         assert first.ranks.rank.tobytes() == second.ranks.rank.tobytes()
         assert first.usable.tolist() == second.usable.tolist()
         assert first.loss == second.loss
-        assert first.full_ranks is not None
-        assert second.full_ranks is not None
-        assert first.full_ranks.rank.tobytes() == second.full_ranks.rank.tobytes()
+        assert first.lists is not None
+        assert second.lists is not None
+        for track in TRACKS:
+            assert first.lists.tracks[track].rank.tobytes() == second.lists.tracks[track].rank.tobytes()
+            assert first.lists.tracks[track].listed.tobytes() == second.lists.tracks[track].listed.tobytes()
     # The batch that holds the cut was predicted before any of it was learned: its events before the cut are the same.
     before = [tally.rank[tally.events < cut].tobytes() for tally in tallies]
     assert before[0] == before[1]
@@ -297,17 +301,13 @@ def test_scoring_changes_nothing() -> None:
 def test_events_on_unknown_items_are_left_out_and_counted() -> None:
     log = changing_log()
     tally = Tally()
-    for point in run(log, Spy(), "known", full_ranking=True):
+    for point in run(log, Spy(), "known"):
         tally.add(point)
         known = set(log.items[: point.start].tolist())
         assert point.usable.tolist() == [item in known for item in log.items[point.start : point.stop].tolist()]
         assert len(point.ranks) == point.usable.sum() == len(point.events)
-        assert point.full_ranks is not None
-        assert len(point.full_ranks) == len(point.ranks)
     assert 0 < tally.left_out < EVENTS - START
     assert tally.left_out + len(tally.rank) == EVENTS - START == tally.left_out + len(tally.ties)
-    assert tally.full_rank is not None
-    assert len(tally.full_rank) == len(tally.events) == len(tally.rank)
 
 
 def test_a_batch_where_all_is_left_out_is_a_point_without_ranks() -> None:
@@ -323,7 +323,8 @@ def test_a_batch_where_all_is_left_out_is_a_point_without_ranks() -> None:
 def test_nothing_tallied_is_empty() -> None:
     tally = Tally()
     assert len(tally.events) == len(tally.rank) == len(tally.ties) == tally.left_out == tally.loss == 0
-    assert tally.full_rank is None
+    assert tally.lists == []
+    assert tally.list_rank("all") is None
 
 
 def test_popularity_follows_its_counts() -> None:
@@ -334,7 +335,7 @@ def test_popularity_follows_its_counts() -> None:
         seen += log.items[point.start : point.stop].tolist()
         counts = [seen.count(item) for item in range(log.n_items)]
         assert predictor.score(np.arange(2), np.tile(np.arange(log.n_items), (2, 1)), 0).tolist() == [counts] * 2
-        assert predictor.score_catalogue(np.arange(3), log.n_items, 0).tolist() == [counts] * 3
+        assert predictor.catalogue(log.n_items, 0).scores(np.arange(3)).tolist() == [counts] * 3
 
 
 def test_frozen_learns_nothing() -> None:

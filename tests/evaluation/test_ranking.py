@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from melon.errors import LearningError
-from melon.evaluation.ranking import metrics, rank_among_all, rank_first, selection_score
+from melon.evaluation.lists import better_and_equal
+from melon.evaluation.ranking import LIST_METRICS, metrics, rank_first, selection_score
+from melon.stream.pairs import SeenPairs, pair_keys
 
 Scores = npt.NDArray[Any]
 # Few levels, so that ties are the rule; the two zeros are equal and must tie.
@@ -50,9 +52,8 @@ def test_what_is_no_number_is_an_error_that_names_the_batch(bad: float, column: 
     message = f"{bad} in the batch of events 7 to 11 .interaction 2, candidate {column}."
     with pytest.raises(LearningError, match=message):
         rank_first(scores, "the batch of events 7 to 11")
-    nothing = np.empty(0, dtype=np.int64)
-    with pytest.raises(LearningError, match=message):
-        rank_among_all(scores, np.zeros(5, dtype=np.int64), (nothing, nothing), "the batch of events 7 to 11")
+    with pytest.raises(LearningError, match=f"{bad} in the batch of events 7 to 11 .line 2, item {column}."):
+        better_and_equal(scores, np.arange(5), np.ones(5, dtype=np.int64), SeenPairs(), "the batch of events 7 to 11")
 
 
 def test_no_events_have_no_ranks_and_no_metrics() -> None:
@@ -78,15 +79,25 @@ def test_ranks_among_all_agree_with_a_slow_sort(scores: Scores, data: st.DataObj
     lines, items = scores.shape
     cells = st.tuples(st.integers(0, lines - 1), st.integers(0, items - 1))
     positives = np.array([data.draw(st.integers(0, items - 1)) for _ in range(lines)])
-    hidden = data.draw(st.lists(cells, max_size=12))  # now and then the positive itself: a repeat; or a cell twice
-    where = (np.array([line for line, _ in hidden], dtype=np.int64), np.array([i for _, i in hidden], dtype=np.int64))
-    ranks = rank_among_all(scores, positives, where, "a test")
+    hidden = data.draw(st.lists(cells, max_size=12))  # now and then the positive itself: a repeat
+    seen = SeenPairs()
+    seen.add(pair_keys(*(np.array(side, dtype=np.int64) for side in zip(*hidden, strict=True)))) if hidden else None
+    counts = better_and_equal(scores, np.arange(lines), positives, seen, "a test")
     for line in range(lines):
         own = int(positives[line])
-        others = [scores[line, i] for i in range(items) if i != own and (line, i) not in hidden]
-        possible = possible_ranks(scores[line, own], others)
-        assert ranks.rank[line] == np.mean(possible)
-        assert ranks.ties[line] == len(possible) - 1
+        for first, left_out in ((0, []), (2, hidden)):
+            others = [scores[line, i] for i in range(items) if i != own and (line, i) not in left_out]
+            possible = possible_ranks(scores[line, own], others)
+            better, equal = counts[line, first : first + 2].tolist()
+            assert 1 + better + equal / 2 == np.mean(possible)
+            assert equal == len(possible) - 1
+
+
+def test_list_metrics_have_the_reciprocal_rank_too() -> None:
+    found = metrics(np.array([1.0, 4.0, 11.0, np.inf]), LIST_METRICS)
+    assert found["MRR@5"] == found["MRR@10"] == pytest.approx((1 + 1 / 4) / 4)
+    assert found["MRR@20"] == pytest.approx((1 + 1 / 4 + 1 / 11) / 4)
+    assert found["NDCG@20"] < 1
 
 
 def test_metrics_by_hand() -> None:

@@ -11,8 +11,10 @@ import pytest
 from melon.atomic import require_writable, write_text
 from melon.data.interactions import Interactions
 from melon.errors import DataError
+from melon.evaluation import labels
+from melon.evaluation.baselines import BASELINES
 from melon.evaluation.cell import Cell
-from melon.evaluation.record import read_json, result_lines, write_result
+from melon.evaluation.record import lists_sentence, read_json, result_lines, write_result
 from melon.fitting.config import CellConfig
 
 Record = dict[str, Any]
@@ -20,15 +22,19 @@ Record = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def record(flips: Interactions, small: Callable[..., CellConfig]) -> Record:
-    return Cell(flips, small(strategy="eals", full_ranking=True)).run("stream.parquet").record
+    return Cell(flips, small(strategy="eals")).run("stream.parquet").record
 
 
 def test_lines_of_a_result(record: Record) -> None:
-    mixed = [f"{what} + popularity" for what in ("transitions", "item-kNN", "frozen")]
+    mixed = [labels.label(name) for name in BASELINES]
     names = ["frozen (no update)", "popularity", "recent popularity", *mixed, "default steps (tuned)", "eALS"]
     assert [line.label for line in result_lines([record])] == names
-    full = {line.method: line.metrics for line in result_lines([record], "full_ranking")}
-    assert full["eals"] == record["full_ranking"]
+    full = {line.method: line.metrics for line in result_lines([record], "lists.all")}
+    assert full["eals"] == record["lists"]["all"]
+    assert full["mix"] == record["baselines"]["mix"]["lists"]["all"]
+    sentence = lists_sentence(record)
+    assert sentence.startswith("In lists of the whole catalogue, eALS has NDCG@10 ")
+    assert labels.label(record["nearest"]) in sentence
     tuned = {**record, "strategy": "default"}
     assert [line.label for line in result_lines([tuned])] == names[:-1]
     own = [line.label for line in result_lines([{**tuned, "pretrain": "own"}])]

@@ -8,6 +8,7 @@ import pytest
 
 from melon.data.interactions import Interactions
 from melon.errors import DataError
+from melon.evaluation.lists import TRACKS, BatchLists, TrackLists
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
 from melon.evaluation.work import PlainKeeper, StateKeeper, TallyKeeper, Work, start_afresh, work_folder
@@ -22,8 +23,9 @@ def tally(*, full: bool) -> Tally:
         usable = rng.random(size) < 0.6 if size > 1 else np.zeros(1, dtype=bool)
         count = int(usable.sum())
         ranks = Ranks(1 + rng.integers(0, 20, count) / 2, rng.integers(0, 3, count))
-        everything = Ranks(1 + rng.integers(0, 99, count) / 2, rng.integers(0, 3, count)) if full else None
-        made.add(Point(start, start + size, usable, ranks, everything, *rng.random(4).tolist()))
+        tracks = {track: TrackLists(rng.random(size), rng.integers(-1, 9, (size, 10), np.int32)) for track in TRACKS}
+        lists = BatchLists(start, tracks) if full else None
+        made.add(Point(start, start + size, usable, ranks, lists, *rng.random(4).tolist()))
         start += size
     return made
 
@@ -40,9 +42,12 @@ def test_a_tally_comes_back_as_it_was(full: bool, tmp_path: Path) -> None:
         assert one.usable.tolist() == other.usable.tolist()
         assert one.ranks.rank.tobytes() == other.ranks.rank.tobytes()
         assert one.ranks.ties.tolist() == other.ranks.ties.tolist()
-        assert (one.full_ranks is None) == (other.full_ranks is None) == (not full)
-        if one.full_ranks and other.full_ranks:
-            assert one.full_ranks.rank.tobytes() == other.full_ranks.rank.tobytes()
+        assert (one.lists is None) == (other.lists is None) == (not full)
+        if one.lists and other.lists:
+            assert one.lists.known == other.lists.known
+            for track in TRACKS:
+                assert one.lists.tracks[track].rank.tobytes() == other.lists.tracks[track].rank.tobytes()
+                assert one.lists.tracks[track].listed.tobytes() == other.lists.tracks[track].listed.tobytes()
     assert back.rank.tobytes() == made.rank.tobytes()
     assert back.left_out == made.left_out
     assert [path.name for path in tmp_path.iterdir()] == ["t.safetensors"]

@@ -10,10 +10,12 @@ import pytest
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError, StreamError
+from melon.evaluation.predictors import Popularity
 from melon.evaluation.prequential import prequential
+from melon.evaluation.ranking import gains
 from melon.fitting import pretrained
 from melon.fitting import selection as module
-from melon.fitting.baselines import choose_popularity
+from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, refit, untrained
 from melon.fitting.selection import Selection
@@ -62,7 +64,7 @@ def choose(log: Interactions, parts: Parts, budget: int = 3) -> tuple[Plain, dic
     """Everything that can be chosen, and the recommender it was chosen with."""
     selection = window(log, parts, budget=budget)
     pretraining, start = selection.pretraining()
-    chosen = {"pretrain": pretraining.plain(), "popularity": choose_popularity(selection).plain()}
+    chosen = {"pretrain": pretraining.plain(), "mix": choose_baselines(selection)["mix"].plain()}
     chosen |= {name: selection.strategy(name, start, {}).plain() for name in ("default", "eals")}
     return chosen, bytes_of(start)
 
@@ -88,7 +90,8 @@ def test_the_judged_part_is_the_end_of_the_window_and_validation(
 
     monkeypatch.setattr(module, "prequential", spy)
     monkeypatch.setattr(module, "selection_score", lambda rank: judged.append(len(rank)) or 0.5)
-    choose_popularity(window(log, parts, budget=1))
+    selection = window(log, parts, budget=1)
+    selection.judged(Popularity(100, selection.before_window.items))
     assert (parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop) == (560, 644, 700, 800)
     assert streamed == [(644, 700), (700, 800)]
     assert judged == [800 - 644]
@@ -122,12 +125,11 @@ def test_choices_repeat_themselves_and_can_be_written_down(log: Interactions, pa
     assert json.loads(json.dumps(one[0], allow_nan=False)) == one[0]
 
 
-def test_every_strategy_and_baseline_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
+def test_every_strategy_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
     _, start = window(log, parts, budget=1).pretraining()
     for budget in (1, 4):
         selection = window(log, parts, budget=budget)
         trials = {name: selection.strategy(name, start, {}).trials for name in ("default", "eals", "metasgd")}
-        trials["popularity"] = choose_popularity(selection).trials
         assert {name: len(some) for name, some in trials.items()} == dict.fromkeys(trials, budget)
 
 
@@ -136,8 +138,8 @@ def test_where_time_is_up_each_choice_has_one_trial_and_it_is_said_once(log: Int
     selection = window(log, parts, progress, minutes=1e-9, budget=3)
     assert not selection.time_is_up
     pretraining, start = selection.pretraining()
-    choices = [pretraining, selection.strategy("default", start, {}), choose_popularity(selection)]
-    assert [len(choice.trials) for choice in choices] == [1, 1, 1]
+    choices = [pretraining, selection.strategy("default", start, {})]
+    assert [len(choice.trials) for choice in choices] == [1, 1]
     assert [line for line in progress.lines if "are over" in line] == [
         "1e-09 minutes of choosing are over: the best settings so far are taken"
     ]
@@ -375,3 +377,19 @@ class TestJudgedAfterTrainingAgain:
         other = Interactions(log.users, items, log.times, log.user_keys, log.item_keys)
         states = [self.selection(each, parts).trained_again({"epochs": 2}) for each in (log, other)]
         assert bytes_of(states[0]) == bytes_of(states[1])
+
+
+def test_by_lists_the_score_is_the_mean_of_both_tracks(log: Interactions, parts: Parts) -> None:
+    """`auto` compares settings by the mean NDCG@10 over all events and over first-time pairs."""
+    selection = window(log, parts, protocol=replace(PROTOCOL, by_lists=True))
+    before, tracks = selection.before_window.items, dict[str, list[Any]]()
+    for point in selection.through(Popularity(100, before), by_lists=True):
+        assert point.lists is not None
+        for track, lists in point.lists.tracks.items():
+            tracks.setdefault(track, []).append(lists.rank)
+    ranks = {track: np.concatenate(some) for track, some in tracks.items()}
+    first = ~selection.log.repeats[parts.judged_from :]
+    wanted = gains(ranks["all"]).sum() / len(first) + np.nansum(gains(ranks["first_time"])) / first.sum()
+    trial = selection.raced({}, Popularity(100, before), None)
+    assert trial.score == pytest.approx(wanted / 2, rel=1e-12)
+    assert trial.score != window(log, parts).raced({}, Popularity(100, before), None).score

@@ -128,7 +128,7 @@ class TestWords:
     def test_a_baseline_that_is_shown_only_is_named_where_it_is_ahead(self) -> None:
         strategies = methods(**{"bpr default": (0.3, 2.0)})
         for hit_rate, named in ((0.5, True), (0.2, False)):
-            baseline = Method("knn_popularity", ranks(hit_rate, seed=6), 0.0)
+            baseline = Method("item_knn", ranks(hit_rate, seed=6), 0.0)
             found = advice_of(strategies, SIMPLE, beside=(baseline.name,), methods=(*SIMPLE, baseline, *strategies))
             assert ("cannot serve: item-kNN + popularity" in "\n".join(found.sentences())) is named
             assert "Take bpr updated by default" in found.sentences()[0]

@@ -19,8 +19,8 @@ import torch
 from commands import Run, melon
 from melon.data.files import load_stream
 from melon.errors import LearningError, SettingsError
+from melon.evaluation.baselines import BASELINES
 from melon.evaluation.cell import Cell
-from melon.evaluation.predictors import SIMPLE_BASELINES
 from melon.evaluation.work import Work
 from melon.fitting.config import CellConfig
 from melon.kernels.threads import use_threads
@@ -90,7 +90,7 @@ def test_every_cell_has_a_record_and_the_foundation_is_there_unasked(bench: Path
             assert "has nothing to update" in records[name]["not_applicable"]
         else:
             assert records[name]["metrics"]["HR@5"] >= 0
-            always = {"frozen", "popularity", "recent_popularity", *SIMPLE_BASELINES, "default"}
+            always = {"frozen", "popularity", "recent_popularity", *BASELINES, "default"}
             assert records[name]["baselines"].keys() == always
 
 

@@ -34,8 +34,8 @@ def test_a_legend_fits_into_its_figure() -> None:
         "frozen",
         "popularity",
         "recent_popularity",
-        "transitions_popularity",
-        "knn_popularity",
+        "own_history",
+        "item_knn",
         "default",
         "melon",
     )

@@ -65,7 +65,7 @@ def test_repeats_are_left_out_of_the_headline(tmp_path: Path) -> None:
 
 
 def test_the_whole_catalogue_is_shown_where_it_was_ranked(tmp_path: Path) -> None:
-    write_run(tmp_path, full={"HR@5": 0.125}, full_ranking=True)
+    write_run(tmp_path, full={"HR@5": 0.125})
     assert table_of(comparison_of(tmp_path), "full")["melon"]["HR@5"].mean == 0.125
     write_run(tmp_path / "other")
     assert table_of(comparison_of(tmp_path / "other"), "full")["melon"] == {}

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stream in ("yelp", ODD):
         for seed in (0, 1):
             for name, hits in (("melon", 40), ("melon_i", 25), ("melon_p", 20), ("eals", 15), ("sml", 10)):
-                given = {"repeat": repeat, "cold": [True, *repeat[1:]], "full": {"HR@5": 0.125}, "full_ranking": True}
+                given = {"repeat": repeat, "cold": [True, *repeat[1:]], "full": {"HR@5": 0.125}}
                 write_run(made, name, ranks_with(hits + seed, n), seed=seed, stream=stream, batch=8, **given)
     write_run(made, "sml", ranks_with(20, n), stream="yelp", recommender="ncf")
     (made / f"{ODD}-ncf-0-eals.failed.txt").write_text("<script>alert(1)</script>", encoding="utf-8")

@@ -21,12 +21,12 @@ EVIL = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def record(flips: Interactions, small: Callable[..., CellConfig]) -> Record:
-    return Cell(flips, small(strategy="eals", full_ranking=True)).run("odd <name>.parquet").record
+    return Cell(flips, small(strategy="eals")).run("odd <name>.parquet").record
 
 
 @pytest.fixture(scope="module")
 def default(flips: Interactions, small: Callable[..., CellConfig]) -> Record:
-    return Cell(flips, small(full_ranking=True)).run("odd <name>.parquet").record
+    return Cell(flips, small()).run("odd <name>.parquet").record
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ def test_without_any_rank_it_says_so(record: Record) -> None:
     for part in (empty["baselines"], {"own": empty}):
         for summary in part.values():
             summary["metrics"] = {}
-    empty["baselines"] = {name: {"without_repeats": {}, "full_ranking": {}} for name in empty["baselines"]}
-    empty["without_repeats"] = empty["full_ranking"] = {}
-    text = headline([empty], result_lines([empty], "full_ranking"))
+    empty["baselines"] = {name: {"without_repeats": {}, "lists": None} for name in empty["baselines"]}
+    empty["without_repeats"], empty["lists"] = {}, None
+    text = headline([empty], result_lines([empty], "lists.all"))
     assert text.startswith("No event could be ranked")
 
 

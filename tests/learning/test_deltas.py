@@ -107,7 +107,7 @@ def test_a_forgotten_person_leaves_no_trace_and_the_model_can_be_saved(name: str
     learner.forget("u1")
     history = model.updater.history
     assert model.users.rows(["u1"])[0] == -1
-    assert model.recommend(["u1"], 3)[0].source == "popular"
+    assert model.recommend(["u1"], 3)[0].items == model.recommend(["never seen"], 3)[0].items
     assert not history.seen.contains(pairs).any()
     assert history.of_users.met(np.array([row]))[0] == 0
     assert forget(model, "u1", "nobody else") is None

@@ -291,7 +291,7 @@ class TestHead:
         apart = first - first.mean(1, keepdims=True)
         assert meta_training["centre"] == pytest.approx(first.mean((0, 1)), rel=1e-5, abs=1e-6)
         assert 1 / meta_training["scale"][:3] == pytest.approx(np.sqrt(np.square(apart).mean((0, 1)))[:3], rel=1e-5)
-        assert meta_training["scale"][3] == 1_000  # a constant input has no spread, and stays finite
+        assert meta_training["scale"][3] == 0  # nothing was learned of what a constant input means when it changes
 
     def test_without_meta_training_it_rests_and_is_scaled_by_what_it_saw(self, values: dict[str, Any]) -> None:
         """The same scales as meta-training over the same examples gives, and not a step before there are any."""

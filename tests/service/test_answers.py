@@ -79,9 +79,9 @@ def slowly(model: LiveModel, facts: ItemFacts, query: Query) -> list[tuple[str, 
     """Score every item that the model knows, drop those that may not be listed, sort."""
     known = query.user is not None and model.users.rows([query.user])[0] >= 0
     items = model.items.ids(np.arange(model.rows_of("item"))).tolist()
-    if query.source == "model" and known:
-        scores = model.score([query.user], items)  # type: ignore[list-item]
-    elif query.source in ("model", "popular"):
+    if query.source == "model":
+        scores = model.score(["stranger" if query.user is None else query.user], items)
+    elif query.source == "popular":
         scores = model.popular.read(np.arange(len(items)))[:, 0]
     else:
         row = model.items.rows(["i7"])
@@ -151,7 +151,7 @@ def test_pins_hidden_items_caps_and_sources(model: LiveModel, facts: ItemFacts) 
     assert "i9" not in [one.item for one in listed.items]
     assert listed.filtered["hidden"] == 1
     (stranger,) = maker(facts).make(model, AT, [Query(user="nobody", k=3)], NOW)
-    assert stranger.source == "popular"
+    assert stranger.source == "model"
     (visitor,) = maker(facts).make(model, AT, [Query(source="history", items=("i7", "i9"), k=100)], NOW)
     assert visitor.source == "history"
     assert not {"i7", "i9"} & {one.item for one in visitor.items}

@@ -116,7 +116,7 @@ class TestLists:
         scores = [one["score"] for one in listed["items"]]
         assert scores == sorted(scores, reverse=True)
         stranger = service.get("/v1/recommendations/somebody%20new%2F7?k=5")
-        assert (stranger["source"], stranger["user"]) == ("popular", "somebody new/7")
+        assert (stranger["source"], stranger["user"]) == ("model", "somebody new/7")
 
     def test_a_write_can_be_read(self, service: Service) -> None:
         for n in range(5):
@@ -342,7 +342,7 @@ class TestAdmin:
         job = answer.content
         service.wait(lambda: service.get(f"/v1/jobs/{job['job']}")["done"])
         listed = service.get(f"/v1/recommendations/leaver?after={job['offset']}")
-        assert listed["source"] == "popular"
+        assert listed["source"] == "model"
         assert "seen" not in listed["filtered"]
         assert service.get("/v1/items/i59")["owner"] is None
         assert service.call("GET", "/v1/jobs/forget-999999").status == 404

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from melon.data.interactions import Interactions
-from melon.evaluation.predictors import HALF_LIVES, WEIGHTS
+from melon.evaluation.baselines import HALF_LIVES, WEIGHTS
 from melon.evaluation.ranking import rank_first, selection_score
 from melon.models.streaming.counts import ItemCounts
 from melon.stream.candidates import Candidates

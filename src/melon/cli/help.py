@@ -82,6 +82,7 @@ RENAMED = {
     "tune": "melon evaluate STREAM --budget N --save-config FILE",
     "--tune": "--budget N: settings are searched on each cell's selection window",
     "--trials": "--budget",
+    "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
     "--fading": "--half-life",
     "--device": "no option: tables are numpy arrays in the memory of the machine",
 }

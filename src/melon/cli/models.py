@@ -17,7 +17,7 @@ _OF_EVALUATIONS_ONLY = (
     "candidates",
     "negatives",
     "align_ties",
-    "full_ranking",
+    "lists",
     "retrain_every",
 )
 

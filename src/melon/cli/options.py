@@ -58,7 +58,12 @@ EVALUATION: Mapping[str, Any] = {
     "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
     "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
     "align_ties": _option(bool, PROTOCOL, "Cut parts and batches only where the time changes.", "--align-ties"),
-    "full_ranking": _option(bool, PROTOCOL, "Also rank among the whole catalogue.", "--full-ranking"),
+    "lists": _option(
+        bool,
+        PROTOCOL,
+        "Rank by lists of the whole catalogue, as users see them, beside sampled candidates. (default: yes)",
+        "--lists/--no-lists",
+    ),
     "retrain_every": _option(
         int,
         PROTOCOL,

@@ -34,7 +34,7 @@ def recommend(
         )
         return
     for one in lists:
-        note = "" if one.source == "model" else " (not known to the model: popular items)"
+        note = "" if one.source == "model" else " (the model has nothing to say of this user: popular items)"
         _print_table(f"user {one.user}{note}", one.items)
 
 

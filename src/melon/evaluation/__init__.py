@@ -1,15 +1,20 @@
 """Measuring: ranks, metrics, the prequential loop, comparisons, simple baselines."""
 
+from melon.evaluation.baselines import BASELINES, make_baseline
 from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, holm
-from melon.evaluation.predictors import SIMPLE_BASELINES, Frozen, Popularity, Predictor, make_baseline
+from melon.evaluation.lists import TRACKS, Lister, list_summaries
+from melon.evaluation.predictors import Frozen, Popularity, Predictor
 from melon.evaluation.prequential import Point, Tally, prequential
-from melon.evaluation.ranking import METRICS, Ranks, gains, hits, metrics, rank_among_all, rank_first, selection_score
+from melon.evaluation.ranking import LIST_METRICS, METRICS, Ranks, gains, hits, metrics, rank_first, selection_score
 
 __all__ = [
+    "BASELINES",
+    "LIST_METRICS",
     "METRICS",
-    "SIMPLE_BASELINES",
+    "TRACKS",
     "Comparison",
     "Frozen",
+    "Lister",
     "Point",
     "Popularity",
     "Predictor",
@@ -21,10 +26,10 @@ __all__ = [
     "gains",
     "hits",
     "holm",
+    "list_summaries",
     "make_baseline",
     "metrics",
     "prequential",
-    "rank_among_all",
     "rank_first",
     "selection_score",
 ]

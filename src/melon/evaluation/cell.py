@@ -12,19 +12,13 @@ import numpy as np
 
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
-from melon.evaluation.predictors import (
-    SIMPLE_BASELINES,
-    UNCHOSEN,
-    Frozen,
-    Popularity,
-    Predictor,
-    Retrained,
-    make_baseline,
-)
+from melon.evaluation.baselines import BASELINES, SOURCES, UNCHOSEN, make_baseline
+from melon.evaluation.lists import Lister
+from melon.evaluation.predictors import Frozen, Popularity, Predictor, Retrained
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.record import CellRecord
 from melon.evaluation.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
-from melon.fitting.baselines import choose_baselines, choose_popularity
+from melon.fitting.baselines import choose_baselines
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
 from melon.fitting.live_batches import measure_live_batches
@@ -123,20 +117,15 @@ class Cell:
         choices, plain, selection = self.fitting.choose(beside=("default",)), PlainKeeper(), self.selection
         if self.fitting.unchosen is not None:
             settings: Plain = {"recent_popularity": {"half_life": 3_000}}
-            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in SIMPLE_BASELINES.items()}
+            settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in SOURCES.items()}
+            settings["mix"] = {"half_life": 3_000}
             return choices | {name: without_trials(chosen) for name, chosen in settings.items()}
 
-        def half_life() -> Plain:
-            self.progress.stage("choosing the half-life of recent popularity")
-            return choose_popularity(selection).plain()
-
-        def mixtures() -> Plain:
+        def baselines() -> Plain:
             self.progress.stage("choosing half-lives and weights of simple baselines")
-            baselines = choose_baselines(selection, self.fitting.window()[1])
-            return {name: choice.plain() for name, choice in baselines.items()}
+            return {name: choice.plain() for name, choice in choose_baselines(selection).items()}
 
-        choices["recent_popularity"] = self._work.once("choice/recent_popularity", plain, half_life)
-        return choices | self._work.once("choice/baselines", plain, mixtures)
+        return choices | self._work.once("choice/baselines", plain, baselines)
 
     def _note_a_small_catalogue(self) -> None:
         """Say early that nothing can be ranked, where users have taken almost everything."""
@@ -179,10 +168,8 @@ class Cell:
             "popularity": lambda: Popularity(float("inf"), past_items),
             "recent_popularity": lambda: Popularity(half_life, past_items),
             **{
-                name: lambda name=name: make_baseline(  # type: ignore[misc]
-                    name, choices[name]["settings"], training, Frozen(self._updater("default", {}, state))
-                )
-                for name in SIMPLE_BASELINES
+                name: lambda name=name: make_baseline(name, choices[name]["settings"], training)  # type: ignore[misc]
+                for name in BASELINES
             },
             "default": lambda: self._updater(
                 "default", choices["default"]["settings"], state, meta_training["default"]
@@ -230,6 +217,7 @@ class Cell:
         if self._watches and name == "strategy" and isinstance(predictor, Updater):
             predictor = watched = RateCapture(predictor, self._last_full_batch(log))
         total = self.parts.stop - self.parts.train_stop
+        lister = Lister(log, self.parts.validation_stop) if self.config.lists else None
         for first, last in (
             (self.parts.train_stop, self.parts.validation_stop),
             (self.parts.validation_stop, self.parts.stop),
@@ -242,7 +230,7 @@ class Cell:
                 last,
                 batch_size=self.config.batch_size,
                 align_ties=self.config.align_ties,
-                full_ranking=self.config.full_ranking and first == self.parts.validation_stop,
+                lister=lister if first == self.parts.validation_stop else None,
             )
             for point in map(watched.timed, points) if watched else points:
                 if first == self.parts.validation_stop:
@@ -279,7 +267,7 @@ class RateCapture:
     def __init__(self, updater: Updater, start: int) -> None:
         self._updater, self._start, self._spent = updater, start, 0.0
         self.rates: BatchRates | None = None
-        self.score, self.score_catalogue = updater.score, updater.score_catalogue
+        self.score, self.catalogue = updater.score, updater.catalogue
 
     def learn(self, batch: Batch) -> float:
         self._spent = 0.0

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from melon.data.interactions import Interactions
+from melon.evaluation.lists import BatchLists, Lister, Track
 from melon.evaluation.predictors import Predictor
-from melon.evaluation.ranking import Ranks, rank_among_all, rank_first, require_finite
+from melon.evaluation.ranking import Ranks, rank_first, require_finite
 from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates, CandidateSet
 from melon.stream.split import BATCH_SIZE, batches
@@ -26,7 +27,7 @@ class Point:
     stop: int
     usable: Flags
     ranks: Ranks
-    full_ranks: Ranks | None
+    lists: BatchLists | None
     loss: float
     score_ms: float
     update_ms: float
@@ -47,10 +48,12 @@ def prequential(
     *,
     batch_size: int = BATCH_SIZE,
     align_ties: bool = False,
-    full_ranking: bool = False,
+    lister: Lister | None = None,
 ) -> Iterator[Point]:
-    """Predict, then learn, events start … stop-1 batch by batch. The predictor has seen everything before `start`."""
-    past = UserPast(log) if full_ranking else None
+    """Predict, then learn, events start … stop-1 batch by batch. The predictor has seen everything before `start`.
+
+    With a `lister`, which has seen as much, the item taken is ranked by lists too.
+    """
     for first, last, offered in drawn_ahead(
         candidates, batches(start, stop, batch_size, log.times if align_ties else None)
     ):
@@ -62,13 +65,9 @@ def prequential(
         score_ms = (time.perf_counter() - began) * 1e3
         require_finite(scores, place)
         usable = scores[offered.usable]
-        full = None
-        if past is not None:
-            ranked = offered.usable
-            everything = predictor.score_catalogue(batch.users[ranked], offered.pool, now)
-            lines, items = past.before(batch.users[ranked], batch.events[ranked])
-            hidden = lines[items < offered.pool], items[items < offered.pool]
-            full = rank_among_all(everything, batch.items[ranked], hidden, place)
+        lists = None
+        if lister is not None:
+            lists = lister.rank(predictor.catalogue, batch, int(log.known_items[first]), place)
         began = time.perf_counter()
         predictor.learn(batch)
         update_ms = (time.perf_counter() - began) * 1e3
@@ -77,7 +76,7 @@ def prequential(
             last,
             offered.usable,
             rank_first(usable, place),
-            full,
+            lists,
             pairwise_loss(usable),
             score_ms,
             update_ms,
@@ -111,24 +110,6 @@ def pairwise_loss(scores: Scores) -> float:
     return float(losses.mean(1, dtype=np.float64).sum())
 
 
-class UserPast:
-    """The items each user took before an event, by prefix look-up in time-ordered adjacency lists."""
-
-    def __init__(self, log: Interactions) -> None:
-        order = np.argsort(log.users, kind="stable")
-        self._items = log.items[order]
-        self._places = log.users[order] * len(log) + order  # ascending: by user, then by event
-        self._events = len(log)
-
-    def before(self, users: Ints, events: Ints) -> tuple[Ints, Ints]:
-        """(line, item) cells of everything each line's user took strictly before its event."""
-        starts = np.searchsorted(self._places, users * self._events)
-        sizes = np.searchsorted(self._places, users * self._events + events) - starts
-        lines = np.repeat(np.arange(len(users)), sizes)
-        within = np.arange(len(lines)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return lines, self._items[np.repeat(starts, sizes) + within]
-
-
 @dataclass
 class Tally:
     """Points added up: every rank kept, with its event number."""
@@ -157,10 +138,13 @@ class Tally:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     @property
-    def full_rank(self) -> Floats | None:
-        """Ranks over the whole catalogue, where they were asked for."""
-        parts = [point.full_ranks.rank for point in self.points if point.full_ranks is not None]
-        return np.concatenate(parts) if parts else None
+    def lists(self) -> list[BatchLists]:
+        """Lists of all batches, where they were asked for."""
+        return [point.lists for point in self.points if point.lists is not None]
+
+    def list_rank(self, track: Track) -> Floats | None:
+        """The rank by lists of every event, whether it has a sampled rank or not; None where none was made."""
+        return np.concatenate([lists.tracks[track].rank for lists in self.lists]) if self.lists else None
 
     @property
     def left_out(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,11 @@ def gains(rank: Floats, cut: int = 10) -> Floats:
     return np.where(rank <= cut, 1.0 / np.log2(rank + 1), 0.0)
 
 
+def reciprocals(rank: Floats, cut: int = 10) -> Floats:
+    """The event's part in MRR."""
+    return np.where(rank <= cut, 1.0 / rank, 0.0)
+
+
 #: Every metric by name: the value of each event, whose mean is reported. Tables, results and the service follow it.
 METRICS: dict[str, Callable[[Floats], Floats]] = {
     "HR@5": partial(hits, cut=5),
@@ -32,6 +37,13 @@ METRICS: dict[str, Callable[[Floats], Floats]] = {
     "NDCG@5": partial(gains, cut=5),
     "NDCG@10": partial(gains, cut=10),
     "NDCG@20": partial(gains, cut=20),
+}
+#: Those of lists of the whole catalogue.
+LIST_METRICS: dict[str, Callable[[Floats], Floats]] = {
+    **METRICS,
+    "MRR@5": partial(reciprocals, cut=5),
+    "MRR@10": partial(reciprocals, cut=10),
+    "MRR@20": partial(reciprocals, cut=20),
 }
 
 
@@ -55,18 +67,6 @@ def rank_first(scores: Scores, place: str) -> Ranks:
     return Ranks(1.0 + better + ties / 2, ties)
 
 
-def rank_among_all(scores: Scores, positives: Ints, hidden: tuple[Ints, Ints], place: str) -> Ranks:
-    """Rank each line's positive among all items except the hidden (line, item) cells."""
-    require_finite(scores, place)
-    own = scores[np.arange(len(scores)), positives][:, None]
-    better, equal = scores > own, scores == own
-    better[hidden] = False
-    equal[hidden] = False
-    equal[np.arange(len(scores)), positives] = False
-    ties = equal.sum(1)
-    return Ranks(1.0 + better.sum(1) + ties / 2, ties)
-
-
 def require_finite(scores: Scores, place: str) -> None:
     """A score that is not a finite number ends the evaluation; it is never a hit."""
     finite = np.isfinite(scores)
@@ -78,9 +78,9 @@ def require_finite(scores: Scores, place: str) -> None:
         )
 
 
-def metrics(rank: Floats) -> Metrics:
+def metrics(rank: Floats, which: Mapping[str, Callable[[Floats], Floats]] = METRICS) -> Metrics:
     """Every metric as a float64 mean over interactions; an empty set has none."""
-    return {name: float(np.mean(value(rank))) for name, value in METRICS.items()} if len(rank) else {}
+    return {name: float(np.mean(value(rank))) for name, value in which.items()} if len(rank) else {}
 
 
 def selection_score(rank: Floats) -> float:

@@ -20,13 +20,15 @@ from melon.atomic import replacing, write_text
 from melon.data.interactions import Interactions
 from melon.errors import DataError
 from melon.evaluation import labels
-from melon.evaluation.predictors import SIMPLE_BASELINES
+from melon.evaluation.baselines import BASELINES
+from melon.evaluation.lists import TRACKS, list_summaries
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import metrics
+from melon.evaluation.table import number
 from melon.fitting.auto import settle_auto
 from melon.fitting.config import CellConfig
 from melon.stream.split import Parts
-from melon.types import Flags, Floats, Plain
+from melon.types import Flags, Plain
 
 RankColumns = dict[str, np.ndarray[Any, Any]]
 WARM_UP_BATCHES = 10
@@ -65,8 +67,18 @@ class CellRecord:
         repeats = log.repeats[events]
         cold = log.users[events] >= self._known_users
         test_users = np.unique(log.users[self.parts.validation_stop :])
-        baselines = {name: summary(tally, repeats, full=config.full_ranking) for name, tally in self._baselines.items()}
-        for name in ("recent_popularity", *SIMPLE_BASELINES):
+        tested = slice(self.parts.validation_stop, self.parts.stop)
+        baselines: dict[str, Plain] = {
+            name: {**metrics(tally.rank), "without_repeats": metrics(tally.rank[~repeats])}
+            for name, tally in self._baselines.items()
+        }
+        lists = {
+            name: list_summaries(tally.lists, log.users[tested], log.items[tested])
+            for name, tally in self.tallies.items()
+        }
+        for name, summary in baselines.items():
+            summary["lists"] = lists[name]
+        for name in ("recent_popularity", *BASELINES):
             baselines[name] |= self.choices[name]["settings"]
         return {
             "dataset": {
@@ -100,7 +112,10 @@ class CellRecord:
                 "align_ties": config.align_ties,
                 "training_negatives": "uniform over items that exist by then, minus the user's own so far",
             },
-            **summary(ours, repeats, full=config.full_ranking, keyed=True),
+            "lists": lists["strategy"],
+            "nearest": self._nearest(baselines),
+            "metrics": metrics(ours.rank),
+            "without_repeats": metrics(ours.rank[~repeats]),
             "left_out": ours.left_out,
             "cumulative_loss": ours.loss,
             "baselines": baselines,
@@ -132,19 +147,32 @@ class CellRecord:
             "rank": self._ours.rank,
             **{f"rank_{name}": tally.rank for name, tally in self._baselines.items()},
         }
-        if self._ours.full_rank is not None:
-            columns["full_rank"] = self._ours.full_rank
+        places = events - self.parts.validation_stop
+        for track in TRACKS:
+            for name, tally in self.tallies.items():
+                rank = tally.list_rank(track)
+                if rank is not None:
+                    columns[f"list_{track}" if name == "strategy" else f"list_{track}_{name}"] = rank[places]
         return columns
 
+    def _nearest(self, baselines: Mapping[str, Plain]) -> str | None:
+        """The simple baseline that was best on the selection window; without a window, the best one in lists of all
+        events.
+        """
+        names = ("recent_popularity", *BASELINES)
+        scores = {name: self.choices[name].get("score") for name in names}
+        if all(score is None for score in scores.values()):
+            scores = {name: (baselines[name]["lists"] or {}).get("all", {}).get("NDCG@10") for name in names}
+        known = {name: score for name, score in scores.items() if score is not None}
+        return max(known, key=lambda name: known[name]) if known else None
 
-def summary(tally: Tally, repeats: Flags, *, full: bool, keyed: bool = False) -> Plain:
-    """Metrics with and without repeats, and over the whole catalogue; `keyed` gives the record's own layout."""
-    without = metrics(tally.rank[~repeats])
-    everything: Floats | None = tally.full_rank
-    ranked = metrics(everything) if full and everything is not None else None
-    if keyed:
-        return {"metrics": metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
-    return {**metrics(tally.rank), "without_repeats": without, "full_ranking": ranked}
+
+def section(summary: Mapping[str, Any], which: str) -> Mapping[str, float]:
+    """The metrics of one part of a summary, `lists.all` being `all` of its lists; empty where there are none."""
+    found: Any = summary
+    for name in which.split("."):
+        found = (found or {}).get(name)
+    return found or {}
 
 
 def step_size(ours: Tally, default: Tally) -> Plain:
@@ -213,6 +241,22 @@ def read_any_json(path: Path) -> Any:
         ) from None
 
 
+def lists_sentence(record: Mapping[str, Any]) -> str:
+    """The first sentence of a result: NDCG@10 by lists in both tracks, beside the nearest baseline."""
+    name, nearest = record.get("label") or method_name(record), record["nearest"]
+    texts = []
+    for track, text in (("all", "all events"), ("first_time", "first-time pairs")):
+        ours, theirs = (section(each, f"lists.{track}") for each in (record, record["baselines"].get(nearest, {})))
+        if ours and theirs:
+            texts.append(f"{number(ours['NDCG@10'])} against {number(theirs['NDCG@10'])} ({text})")
+    if not texts:
+        return f"{labels.label(name)} made no lists."
+    return (
+        f"In lists of the whole catalogue, {labels.label(name)} has NDCG@10 {', '.join(texts)} of the nearest simple "
+        f"method, {labels.label(nearest)}, which is the best of them on the selection window."
+    )
+
+
 def judged(repeats: Flags) -> Flags:
     """The events that conclusions are about: without repeats where a stream has some (docs/methods.md 5.8)."""
     return ~repeats if repeats.any() and not repeats.all() else np.ones(len(repeats), dtype=bool)
@@ -257,12 +301,12 @@ def is_auto(request: Mapping[str, Any]) -> bool:
 def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -> list[ResultLine]:
     """Every method of one or several results on the same stream once, baselines of the first record first.
 
-    `which` is `metrics`, `without_repeats` or `full_ranking`.
+    `which` is `metrics`, `without_repeats`, `lists.all` or `lists.first_time`.
     """
     first = records[0]
     lines: dict[str, ResultLine] = {}
     for name, summary_of in first["baselines"].items():
-        values = summary_of if which == "metrics" else (summary_of.get(which) or {})
+        values = summary_of if which == "metrics" else section(summary_of, which)
         method = labels.AUTO if name == "default" and is_auto(first["config"]["asked"]) else name
         text, search = labels.label(method), first["config"]["chosen"].get(name)
         if search is not None and not search["trials"]:
@@ -280,5 +324,5 @@ def result_lines(records: Sequence[Mapping[str, Any]], which: str = "metrics") -
         elif not same:
             other = labels.recommender_label(record["recommender"])
             method, text = f"{method} ({other})", f"{text.removesuffix(' (tuned)')} on {other}"
-        lines[method] = ResultLine(method, text, record[which] or {}, [batch["HR@5"] for batch in record["batches"]])
+        lines[method] = ResultLine(method, text, section(record, which), [batch["HR@5"] for batch in record["batches"]])
     return list(lines.values())

@@ -15,7 +15,7 @@ import polars as pl
 from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare
-from melon.evaluation.ranking import METRICS
+from melon.evaluation.ranking import LIST_METRICS, METRICS
 from melon.evaluation.record import result_lines
 from melon.evaluation.table import ResultTable, metric_table
 from melon.fitting.live_batches import live_batch_line
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Parts of a record that hold metrics.
-SECTIONS = ("metrics", "without_repeats", "full_ranking")
+SECTIONS = ("lists.all", "lists.first_time", "metrics", "without_repeats")
+#: What a table of lists shows.
+LIST_COLUMNS = (*LIST_METRICS, "coverage", "gini", "similarity")
 RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
 
 
@@ -72,7 +74,8 @@ class Evaluation:
     def table(self, section: str = "metrics") -> pl.DataFrame:
         """One line for each method with its metrics, averaged over seeds; the strategy comes last.
 
-        `section` is "metrics", "without_repeats" (first-time events) or "full_ranking" (the whole catalogue).
+        `section` is "lists.all" or "lists.first_time" (lists of the whole catalogue), "metrics" (among 99 sampled
+        items) or "without_repeats" (the same on first-time events).
         """
         if section not in SECTIONS:
             raise unknown_name("section", section, SECTIONS)
@@ -170,7 +173,7 @@ class Evaluation:
 
     @staticmethod
     def _mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        names = [name for name in METRICS if any(name in values for values in metrics)]
+        names = [name for name in LIST_COLUMNS if any(name in values for values in metrics)]
         return {name: float(np.mean([values[name] for values in metrics if name in values])) for name in names}
 
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from melon.atomic import cannot_write, replacing, write_text
 from melon.data.interactions import Interactions
 from melon.errors import DataError
+from melon.evaluation.lists import TRACKS, BatchLists, TrackLists
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
 from melon.fitting.fit import Memo
@@ -107,24 +108,31 @@ class TallyKeeper:
             "rank": result.rank,
             "ties": result.ties.astype(np.int64),
         }
-        if result.full_rank is not None:
-            arrays["full_rank"] = result.full_rank
-            arrays["full_ties"] = np.concatenate([p.full_ranks.ties for p in points if p.full_ranks])
+        if result.lists:
+            arrays["known"] = np.array([lists.known for lists in result.lists])
+            for track in TRACKS:
+                tracks = [lists.tracks[track] for lists in result.lists]
+                arrays[f"{track}/rank"] = np.concatenate([each.rank for each in tracks])
+                arrays[f"{track}/listed"] = np.concatenate([each.listed for each in tracks])
         _save(arrays, path)
 
     def read(self, path: Path) -> Tally:
         arrays, tally = load_file(path), Tally()
         events = ranks = 0
-        for (start, stop, size), (loss, score_ms, update_ms, moved) in zip(
-            arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True
+        for number, ((start, stop, size), (loss, score_ms, update_ms, moved)) in enumerate(
+            zip(arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True)
         ):
-            of_batch = slice(ranks, ranks + size)
-            full = None
-            if "full_rank" in arrays:
-                full = Ranks(arrays["full_rank"][of_batch], arrays["full_ties"][of_batch])
-            usable = arrays["usable"][events : events + stop - start]
+            of_batch, of_events = slice(ranks, ranks + size), slice(events, events + stop - start)
+            lists = None
+            if "known" in arrays:
+                tracks = {
+                    track: TrackLists(arrays[f"{track}/rank"][of_events], arrays[f"{track}/listed"][of_events])
+                    for track in TRACKS
+                }
+                lists = BatchLists(int(arrays["known"][number]), tracks)
             own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
-            tally.add(Point(start, stop, usable, own, full, loss, score_ms, update_ms, moved))
+            usable = arrays["usable"][of_events]
+            tally.add(Point(start, stop, usable, own, lists, loss, score_ms, update_ms, moved))
             events, ranks = events + stop - start, ranks + size
         return tally
 

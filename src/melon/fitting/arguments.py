@@ -95,7 +95,7 @@ def plan_of(given: Arguments) -> Plan:
         budget=given.budget,
         epochs=given.epochs,
         minutes=minutes,
-        protocol=EvaluationProtocol(given.seed, given.batch_size),
+        protocol=EvaluationProtocol(given.seed, given.batch_size, by_lists=settled.get("auto", False)),
         dtype=given.dtype,
         threads=given.threads,
     )

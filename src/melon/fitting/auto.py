@@ -1,8 +1,9 @@
 """`auto`: the whole configuration for people who do not want to choose one.
 
 Its parts were settled on the selection windows of fast and slow streams alike: the `blend`, which weighs personal
-scores, what is popular now and items like the user's last ones, updated by plain steps. What has to differ from stream
-to stream is learned (the weighing) or chosen on the selection window (pre-training, the length of a step, time decay).
+scores, what is popular now, items like the user's last ones and what the user already had, updated by plain steps.
+What has to differ from stream to stream is learned (the weighing) or chosen on the selection window (pre-training, the
+length of a step, time decay).
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ AUTO = "auto"
 MINUTES = 30.0
 RECOMMENDER, STRATEGY = "blend", "default"
 #: Settings of the blend in `auto`, unless a request decides them: further inputs of its head (docs/recommenders.md).
-SETTINGS: Plain = {"inputs": ("profiles", "preferences"), "transitions": True}
+SETTINGS: Plain = {
+    "inputs": ("profiles", "preferences", "own"),
+    "transitions": True,
+    "head_own_share": 0.2,
+    "head_popular_share": 0.2,
+}
 _WHY = (
     "it weighs personal taste, what is popular now and what is like a user's last items as it goes, "
     "so that fast and slow streams both suit it"

@@ -48,7 +48,7 @@ class CellConfig:
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
     align_ties: bool = False
-    full_ranking: bool = False
+    lists: bool = True
     retrain_every: int | None = None
     half_life: str | float = "off"
     threads: int = 1
@@ -94,7 +94,9 @@ class CellConfig:
             budget=self.budget,
             epochs=self.epochs,
             minutes=self.minutes,
-            protocol=EvaluationProtocol(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties),
+            protocol=EvaluationProtocol(
+                *(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties), self.label is not None
+            ),
             threads=self.threads,
         )
 
@@ -210,7 +212,8 @@ def config_text(record: Plain) -> str:
         "recommender_settings": asked["recommender_settings"],
         "pretrain_settings": {**asked["pretrain_settings"], **chosen["pretrain"]["settings"]},
     }
-    score = "no trial" if choice.get("score") is None else f"HR@5 + NDCG@10 {choice['score']:.4f} before the test part"
+    measure = "NDCG@10 by lists" if record.get("label") == AUTO else "HR@5 + NDCG@10"
+    score = "no trial" if choice.get("score") is None else f"{measure} {choice['score']:.4f} before the test part"
     lines = [
         f"# {strategy}: {score}, {len(choice['trials'])} trials, seed {record['seed']}; melon {record['version']}",
         f"# {Path(dataset['path']).stem}: {dataset['interactions']:,} interactions, sha256 {dataset['sha256']}",

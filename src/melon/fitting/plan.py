@@ -36,6 +36,8 @@ class EvaluationProtocol:
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
     align_ties: bool = False
+    #: Whether settings are compared by lists of the whole catalogue instead of among sampled candidates.
+    by_lists: bool = False
 
 
 @dataclass(frozen=True)

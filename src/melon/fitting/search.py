@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from melon.evaluation.prequential import Point
-from melon.evaluation.ranking import gains, hits
 from melon.fitting.workers import Pending, Workers
 from melon.registry import Space
-from melon.types import Plain
+from melon.types import Floats, Plain
 
 #: A trial is stopped early where it is this many standard errors behind the best, after this many batches and this
 #: share of all.
@@ -26,16 +24,15 @@ _ERRORS, _FEWEST_BATCHES, _LEAST_SHARE = 3.0, 10, 0.25
 
 @dataclass
 class Curve:
-    """Batch by batch through the judged part: interactions with a rank, and the sum of their HR@5 + NDCG@10."""
+    """Batch by batch through the judged part: interactions with a rank, and the sum of what they are judged by."""
 
     ranked: list[int] = field(default_factory=list)
     gained: list[float] = field(default_factory=list)
 
-    def add(self, point: Point) -> None:
-        """One more batch."""
-        rank = point.ranks.rank
-        self.ranked.append(len(rank))
-        self.gained.append(float((hits(rank) + gains(rank)).sum()))
+    def add(self, values: Floats) -> None:
+        """One more batch: the value of each of its interactions."""
+        self.ranked.append(len(values))
+        self.gained.append(float(values.sum()))
 
     def score(self) -> float:
         """The running score."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from melon.data.interactions import Interactions
 from melon.errors import LearningError, StoppedError, StreamError
+from melon.evaluation.lists import TRACKS, Lister
 from melon.evaluation.predictors import Predictor, RowsAlone
 from melon.evaluation.prequential import Point, Tally, prequential
-from melon.evaluation.ranking import selection_score
+from melon.evaluation.ranking import gains, hits, selection_score
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, deploy, refit
@@ -27,10 +30,10 @@ from melon.learning.updater import Updater
 from melon.progress import Progress, Stop
 from melon.registry import Space
 from melon.strategies.base import Strategy
-from melon.stream.batch import batch_of
+from melon.stream.batch import Batch, batch_of
 from melon.stream.candidates import Candidates
 from melon.stream.split import Parts, batches
-from melon.types import Plain
+from melon.types import Floats, Plain
 
 #: Trials of longer logs take too much memory to run side by side.
 _SIDE_BY_SIDE = 20_000_000
@@ -41,6 +44,8 @@ _CHECKS, _PATIENCE = 10, 3
 _PRETRAIN_TRIALS = 3
 #: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
 _JUDGE_STEPS = (0.1, 0.3)
+#: Choices by lists look at as many events of the judged part as this many scores allow.
+LISTED_SCORES = 1e8
 
 
 class Selection:
@@ -314,16 +319,32 @@ class Selection:
 
     def raced(self, point: Plain, predictor: Predictor, opponent: Curve | None) -> Trial:
         """The same as a trial, which is given up where it is clearly behind another one."""
-        tally, curve = Tally(), Curve()
-        for at in self.through(predictor):
-            tally.add(at)
-            curve.add(at)
+        curve = Curve()
+        for at in self.through(predictor, by_lists=self.protocol.by_lists):
+            curve.add(self._values(at))
             if opponent is not None and curve.hopeless(opponent):
                 share = f"{len(curve.ranked)} of {len(opponent.ranked)} batches"
                 return Trial(point, None, f"stopped early, {curve.behind(opponent)[0]:.4f} behind after {share}")
-        return Trial(point, selection_score(tally.rank), curve=curve)
+        return Trial(point, curve.score(), curve=curve)
 
-    def through(self, predictor: Predictor) -> Iterator[Point]:
+    def _values(self, point: Point) -> Floats:
+        """What each interaction of a batch counts: HR@5 + NDCG@10 among sampled candidates; by lists, NDCG@10 of all
+        events and of first-time pairs, so that the mean over the judged part is the mean of both tracks.
+        """
+        if point.lists is None:
+            rank = point.ranks.rank
+            return hits(rank) + gains(rank)
+        everything, first = (point.lists.tracks[track].rank for track in TRACKS)
+        listed = ~np.isnan(everything)
+        both = gains(everything[listed]) + gains(first[listed]) / self._first_time_share
+        return both / 2
+
+    @cached_property
+    def _first_time_share(self) -> float:
+        """The share of first-time pairs in the judged part."""
+        return max(1 - float(self.log.repeats[self.parts.judged_from :].mean()), 1 / len(self.log))
+
+    def through(self, predictor: Predictor, *, by_lists: bool = False) -> Iterator[Point]:
         """Learn the window up to the judged part, then predict and learn each batch of that part and of validation.
 
         An updater whose history reaches into the window starts where its history ends.
@@ -333,14 +354,23 @@ class Selection:
         if behind <= parts.window_start:
             for first, last in self._batches(parts.window_start, parts.judged_from):
                 predictor.learn(batch_of(self.log, first, last))
+        scores = (parts.validation_stop - parts.judged_from) * self.log.n_items
+        lister = Lister(self.log, parts.judged_from, LISTED_SCORES / scores) if by_lists else None
         for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
-            yield from self._points(predictor, first, last)
+            yield from self._points(predictor, first, last, lister)
+
+    def window_batches(self) -> Iterator[Batch]:
+        """The batches of the window and of validation, in order; none straddles the beginning of the judged part."""
+        parts = self.parts
+        for begins, ends in pairwise((parts.window_start, parts.judged_from, parts.train_stop, parts.validation_stop)):
+            for first, last in self._batches(begins, ends):
+                yield batch_of(self.log, first, last)
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         return batches(first, last, self.protocol.batch_size, self.log.times if self.protocol.align_ties else None)
 
-    def _points(self, predictor: Predictor, first: int, last: int) -> Iterator[Point]:
+    def _points(self, predictor: Predictor, first: int, last: int, lister: Lister | None) -> Iterator[Point]:
         self._prepare()
         assert self._candidates is not None
         how: Plain = {"batch_size": self.protocol.batch_size, "align_ties": self.protocol.align_ties}
-        return prequential(predictor, self.log, self._candidates, first, last, **how)
+        return prequential(predictor, self.log, self._candidates, first, last, lister=lister, **how)

@@ -28,10 +28,14 @@ from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
 #: Users, allowed items, pairs seen (`SeenPairs.storage`), and where the best rows go.
 _TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
 
+#: Users, the target of each, pairs seen, and where the counts go.
+_RANKED: Signature = (INTS, INTS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
+
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
     "counted": (DOUBLE_TABLE, INTS, INTS, INT, INTS, SINGLE_TABLE, SINGLE_TABLE),
     "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
+    "count_better": (SINGLE_TABLE, *_RANKED),
     "scan": (
         *(*ROWS, INT, *ROWS, INT, INT, SINGLE, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLES),
         *(*_TOP, SINGLE_TABLE, INTS),
@@ -39,7 +43,10 @@ SIGNATURES: dict[str, Signature] = {
     "decayed": (INTS, INTS, SINGLES, INT, DOUBLE),
     "most_counted": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, INTS, INTS, INT_TABLE, DOUBLE_TABLE),
 }
-DOUBLES_TOO: dict[str, Signature] = {"top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS)}
+DOUBLES_TOO: dict[str, Signature] = {
+    "top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS),
+    "count_better": (DOUBLE_TABLE, *_RANKED),
+}
 
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _EMPTY, _ZERO, _ONE = np.int64(-1), np.float32(0), np.float32(1)
@@ -186,6 +193,35 @@ def top(
             return n
         _sorted(values[n], rows[n], held)
         counts[n] = held
+    return -1
+
+
+def count_better(
+    scores: Scores, users: Ints, targets: Ints, seen: Ints, bits: int, starts: Ints, past: SmallInts, counts: Ints
+) -> int:
+    """For each line, how many other columns score higher than its target and how many the same: first of all columns,
+    then of those whose pair with the line's user has not been seen. Returns -1, or a line with a NaN or an infinity.
+    """
+    for n in range(scores.shape[0]):
+        line, target, broken = scores[n], targets[n], _ZERO
+        own = line[target]
+        counts[n] = 0
+        for start in range(0, line.size, _TOGETHER):
+            stop, reaches = min(start + _TOGETHER, line.size), _ZERO
+            for column in range(start, stop):
+                broken += _ZERO if line[column] - line[column] == 0 else _ONE
+                reaches += _ZERO if line[column] < own else _ONE
+            if reaches == 0:
+                continue
+            for column in range(start, stop):
+                if line[column] < own or column == target:
+                    continue
+                kind = 0 if line[column] > own else 1
+                counts[n, kind] += 1
+                if not _holds(seen, bits, starts, past, users[n], column):
+                    counts[n, 2 + kind] += 1
+        if broken > 0:
+            return n
     return -1
 
 

@@ -53,7 +53,10 @@ class UserState(NamedTuple):
 
 _USER: Fields = Fields(UserState, (SINGLE, INTS, DOUBLES, DOUBLES, DOUBLES, INTS))
 SIGNATURES: dict[str, Signature] = {
-    "all_items": (HEAD, SINGLE, _USER, SINGLE_TABLE, SINGLE_TABLE, SLOTS, SLOTS, SMALL_INTS, SINGLE_TABLE, SINGLES),
+    "all_items": (
+        *(HEAD, SINGLE, _USER, SINGLE_TABLE, SINGLE_TABLE, SLOTS, SLOTS, SMALL_INTS, SINGLE_TABLE),
+        *(INTS, SINGLE_TABLE, SINGLES),
+    ),
     "shortlist": (INT, RINGS, COUNTED, SLOTS, INTS, INTS, INT, *_TOP[1:-1], SMALL_INTS, INTS),
 }
 
@@ -105,32 +108,37 @@ def all_items(
     followers: Slots,
     slots: SmallInts,
     pairs: Singles,
+    own_items: Ints,
+    own: Singles,
     scores: Singles,
 ) -> None:
     """Turn dot products of one user with all items into the blend's scores, in place.
 
     `head` is one over unscaled inputs, `constant` what every score lacks. `columns` are the items' biases and features,
     × items; `counts` all and recent events of items, 2 × items; `pairs` further inputs of pairs, items × some. Items
-    that met one of the user's last ones are scored a second time, with co-occurrence. `slots` is scratch: an EMPTY for
-    each item, before and after.
+    that met one of the user's last ones, and `own_items`, with inputs `own`, are scored a second time, with
+    co-occurrence. `slots` is scratch: an EMPTY for each item, before and after.
     """
     many, more, units = pairs.shape[0], pairs.shape[1], head.output.shape[1]
     kinds = 3 + (2 if followers.ids.shape[1] > 0 else 0)
     most, first = user.lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _fours(MET + more)
+    most, had = most + own_items.size, own.shape[1]
+    own_at = np.full(most, -1, np.int64)
     met, sums, dots = np.empty(most, np.int64), np.empty((kinds, most)), np.empty(most, np.float32)
-    block, said = np.zeros((first + _fours(kinds), _LANES), np.float32), np.empty((1, _LANES), np.float32)
+    block, said = np.zeros((first + _fours(kinds + had), _LANES), np.float32), np.empty((1, _LANES), np.float32)
     deep = np.empty((units, _LANES), np.float32)
     linear, hidden = np.zeros((1, block.shape[0]), np.float32), np.zeros((units, block.shape[0]), np.float32)
     shift = np.empty((units, 1), np.float32)
-    lacks = constant - _personal(head.linear[0], user, kinds, more, linear[0])
+    lacks = constant - _personal(head.linear[0], user, kinds, more, had, linear[0])
     linear[0, 0] += _ONE  # the personal score stands beside the head
     linear[0, 1] += _ONE
     for u in range(units):
-        shift[u, 0] = head.shift[u, 0] + _personal(head.hidden[u], user, kinds, more, hidden[u])
+        shift[u, 0] = head.shift[u, 0] + _personal(head.hidden[u], user, kinds, more, had, hidden[u])
     alone, hidden_alone = np.ascontiguousarray(linear[:, :first]), np.ascontiguousarray(hidden[:, :first])
     found = _co_occurrence(neighbours, user.lasts, user.weights, slots, met, sums, 0, 0)
     if kinds > 3:
         found = _co_occurrence(followers, user.lasts[:1], user.weights[:1], slots, met, sums, 3, found)
+    found = _with_own(own_items, slots, met, sums, own_at, found)
     for c in range(found):
         dots[c] = scores[met[c]]
         slots[met[c]] = _FREE
@@ -155,10 +163,29 @@ def all_items(
                 block[MET + f, lane] = pairs[item, f]
             for kind in range(kinds):
                 block[first + kind, lane] = math.log1p(sums[kind, start + lane] / _divisor(counts, kind, item))
+            _put_own(own, own_at[start + lane], block[first + kinds :, lane])
         said[:] = -lacks
         _forward(block, _LANES, linear, hidden, shift, head.output, deep, said)
         for lane in range(width):
             scores[met[start + lane]] = said[0, lane]
+
+
+def _with_own(own_items: Ints, slots: SmallInts, met: Ints, sums: Floats, own_at: Ints, found: int) -> int:
+    """Columns for the user's own items, too; `own_at` says which of them a column is about."""
+    for n in range(own_items.size):
+        item = own_items[n]
+        if slots[item] == _FREE:
+            slots[item], met[found] = found, item
+            for kind in range(sums.shape[0]):
+                sums[kind, found] = 0
+            found += 1
+        own_at[slots[item]] = n
+    return found
+
+
+def _put_own(own: Singles, row: int, out: Singles) -> None:
+    for f in range(own.shape[1]):
+        out[f] = own[row, f] if row >= 0 else np.float32(0)
 
 
 def _copy(values: Singles, out: Singles) -> None:
@@ -176,8 +203,8 @@ def _divisor(counts: Singles, kind: int, item: int) -> float:
     return math.sqrt(counts[1, item] + SHRINK_RECENT) if kind in _DECAYED else math.sqrt(counts[0, item] + SHRINK)
 
 
-def _personal(weights: Singles, user: UserState, kinds: int, more: int, out: Singles) -> np.float32:
-    """One user's weights: features of items, further inputs of pairs, zeros, co-occurrence; and a constant.
+def _personal(weights: Singles, user: UserState, kinds: int, more: int, had: int, out: Singles) -> np.float32:
+    """One user's weights: features of items, further inputs of pairs, zeros, co-occurrence, own items; and a constant.
 
     An input times the user's activity is the input with another weight. Preferences are linear in the items' own
     features, so they change the weights of these.
@@ -198,6 +225,8 @@ def _personal(weights: Singles, user: UserState, kinds: int, more: int, out: Sin
         weight, suits = weights[beside + more + f], weights[beside + more + width + f] * user.preferences[f]
         out[user.features[f]] += np.float32(suits)
         same += weight * user.preferences[f] - suits * user.usual[f]
+    for f in range(had):
+        out[first + kinds + f] = weights[beside + more + 2 * width + f]
     return np.float32(same)
 
 

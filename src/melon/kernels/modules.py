@@ -8,6 +8,7 @@ from types import ModuleType
 
 from melon.kernels import (
     arithmetic,
+    baselines,
     best,
     blend_head,
     blend_inputs,
@@ -16,6 +17,7 @@ from melon.kernels import (
     generator,
     ials,
     neighbours,
+    own_items,
     profiles,
     quantised,
     stream,
@@ -67,6 +69,8 @@ MODULES = {
         {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
         best.DOUBLES_TOO,
     ),
+    "baselines": KernelModule("the kernels of simple list methods", (baselines,), baselines.SIGNATURES, exact=True),
+    "own_items": KernelModule("the kernels of users' own items", (own_items,), own_items.SIGNATURES, exact=True),
     "ials": KernelModule("the kernels of implicit ALS", (ials,), ials.SIGNATURES),
     "blend": KernelModule(
         "the kernels of the blend's inputs and head",

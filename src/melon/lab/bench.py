@@ -176,7 +176,7 @@ def _stands(outcome: CellOutcome | None) -> bool:
 #: What a file in a folder says of its own cells alone. The rest is shared by all cells of its stream and recommender.
 _OWN = ("strategy", "settings", "preset")
 #: What the bench itself says.
-_BENCH_FIELDS = ("recommender", "seed", "budget", "threads", "full_ranking")
+_BENCH_FIELDS = ("recommender", "seed", "budget", "threads", "lists")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ REFERENCE = "default"
 BASELINES = ("frozen", "popularity", "recent_popularity", REFERENCE)
 #: What records of one table may differ in; everything else that was asked for has to be the same.
 _FREE = {
-    *("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "full_ranking"),
+    *("recommender", "strategy", "seed", "settings", "preset", "split", "threads", "lists"),
     *("auto", "minutes"),
 }
 
@@ -209,7 +209,7 @@ class MethodComparison:
     def scores(self, method: str, view: View) -> list[Metrics]:
         """HR and NDCG of each seed; nothing where the view was not recorded."""
         if view == "full":
-            recorded = (_summary(run, method).get("full_ranking") for run in self.runs_of(method))
+            recorded = ((_summary(run, method).get("lists") or {}).get("all") for run in self.runs_of(method))
             return [scores for scores in recorded if scores]
         events = ~self.repeats if view == "first" else slice(None)
         return [scores for rank in self.ranks(method).values() if (scores := metrics(rank[events]))]

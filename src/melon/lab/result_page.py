@@ -10,7 +10,7 @@ import numpy as np
 
 from melon.errors import require_plots
 from melon.evaluation import labels
-from melon.evaluation.ranking import METRICS
+from melon.evaluation.ranking import LIST_METRICS, METRICS
 from melon.evaluation.record import ResultLine, is_auto, method_name, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table
 from melon.lab.figures import StoryLine, story
@@ -108,9 +108,9 @@ def _details(records: Records, lines: Sequence[ResultLine]) -> list[Fold]:
     if first["without_repeats"] and first["without_repeats"] != first["metrics"]:
         without = result_lines(records, "without_repeats")
         folds.append(Fold("Without repeats of what the user already had", [_table(without, list(METRICS))]))
-    if first["full_ranking"]:
-        full = result_lines(records, "full_ranking")
-        folds.append(Fold("Ranked among the whole catalogue", [_table(full, list(METRICS))]))
+    if first["lists"]:
+        for track, title in (("all", "Lists, all events"), ("first_time", "Lists, first-time pairs")):
+            folds.append(Fold(title, [_table(result_lines(records, f"lists.{track}"), list(LIST_METRICS))]))
     folds.append(Fold("Settings, chosen before the test part was read", [_settings(records)]))
     dataset, protocol = first["dataset"], first["protocol"]
     about = [

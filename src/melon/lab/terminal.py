@@ -21,7 +21,7 @@ from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
 from melon.evaluation import labels
 from melon.evaluation.ranking import METRICS, metrics
-from melon.evaluation.record import ResultLine, judged_section, result_lines
+from melon.evaluation.record import ResultLine, judged_section, lists_sentence, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table, number
 from melon.lab.advice import Advice, difference_text, method_text
 from melon.lab.bench import BenchResult, CellOutcome, Task
@@ -69,11 +69,17 @@ def show_result(record: Mapping[str, Any]) -> None:
     """A result beside its baselines, and what was chosen."""
     console = Console(soft_wrap=True)
     stream = record["dataset"]["path"] or "the stream"
-    show_table(f"{labels.recommender_label(record['recommender'])} on {stream}", result_lines([record]))
+    model = f"{labels.recommender_label(record['recommender'])} on {stream}"
+    if record["lists"]:
+        console.print(lists_sentence(record), markup=False)
+        for track, title in LIST_TITLES.items():
+            if record["lists"][track]:
+                show_table(f"{model}: {title}", result_lines([record], f"lists.{track}"), columns=LIST_COLUMNS)
+    show_table(
+        f"{model}: the paper's protocol, among {record['protocol']['negatives']} sampled items", result_lines([record])
+    )
     if record["without_repeats"] and record["without_repeats"] != record["metrics"]:
-        show_table("without repeats of what the user already had", result_lines([record], "without_repeats"))
-    if record["full_ranking"]:
-        show_table("ranked among the whole catalogue", result_lines([record], "full_ranking"))
+        show_table("the same without repeats of what the user already had", result_lines([record], "without_repeats"))
     cold, speed = record["cold"], record["update_ms"]
     console.print(
         f"{record['interactions_evaluated']:,} interactions evaluated, {record['left_out']:,} left out, "
@@ -94,9 +100,22 @@ def show_result(record: Mapping[str, Any]) -> None:
         console.print(f"chosen for {name}: {chosen}{edge}", markup=False)
 
 
-def show_table(title: str, lines: Sequence[ResultLine], console: Console | None = None) -> None:
+#: What the table of each track is called, and what it shows.
+LIST_TITLES = {
+    "all": "lists of the whole catalogue, all events",
+    "first_time": "lists of the whole catalogue without the user's own items, first-time pairs",
+}
+LIST_COLUMNS = ("HR@5", "HR@10", "HR@20", "NDCG@10", "MRR@10", "coverage", "gini", "similarity")
+
+
+def show_table(
+    title: str,
+    lines: Sequence[ResultLine],
+    console: Console | None = None,
+    columns: Sequence[str] = tuple(METRICS),
+) -> None:
     """Metrics of several methods, the best of each column in bold."""
-    table = metric_table([line.scores for line in lines], list(METRICS), title)
+    table = metric_table([line.scores for line in lines], list(columns), title)
     (console or Console(soft_wrap=True)).print(table.rich())
 
 

@@ -6,6 +6,7 @@ A recommender without a head has no training examples. Tables are read here and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
-from melon.types import AnyArray, Flags, Ints
+from melon.types import AnyArray, Flags, Floats, Ints, Singles
 
 #: The part of meta-training that belongs to the recommender's head.
 HEAD = "head/"
@@ -47,7 +48,27 @@ class HeadTeacher:
             users, lines, allowed = users[first], lines[first], allowed[first]
         if not len(users):
             return None
-        return headed.head_examples(users, lines, allowed, context)
+        examples = headed.head_examples(users, lines, allowed, context)
+        return replace(examples, offsets=self._offsets(users, lines))
+
+    def _offsets(self, users: Ints, lines: Ints) -> Singles | None:
+        """Minus the log of how often each item of a line is drawn, where some are drawn more often than others."""
+        assert self._headed is not None
+        settings, stream = self._headed.head.settings, self._headed.stream
+        own, popular = settings.own_negatives if stream.own is not None else 0, settings.popular_negatives
+        if not own and not popular:
+            return None
+        rate = (settings.negatives - own - popular) / self._history.known_items
+        drawn: Floats = np.full(lines.shape, rate)
+        if popular and len(stream.counts.latest):
+            shares = np.bincount(stream.counts.latest, minlength=self._history.known_items) / len(stream.counts.latest)
+            drawn += popular * shares[lines]
+        if own and stream.own is not None:
+            sizes = np.maximum(stream.own.sizes(users), 1)[:, None]
+            had = self._history.seen.contains(pair_keys(np.broadcast_to(users[:, None], lines.shape), lines))
+            drawn = np.where(had, own / sizes, drawn)
+        offsets: Singles = np.log(rate / drawn).astype(np.float32)
+        return offsets
 
     def _lines(self, batch: Batch, negatives: int) -> tuple[Ints, Ints, Flags]:
         """Users whose item has been taken before, the item and drawn ones beside it, and which of these count."""
@@ -57,7 +78,31 @@ class HeadTeacher:
         allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
         from_past = (*history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
         count = policy.load("stream").head_lines(*from_past, users, items, batch.events, where, lines, allowed)
-        return users[where[:count]], lines[:count], allowed[:count]
+        users, lines, allowed = users[where[:count]], lines[:count], allowed[:count]
+        self._replace_some(users, batch.events[where[:count]], lines, allowed)
+        return users, lines, allowed
+
+    def _replace_some(self, users: Ints, events: Ints, lines: Ints, allowed: Flags) -> None:
+        """Put items that the user had, and items of the latest events, in place of the last uniform draws.
+
+        A list of the whole catalogue is mostly a choice among these, and the head learns to tell them apart.
+        """
+        assert self._headed is not None
+        settings, end = self._headed.head.settings, lines.shape[1]
+        own = self._headed.stream.own
+        if settings.own_negatives and own is not None and len(users):
+            drawn = own.drawn(users, self._draws, events, settings.own_negatives)
+            some = slice(end - settings.own_negatives, end)
+            lines[:, some] = np.maximum(drawn, 0)
+            allowed[:, some] = (drawn >= 0) & (drawn != lines[:, :1])
+            end -= settings.own_negatives
+        latest = self._headed.stream.counts.latest
+        if settings.popular_negatives and len(latest):
+            places = self._draws.integers(events, settings.popular_negatives, len(latest), start=1 << 21)
+            some = slice(end - settings.popular_negatives, end)
+            lines[:, some] = latest[places]
+            seen = self._history.seen.contains(pair_keys(np.broadcast_to(users[:, None], places.shape), lines[:, some]))
+            allowed[:, some] = ~seen & (lines[:, some] != lines[:, :1])
 
     def step(self, batch: Batch, context: Context) -> HeadStep | None:
         """The head's own step, from the model as it was when the batch was predicted."""

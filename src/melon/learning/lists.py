@@ -24,7 +24,7 @@ class Recommendation(NamedTuple):
 
 @dataclass(frozen=True)
 class Recommended(Sequence[Recommendation]):
-    """One user's list, best first. `source` is "popular" for a user the model does not know, else "model"."""
+    """One user's list, best first. `source` is "model", or "popular" where the model scores a newcomer all alike."""
 
     user: Id
     source: Source

@@ -17,7 +17,7 @@ from melon.errors import CheckpointError, DataError, MelonError
 from melon.kernels import policy
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.lists import Recommendation, Recommended
+from melon.learning.lists import Recommendation, Recommended, Source
 from melon.learning.updater import Updater
 from melon.models.catalogue import Best, Within, best, limited
 from melon.models.streaming.counts import ItemCounts
@@ -168,19 +168,42 @@ class LiveModel:
     # Answering: nothing is written.
 
     def recommend(self, user_ids: Sequence[Id], k: int, *, filter_seen: bool = True) -> list[Recommended]:
-        """The k best items for each user; for users that the model does not know, the k most popular ones."""
+        """The k best items for each user, by the model's scores: those of `score` and of an evaluation.
+
+        A user without a row is scored as one of whom nothing is known; where the model then scores all items alike,
+        popular ones are listed.
+        """
         with self._lock:
-            rows, n_users = self.users.rows(user_ids), self.updater.history.of_users.rows
-            served = [0 <= row < n_users for row in rows.tolist()]
-        everybody = all(served)
-        lists = self.best(rows if everybody else rows[served], k, filter_seen=filter_seen)
-        popular = None if everybody else self.most_popular(k)
+            rows, known = self.rows_or_next(self.users, user_ids), self.rows_of("user")
         answers = list[Recommended]()
-        for user, is_known in zip(user_ids, served, strict=True):
-            rows, scores = next(lists) if popular is None or is_known else popular
-            items = tuple(map(Recommendation, self.items.named(rows.tolist()), scores.tolist()))
-            answers.append(Recommended(user, "model" if is_known else "popular", items))
+        lists = self.best(rows, k, filter_seen=filter_seen)
+        for user, row, listed in zip(user_ids, rows.tolist(), lists, strict=True):
+            source: Source = "popular" if row == known and says_nothing(listed[1]) else "model"
+            items, scores = listed if source == "model" else self.most_popular(k)
+            named = tuple(map(Recommendation, self.items.named(items.tolist()), scores.tolist()))
+            answers.append(Recommended(user, source, named))
         return answers
+
+    def rows_or_next(self, book: IdBook, ids: Sequence[Id]) -> Ints:
+        """The rows of ids; those that nothing was learned from have the row that the next newcomer gets."""
+        rows, count = book.rows(ids), self.rows_of("user" if book is self.users else "item")
+        return np.where((rows < 0) | (rows >= count), count, rows)
+
+    def best_after(
+        self,
+        items: Ints,
+        k: int,
+        *,
+        allowed: Flags | None = None,
+        exclude: Ints | None = None,
+        boost: npt.NDArray[np.floating] | None = None,
+    ) -> Best:
+        """The k best items for a visitor who took rows of items, the newest last; nothing of it is learned or kept."""
+        with self._lock:
+            limits: dict[str, Any] = {"allowed": allowed, "exclude": exclude, "boost": boost}
+            with self.updater.visited(items) as visitor:
+                (listed,) = self.best(np.array([visitor]), k, filter_seen=False, **limits)
+        return listed
 
     def similar_items(self, item_ids: Sequence[Id], k: int) -> list[list[Recommendation]]:
         """The k items most similar to each of the given ones, itself left out."""
@@ -197,9 +220,7 @@ class LiveModel:
     def score(self, user_ids: Sequence[Id], item_ids: Sequence[Id]) -> Scores:
         """The score of each (user, item), one id of either kind beside many of the other; unknown ids are zeros."""
         with self._lock:
-            user_rows, item_rows = self.users.rows(user_ids), self.items.rows(item_ids)
-            user_rows = np.where(user_rows < 0, self.rows_of("user"), user_rows)
-            item_rows = np.where(item_rows < 0, self.rows_of("item"), item_rows)
+            user_rows, item_rows = self.rows_or_next(self.users, user_ids), self.rows_or_next(self.items, item_ids)
             user_rows, item_rows = np.broadcast_arrays(user_rows, item_rows)
             return self.updater.score(user_rows, item_rows[:, None], self.last_time)[:, 0]
 
@@ -281,6 +302,11 @@ class LiveModel:
             raise CheckpointError(f"the checkpoint {os.fspath(folder)} is damaged: {error}") from error
         model = cls(saved.updater, users=books[0], items=books[1], popular=popular, last_time=last_time, late=late)
         return model, saved.extra
+
+
+def says_nothing(scores: Scores) -> bool:
+    """Whether a list has several items with one and the same score."""
+    return len(scores) > 1 and bool(scores[0] == scores[-1])
 
 
 def _saved_count(about: Any, name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -100,6 +100,23 @@ class Updater:
         if self._kept is None or self._kept[0] != version:
             self._kept = version, self.recommender.catalogue(n_items, Context(time, self.history, moment))
         return self._kept[1]
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether scores depend on what a user took before, beside the user's rows."""
+        return type(self.recommender).features is not Recommender.features
+
+    @contextmanager
+    def visited(self, items: Ints) -> Iterator[int]:
+        """Score as if a newcomer had taken items, the newest last, while it lasts; yields the newcomer's row."""
+        row, kept = self.history.of_users.rows, self._kept
+        undo = self.history.undo_point(np.full(len(items), row), items)
+        try:
+            self.history.append(np.full(len(items), row), items)
+            yield row
+        finally:
+            undo()
+            self._kept = kept
 
     def similarities(self, items: Ints, time: int) -> Scores:
         """How similar each item of the catalogue is to each of the given ones."""

@@ -75,6 +75,14 @@ class Catalogue(ABC):
     lists that were made before.
     """
 
+    #: The pre-filter of two-stage lists; None where a list comes from the scores of all items.
+    _near: Near | None = None
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether an item outside the shortlist cannot be listed, whatever its score."""
+        return self._near is not None
+
     @abstractmethod
     def scores(self, users: Ints, *, unseen: bool = False) -> Scores:
         """Scores of all items for each user; with `unseen`, what the user has had may have any score."""

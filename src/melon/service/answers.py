@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from melon.data.ids import Id, IdBook
 from melon.errors import LearningError
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, says_nothing
 from melon.service.log.base import Position
 from melon.service.rules.arrange import POOL_FACTOR, Pool, arrange, with_pins
 from melon.service.rules.items import ItemFacts, RowFacts
@@ -132,8 +132,6 @@ class ListMaker:
         user_row = -1 if query.user is None else int(model.users.rows([query.user])[0])
         known = 0 <= user_row < model.rows_of("user")
         source = query.source
-        if source == "model" and not known:
-            source = "popular"
         if source == "history" and not any(row >= 0 for row in _item_rows(model, query.items, n_items)):
             source = "popular"
         taken = None if query.candidates is not None else self._proven.flags(model.updater.history, n_items)
@@ -165,12 +163,20 @@ class ListMaker:
         for place, work in enumerate(works):
             if work.source == "model" and work.query.candidates is None:
                 groups.setdefault(work.group, []).append(place)
+            elif work.source == "history" and work.query.candidates is None and model.updater.reads_history:
+                items = _item_rows(model, work.query.items, n_items)
+                limits: dict[str, Any] = {"allowed": work.mask.allowed, "exclude": work.exclude, "boost": work.boost}
+                rows, scores = model.best_after(items[items >= 0], work.pool, **limits)
+                pools[place] = rows, scores.astype(np.float64)
             else:
                 pools[place] = _top(self._scores(model, work, n_items), work, model)
         for places in groups.values():
             some = [works[place] for place in places]
             for place, pool in zip(places, _best_for(model, some), strict=True):
-                pools[place] = pool
+                pools[place], work = pool, works[place]
+                if work.user_row < 0 and says_nothing(pool[1]):
+                    work.source = "popular"
+                    pools[place] = _top(self._scores(model, work, n_items), work, model)
         return pools  # type: ignore[return-value]
 
     def _scores(self, model: LiveModel, work: _QueryState, n_items: int) -> tuple[Ints, Floats]:
@@ -186,7 +192,7 @@ class ListMaker:
             if work.mask.allowed is not None and not work.mask.allowed[rows].all():
                 work.filtered["rules"] = int((~work.mask.allowed[rows]).sum())
             if work.source == "model":
-                users = np.full(len(rows), work.user_row)
+                users = np.full(len(rows), _scored_row(model, work))
                 scores = model.updater.score(users, rows[:, None], model.last_time)[:, 0] if len(rows) else np.empty(0)
                 return rows, scores.astype(np.float64)
         else:
@@ -327,7 +333,7 @@ def _best_for(model: LiveModel, works: Sequence[_QueryState]) -> list[BestRows]:
     """The model's best items for users whose lists may have the same items."""
     first = works[0]
     lists = model.best(
-        np.array([work.user_row for work in works]),
+        np.array([_scored_row(model, work) for work in works]),
         first.pool,
         filter_seen=first.query.filter_seen,
         allowed=first.mask.allowed,
@@ -335,6 +341,11 @@ def _best_for(model: LiveModel, works: Sequence[_QueryState]) -> list[BestRows]:
         boost=first.boost,
     )
     return [(rows, scores.astype(np.float64)) for rows, scores in lists]
+
+
+def _scored_row(model: LiveModel, work: _QueryState) -> int:
+    """The row of the user; a newcomer's has nothing in it yet."""
+    return work.user_row if work.user_row >= 0 else model.rows_of("user")
 
 
 def _seen(model: LiveModel, work: _QueryState, n_items: int) -> int:

@@ -69,6 +69,7 @@ class BlendCatalogue(Catalogue):
                     *neighbours,
                     slots[: self._n_items],
                     pairs,
+                    *self._stream.own_items(int(users[line]), self._past, self._n_items),
                     out[line],
                 )
         return out
@@ -87,6 +88,8 @@ class BlendCatalogue(Catalogue):
 
     def _best_of(self, user: int, k: int, within: Within, near: Ints) -> Best:
         """The best of a shortlist of one user."""
+        if within.seen is None:
+            near = np.concatenate([near, self._stream.own_items(user, self._past, self._n_items)[0]])
         rows = np.empty(len(near) + len(self._at_large) + 3 * MET, dtype=np.int64)
         state = self._stream.rings(self._past), self._stream.counts.storage, self._stream.neighbours.storage
         pairs = NO_PAIRS if within.seen is None else within.seen.storage

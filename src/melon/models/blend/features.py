@@ -15,6 +15,7 @@ from melon.kernels.blend_head import ALWAYS, GAIN, LAST, RECENT, SHRINK, Rings, 
 from melon.kernels.blend_lists import UserState
 from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.neighbours import ItemNeighbours, scratch
+from melon.models.streaming.own_items import OWN_INPUTS, OwnItems
 from melon.models.streaming.preferences import OF_ITEMS, Preferences
 from melon.models.streaming.profiles import MATCHES, Profiles
 from melon.stream.history import History
@@ -34,10 +35,11 @@ INPUTS = (
 #: Where they are asked for: how often the item came right after the user's last one.
 TRANSITIONS = ("transitions", "transitions_recent")
 #: Groups of inputs that can be asked for, after transitions and in this order: how a pair goes together in the rows of
-#: implicit ALS; and what the user prefers, by itself and times the candidate's own.
+#: implicit ALS; what the user prefers, by itself and times the candidate's own; and what the user had of the item.
 MORE = {
     "profiles": MATCHES,
     "preferences": (*(f"prefers_{name}" for name in OF_ITEMS), *(f"suits_{name}" for name in OF_ITEMS)),
+    "own": OWN_INPUTS,
 }
 #: How many followers each item remembers.
 _FOLLOWERS = 64
@@ -46,6 +48,7 @@ _PREFERRED: Ints = np.array([ITEM_FEATURES.index(name) for name in OF_ITEMS])
 _PREFERRED_INPUTS: Ints = INPUTS.index(ITEM_FEATURES[0]) + _PREFERRED
 _NO_SLOTS = Slots(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
 _NOTHING: Floats = np.empty(0)
+_NO_ITEMS: tuple[Ints, Singles] = np.empty(0, np.int64), np.empty((0, 0), np.float32)
 
 
 class StreamFeatures:
@@ -59,7 +62,9 @@ class StreamFeatures:
         self.profiles = Profiles(seed=seed) if "profiles" in more else None
         self.preferences = Preferences() if "preferences" in more else None
         self.usual = (*INPUTS, *TRANSITIONS) if transitions else INPUTS
-        groups = [group for group, part in (("profiles", self.profiles), ("preferences", self.preferences)) if part]
+        self.own = OwnItems() if "own" in more else None
+        parts = {"profiles": self.profiles, "preferences": self.preferences, "own": self.own}
+        groups = [group for group, part in parts.items() if part]
         #: All inputs by name, those of rows, items and co-occurrence first.
         self.names = (*self.usual, *(name for group in groups for name in MORE[group]))
         self._item_at: SmallInts = np.zeros(0, dtype=np.int32)  # a number for each item, for the kernel
@@ -78,6 +83,8 @@ class StreamFeatures:
             self.preferences.observe(users, items, self.counts)
         if self.profiles is not None:
             self.profiles.observe(users, items, past)
+        if self.own is not None:
+            self.own.observe(users, items)
         self.neighbours.observe(users, items, past.of_users)
         if self.followers is not None:
             self.followers.observe(users, items, past.of_users)
@@ -89,6 +96,7 @@ class StreamFeatures:
         undo_parts = [part.undo_point(past.of_users) for part in parts] + [self.counts.undo_point(items)]
         undo_parts += [] if self.profiles is None else [self.profiles.undo_point(users, items)]
         undo_parts += [] if self.preferences is None else [self.preferences.undo_point(users)]
+        undo_parts += [] if self.own is None else [self.own.undo_point(users, items)]
 
         def undo() -> None:
             for undo_part in undo_parts:
@@ -113,8 +121,9 @@ class StreamFeatures:
         if self.profiles is not None:
             self.profiles.match(users, lines, past, out, len(self.usual))
         if self.preferences is not None:
-            first = len(self.names) - len(MORE["preferences"])
-            self.preferences.write(users, _PREFERRED_INPUTS, first, out)
+            self.preferences.write(users, _PREFERRED_INPUTS, self.names.index(MORE["preferences"][0]), out)
+        if self.own is not None:
+            self.own.write(users, lines, past.of_items, len(self.names) - len(OWN_INPUTS), out)
         return out
 
     @staticmethod
@@ -148,9 +157,15 @@ class StreamFeatures:
             preferences, usual = self.preferences.read(one)[0], self.preferences.usual
         return UserState(active, np.ascontiguousarray(lasts), weights, preferences, usual, _PREFERRED_INPUTS)
 
+    def own_items(self, user: int, past: History, n_items: int) -> tuple[Ints, Singles]:
+        """A user's own items and the inputs that tell of them; nothing where the head does not look at them."""
+        if self.own is None:
+            return _NO_ITEMS
+        return self.own.of_user(user, past.of_items, n_items)
+
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""
-        for part in (self.profiles, self.preferences):
+        for part in (self.profiles, self.preferences, self.own):
             if part is not None:
                 part.forget_user(user)
 
@@ -167,7 +182,8 @@ class StreamFeatures:
     def state(self) -> Arrays:
         """Everything that was counted."""
         parts = {"counts": self.counts.state(), "neighbours": self.neighbours.state()}
-        optional = {"followers": self.followers, "profiles": self.profiles, "preferences": self.preferences}
+        groups = {"profiles": self.profiles, "preferences": self.preferences, "own": self.own}
+        optional = {"followers": self.followers, **groups}
         parts |= {name: part.state() for name, part in optional.items() if part is not None}
         return {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
 
@@ -187,5 +203,7 @@ class StreamFeatures:
             profiles.restore(part_of(state, "profiles"), counts.events)
         if preferences is not None:
             preferences.restore(part_of(state, "preferences"))
+        if self.own is not None:
+            self.own.restore(part_of(state, "own"))
         self.counts, self.neighbours, self.followers = counts, neighbours, followers
         self.profiles, self.preferences = profiles, preferences

@@ -47,6 +47,9 @@ class HeadSettings:
     rest: int = 256
     #: Whether events on items that the user has had are training examples, too.
     repeats: bool = True
+    #: How many of the negatives are items that the user had, and how many are drawn from the latest events.
+    own_negatives: int = 0
+    popular_negatives: int = 0
 
 
 def head_tables(inputs: int, units: int) -> tuple[TableSpec, ...]:
@@ -68,6 +71,9 @@ class HeadExamples:
 
     inputs: Singles
     allowed: Flags
+    #: What is added to scores while training, n × (1 + negatives): minus the log of how often an item is drawn, so that
+    #: items of which more are drawn than others do not seem less likely (sampled softmax). None: all are drawn alike.
+    offsets: Singles | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -208,6 +214,8 @@ class BlendHead:
         many, blocks = min(lines, LINES_AT_ONCE) * width, -(-lines // LINES_AT_ONCE)
         columns, personal = np.empty((blocks, features, many), np.float32), np.empty((blocks, many), np.float32)
         policy.load("blend").head_columns(head_examples.inputs, self.centre, self.scale, columns, personal)
+        if head_examples.offsets is not None:
+            personal.reshape(-1)[: lines * width] += head_examples.offsets.reshape(-1)
         return columns, personal, np.ascontiguousarray(head_examples.allowed)
 
     def _rates(self, steps: int, lr: float, head_examples: HeadExamples) -> Floats:
@@ -237,9 +245,12 @@ def scales_of(head_batches: Sequence[HeadExamples]) -> tuple[Singles, Singles]:
 
 
 def _scale(within: Floats, overall: Floats) -> Floats:
-    """1 / the spread of inputs within events; of those that are the same for all candidates, over all events."""
+    """1 / the spread of inputs within events; of those that are the same for all candidates, over all events.
+
+    An input that never changed is left out: nothing was learned of what it means when it does.
+    """
     spread = np.sqrt(np.maximum(np.where(within < _SAME**2, overall, within), 0))
-    scale: Floats = 1 / np.maximum(spread, _LEAST_SCALE)
+    scale: Floats = np.where(spread < _SAME, 0.0, 1 / np.maximum(spread, _LEAST_SCALE))
     return scale
 
 

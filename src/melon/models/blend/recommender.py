@@ -50,6 +50,8 @@ class BlendSettings(RecommenderSettings):
     dim: Width = 64
     head_units: int = Field(32, ge=0, le=4096)
     head_negatives: int = Field(30, ge=1)
+    head_own_share: float = Field(0.0, ge=0, le=0.4)
+    head_popular_share: float = Field(0.0, ge=0, le=0.4)
     head_repeats: bool = True
     head_rest: int = Field(256, ge=0)
     head_lr: float = Field(0.001, ge=0)
@@ -58,7 +60,7 @@ class BlendSettings(RecommenderSettings):
     head_training_lr: float = Field(0.005, gt=0)
     slots: Width = 256
     transitions: bool = False
-    inputs: tuple[Literal["profiles", "preferences"], ...] = ()
+    inputs: tuple[Literal["profiles", "preferences", "own"], ...] = ()
     lists: Literal["exact", "two_stage"] = "exact"
 
 
@@ -86,6 +88,8 @@ class Blend(Recommender):
                 chosen.head_passes,
                 chosen.head_rest,
                 chosen.head_repeats,
+                int(chosen.head_own_share * chosen.head_negatives),
+                int(chosen.head_popular_share * chosen.head_negatives),
             ),
         )
         self.stream = StreamFeatures(chosen.slots, transitions=chosen.transitions, more=chosen.inputs, seed=self.seed)

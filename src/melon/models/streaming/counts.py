@@ -81,6 +81,11 @@ class ItemCounts:
         """
         return self._since(self._first, items)
 
+    @property
+    def latest(self) -> Ints:
+        """The items of the latest events that are kept at hand, in no order."""
+        return self._lately[: min(self.events, _LATELY)]
+
     def before(self, items: Ints, rates: Floats) -> tuple[Floats, Ints, Ints]:
         """Copies for distinct items: the counts at these rates, when each was last and when first seen (−1: never)."""
         columns = [int(np.abs(self._rates - rate).argmin()) for rate in rates]
@@ -144,8 +149,10 @@ class ItemCounts:
         """A function that takes back the next `observe` of these items."""
         events, size, held = self.events, len(self._first), items[items < len(self._first)]
         count, first, last = self._count[held], self._first[held], self._last[held]
+        lately = self._lately.copy()
 
         def undo() -> None:
+            self._lately = lately
             self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
             self._count[held], self._first[held], self._last[held] = count, first, last
             self.events, self._most, self._by_kind = events, None, None
@@ -160,6 +167,7 @@ class ItemCounts:
             "first": self._first[:size].copy(),
             "last": self._last[:size].copy(),
             "rates": self._rates.copy(),
+            "latest": self._lately.copy(),
             "events": np.array([self.events]),
         }
 
@@ -174,6 +182,7 @@ class ItemCounts:
         size = len(counts._first)
         counts._last = saved_array(state, "last", np.int64, (size,), least=0, most=max(newest, 0))
         counts._count = saved_array(state, "count", np.float64, (size, len(rates)), least=0, most=counts.events)
+        counts._lately = saved_array(state, "latest", np.int64, (_LATELY,), least=0, most=max(size - 1, 0))
         require(bool((counts._first <= counts._last).all()), "an item was first seen after it was last seen")
         return counts
 

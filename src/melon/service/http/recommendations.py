@@ -63,7 +63,7 @@ async def recommend(
     wait_ms: WaitMs = 300,
     preview: Annotated[bool, Query(description="Somebody else looks: the list does not count as served.")] = False,
 ) -> Response:
-    """The best items for a user, by the newest model; popular ones for a user who is not known."""
+    """The best items for a user, by the newest model; a user who is not known is scored as a newcomer."""
     backend = ready_backend(request)
     known, others = backend.user(path_id(user)), _items(backend, exclude)
     wanted = Wanted(user=known, k=k, filter_seen=filter_seen, rules=_only(category), exclude=others)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from melon.data.ids import Id, IdBook
-from melon.evaluation.ranking import METRICS, rank_among_all, rank_first
+from melon.evaluation.lists import better_and_equal
+from melon.evaluation.ranking import METRICS, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.models.base import Context
@@ -132,21 +133,19 @@ class Quality:
         Those of the served model stand by themselves, those of baselines under their names.
         """
         started, history = time.thread_time(), model.updater.history
-        everything = np.arange(history.known_items)
         updaters = {"served": model.updater} | ({} if self.frozen is None else {"frozen": self.frozen})
-        popular = model.popular.read(everything)[None, :, 0]
-        ranks: dict[str, list[Floats]] = {name: [] for name in (*updaters, "popular")}
+        popular = model.popular.read(np.arange(history.known_items))[None, :, 0]
+        ranks: dict[str, list[float]] = {name: [] for name in (*updaters, "popular")}
         for user, item in zip(users.tolist(), items.tolist(), strict=True):
-            seen = history.seen.contains(pair_keys(np.full(len(everything), user), everything))
-            hidden = np.zeros(int(seen.sum()), dtype=np.int64), np.flatnonzero(seen)
+            one = np.array([user]), np.array([item]), history.seen
             lines = {
-                name: updater.score_catalogue(np.array([user]), len(everything), moment)
+                name: updater.score_catalogue(np.array([user]), history.known_items, moment)
                 for name, updater in updaters.items()
             }
             for name, line in {**lines, "popular": popular}.items():
-                place = f"the live quality of {name!r} among all items"
-                ranks[name].append(rank_among_all(line, np.array([item]), hidden, place).rank)
-        whole = {name: np.concatenate(some) for name, some in ranks.items()}
+                better, equal = better_and_equal(line, *one, f"the live quality of {name!r} among all items")[0, 2:]
+                ranks[name].append(1 + float(better) + float(equal) / 2)
+        whole = {name: np.array(some) for name, some in ranks.items()}
         served = whole.pop("served")
         baselines = {name: rank_counts(rank) | _duel(served, rank) for name, rank in whole.items()}
         self._spent += time.thread_time() - started
