@@ -236,7 +236,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, model: LiveModel, point: str) -> Non
         "keep": (updater.strategy, "keep", {"works": False}),
     }
     if plain and updater.recommender.plain_steps is not None:  # the same moments of a step that kernels make
-        places["evidence"] = (PlainSteps, "of", {})
+        places["evidence"] = (PlainSteps, "_step", {})
         places["propose"] = (updater.strategy, rates, {})
     owner, name, how = places[point]
     failing(monkeypatch, owner, name, **how)

@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kernel_choice import choose_kernel
 from melon.errors import LearningError
-from melon.learning.rows import NewRows
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
 from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
-from melon.models.evidence import Examples
 from melon.models.ncf import NCF
-from melon.models.plain import TAUGHT, PlainSteps
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
 from melon.stream import pairs
@@ -109,36 +105,6 @@ def test_taken_back_to_the_last_bit(
     assert written["item_factors"] == written["item_bias"]
     undone.learn(replace(batch, first_event=undone.history.events))
     assert undone.recommender.tables["user_factors"].changed().tolist() == np.unique(batch.users).tolist()
-
-
-def test_every_gradient_of_a_line_may_have_a_weight_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """new = old − Σ_x w_x ⊙ g_x − decay · old, against the evidence of PyTorch in double precision."""
-    rng = np.random.default_rng(0)
-    model = BPR({"dim": 9, "negatives": 2}, seed=3)
-    model.grow(8, np.arange(8), 10, np.arange(10))
-    users, lines = rng.integers(0, 8, 20), rng.integers(0, 10, (20, 3))
-    weights, decay = rng.random((20, 7)).astype(np.float32), {"user_factors": 0.1, "item_bias": 0.3}
-    values = {name: torch.from_numpy(table.everything()).double() for name, table in model.tables.items()}
-    evidence = model.differentiable().evidence(values, Examples(torch.from_numpy(users), torch.from_numpy(lines)))
-    weight = torch.from_numpy(weights).double()
-    columns = {"user_factors": weight[:, :1], "item_factors": weight[:, 1:4], "item_bias": weight[:, 4:]}
-    wanted = {name: (1 - decay.get(name, 0.0)) * values[name] for name in TAUGHT}
-    for gradient in evidence.row_gradients:
-        weighted = gradient.gradient * columns[gradient.table].unsqueeze(-1)
-        wanted[gradient.table] -= replace(gradient, gradient=weighted).summed(len(values[gradient.table]))
-    choose_kernel(monkeypatch, "numba")
-    step = PlainSteps(model.tables).of(users, lines, weights, decay, 0)
-    assert step.loss == pytest.approx(float(evidence.losses.mean()), rel=1e-5)
-    before = {name: model.tables[name].everything().copy() for name in TAUGHT}
-    with ExitStack() as undo:
-        NewRows(step.writes).write(undo)
-        touched = {"user_factors": users, "item_factors": lines, "item_bias": lines}
-        for name, rows in touched.items():
-            named = np.unique(rows)
-            np.testing.assert_allclose(
-                model.tables[name].everything()[named], wanted[name][named], rtol=1e-5, atol=1e-6
-            )
-    assert all(np.array_equal(model.tables[name].everything(), before[name]) for name in TAUGHT)
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,10 @@ def _moved(old: Singles, new: Singles) -> float:
     return total
 
 
-def _found(users: Ints, items: Ints, touched_users: TouchedRows, touched_items: TouchedRows) -> tuple[Ints, Ints]:
-    """Places of lines' users and items among the distinct rows that they name, which are found on the way."""
+def _found(
+    users: Ints, items: Ints, touched_users: TouchedRows, touched_items: TouchedRows
+) -> tuple[Ints, Ints, int, int]:
+    """Places of lines' users and items among the distinct rows that they name, and how many these are."""
     of_user, of_item = np.empty(users.size, np.int64), np.empty(items.shape, np.int64)
     n_users, n_items = 0, 0
     for n in range(users.size):
@@ -159,7 +161,7 @@ def _found(users: Ints, items: Ints, touched_users: TouchedRows, touched_items: 
         for c in range(items.shape[1]):
             of_item[n, c] = _placed(touched_items.places, touched_items.rows, n_items, items[n, c])
             n_items = max(n_items, of_item[n, c] + 1)
-    return of_user, of_item
+    return of_user, of_item, n_users, n_items
 
 
 def plain_step(
@@ -173,8 +175,8 @@ def plain_step(
     of itself. Returns how many users and items are touched, the mean loss, and how far the rows of each table have
     moved in all.
     """
-    of_user, of_item = _found(users, items, touched_users, touched_items)
-    n_users, n_items, width = of_user.max() + 1, of_item.max() + 1, items.shape[1]
+    of_user, of_item, n_users, n_items = _found(users, items, touched_users, touched_items)
+    width = items.shape[1]
     old_users = _read(stored_users, now, touched_users.rows[:n_users])
     old_items = _read(stored_items, now, touched_items.rows[:n_items])
     old_bias = _read(stored_bias, now, touched_items.rows[:n_items])

@@ -172,7 +172,7 @@ class StreamTrainedStrategy(Strategy):
         return LearningRates(torch.cat(rows, dim=1), tuple(slots), shared)
 
     def memory(self) -> Memory:
-        return {f"phi/{name}": value.copy() for name, value in self.rates.phi.items()}
+        return {f"phi/{name}": value.copy() for name, value in self.rates.phi.items() if value.size}
 
     def recall(self, memory: Mapping[str, AnyArray]) -> None:
         self.rates.take({name.removeprefix("phi/"): value for name, value in memory.items()}, self.name)

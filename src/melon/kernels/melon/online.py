@@ -93,8 +93,7 @@ def rated_step(
     touched_items: TouchedRows, new_users: Singles, new_items: Singles, new_bias: Singles,
 ) -> tuple[int, int, float, float, float, float]:  # fmt: skip
     """As `melon.kernels.factor.plain_step`, with a rate of the model for each gradient of each line."""
-    of_user, of_item = _found(users, items, touched_users, touched_items)
-    n_users, n_items = of_user.max() + 1, of_item.max() + 1
+    of_user, of_item, n_users, n_items = _found(users, items, touched_users, touched_items)
     old_users = _read(stored_users, now, touched_users.rows[:n_users])
     old_items = _read(stored_items, now, touched_items.rows[:n_items])
     old_bias = _read(stored_bias, now, touched_items.rows[:n_items])

@@ -253,7 +253,7 @@ class RateParameters:
     def take(self, phi: Mapping[str, AnyArray], owner: str) -> None:
         """Become another φ of the same shape; one that meta-training cannot give is a `CheckpointError`."""
         for name, own in self.phi.items():
-            given = phi.get(name)
+            given = phi.get(name, own if not own.size else None)
             if given is None or given.shape != own.shape or given.dtype != own.dtype:
                 shape = "nothing" if given is None else f"{given.dtype} of shape {tuple(given.shape)}"
                 raise CheckpointError(
@@ -270,4 +270,4 @@ class RateParameters:
                 raise CheckpointError(
                     f"{name} of strategy {owner!r} has numbers that meta-training cannot give: {given}."
                 )
-        self.phi = {name: np.array(phi[name]) for name in self.phi}
+        self.phi = {name: np.array(phi[name]) if own.size else own for name, own in self.phi.items()}
