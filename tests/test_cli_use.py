@@ -190,7 +190,7 @@ def test_defaults_in_help_are_those_of_the_configuration(run: Run) -> None:
     from melon.fitting.config import CellConfig
 
     shown = " ".join(run("evaluate", "--help").out.replace("│", " ").split())
-    for name in ("batch_size", "negatives", "candidates", "seed", "budget", "threads", "device", "preset", "pretrain"):
+    for name in ("batch_size", "negatives", "candidates", "seed", "budget", "threads", "preset", "pretrain"):
         option = shown.split(f"--{name.replace('_', '-')} ")[1]
         assert option.split("(default: ")[1].startswith(f"{getattr(CellConfig(), name)})"), name
     assert "{" not in shown.split("╮")[-1].replace("{stream}", "")
