@@ -34,7 +34,7 @@ SIZES = (10_000, 1_000_000)
 SETTINGS = {
     "default": ({"optimizer": "adam_lazy", "lr": 0.01}, {"optimizer": "sgd", "lr": 0.1}),
     "eals": ({"optimizer": "sgd", "lr": 0.05},),
-    "melon": ({}, {"online": "next_batch"}),
+    "melon": ({},),
 }
 BATCH, WARM_UP = 256, 10
 #: Past partners of a row: more than a strategy looks at, so that it has to choose among them.

@@ -18,7 +18,7 @@ from melon.models.registry import RECOMMENDERS
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.linear import MeLON
+from melon.strategies.melon.stream import MeLON
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
@@ -139,9 +139,8 @@ OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
     ),
     "s2meta meta-trained": (partial(S2Meta, {"form": "stream", "lr": 0.05, "forgetting": False}), set(), "ncf"),
     "sml meta-trained": (partial(SML, {"form": "stream", "lr": 0.05, "width": 8}), set(), "ncf"),
-    "mwnet meta-trained": (partial(MWNet, {"form": "linear", "lr": 0.05}), {_EXPLAIN}, "bpr"),
+    "mwnet meta-trained": (partial(MWNet, {"form": "stream", "lr": 0.05}), {_EXPLAIN}, "bpr"),
     "melon": (partial(MeLON, {"lr": 0.05}), {_EXPLAIN}, "blend"),
-    "melon goes on": (partial(MeLON, {"lr": 0.05, "online": "next_batch"}), {_EXPLAIN}, "bpr"),
 }
 
 

@@ -105,6 +105,7 @@ def test_help_names_every_choice(run: Run) -> None:
         (("tune", "s.parquet", "--out", "x.toml"), "--save-config"),
         (("reproduce", "--tune"), "--budget"),
         (("evaluate", "s.parquet", "--fading", "auto"), "--half-life"),
+        (("evaluate", "s.parquet", "--device", "cuda"), "numpy arrays"),
     ],
 )
 def test_names_of_earlier_versions_are_refused_with_the_new_one(words: tuple[str, ...], new: str, run: Run) -> None:

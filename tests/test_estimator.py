@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import torch
 
 import melon
 from melon.data.interactions import Interactions
@@ -249,8 +250,9 @@ def twin(model: Melon, user: str, k: int, filter_seen: bool) -> list[tuple[str, 
             continue
         at_user, at_item = np.array([row]), np.array([item])
         score = float(tables["user_factors"].gather(at_user, at)[0] @ tables["item_factors"].gather(at_item, at)[0])
-        score += float(tables["user_bias"].gather(at_user, at)[0, 0]) + float(
-            tables["item_bias"].gather(at_item, at)[0, 0]
+        score += sum(
+            float(tables[f"{side}_bias"].gather(at_one, at)[0, 0])
+            for side, at_one in (("user", at_user), ("item", at_item))
         )
         scored.append((-score, item))
     return [(live.items.ids([item])[0], -score) for score, item in sorted(scored)[:k]]
@@ -272,9 +274,9 @@ class TestRecommending:
     def test_of_equal_scores_the_item_that_came_first_wins(self) -> None:
         model = quick().fit(events())
         for name, table in model.updater.recommender.tables.items():
-            table.restore({"values": np.zeros((table.rows, table.spec.dim)), "touched": np.zeros(table.rows)})
+            table.restore({"values": torch.zeros(table.rows, table.spec.dim), "touched": torch.zeros(table.rows)})
             if name == "item_bias":
-                table.scatter(np.arange(table.rows), np.arange(table.rows)[:, None] % 3)
+                table.scatter(torch.arange(table.rows), (torch.arange(table.rows) % 3).float().unsqueeze(1))
         arrived = list(dict.fromkeys(item for _, item, _ in events()))
         expected = sorted(arrived, key=lambda item: -(arrived.index(item) % 3))
         found = model.recommend(["u3"], k=len(arrived), filter_seen=False)[0]

@@ -165,3 +165,13 @@ def test_a_name_can_be_added_once() -> None:
     assert registry.names() == ["one"]
     with pytest.raises(SettingsError, match="choose another name"):
         registry.add(Entry("one", "", "json:loads"))
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in STRATEGIES if "paper" in entry.presets])
+def test_a_published_preset_leaves_nothing_to_a_search(name: str) -> None:
+    """What the paper fixes is fixed; time decay is part of none and is searched only where it is asked for."""
+    entry = STRATEGIES[name]
+    for preset in {"paper", "code"} & set(entry.presets):
+        settings = entry.preset(preset)
+        assert space_of(name, settings).axes.keys() - {"half_life"} <= settings.keys(), preset
+        assert entry.load()(settings) is not None

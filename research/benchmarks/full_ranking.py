@@ -20,7 +20,6 @@ from itertools import pairwise
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-from meta_training import CONFIGS
 
 from accuracy import DATA, show_conclusions
 from melon.data.files import load_stream
@@ -38,6 +37,7 @@ from melon.learning.meta_training.loop import meta_training_candidates
 from melon.learning.updater import Updater
 from melon.stream.candidates import Candidates, CandidateSet
 from melon.stream.split import Parts, split
+from meta_training import CONFIGS
 
 KINDS = ("among 99", "among all")
 

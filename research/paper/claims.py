@@ -256,11 +256,14 @@ def _absent(claim: str, why: str = "no comparison has melon") -> ClaimResult:
 
 
 PAPER = "the MeLON paper (AAAI 2022)"
+_STREAM = (
+    "MeLON and its halves run here in our form, which is meta-trained through a stream. The paper's form is a network "
+    "(preset paper), so this is no conclusion on it."
+)
 _FORMS = {
-    "linear": "MeLON and its halves run here in our linear form: one learned rate for every (interaction, row) pair. "
-    "The paper's form has one for every (interaction, parameter) pair (preset paper), so this is no conclusion on it.",
-    "network": "MeLON and its halves run here in the paper's form: one learned rate for every (interaction, parameter) "
-    "pair.",
+    "linear": _STREAM,
+    "stream": _STREAM,
+    "network": "MeLON and its halves run here in the paper's form: networks that are trained by look-ahead.",
 }
 _OTHERS = "The other strategies run with our default settings, not as published."
 _DIRECTIONS = (
@@ -288,7 +291,7 @@ def which_form(bench: Bench) -> str:
     """Sentences on what ran under the name of MeLON, and of the others."""
     records = [run.record for comparison in bench.main for run in comparison.runs if run.method.startswith("melon")]
     choices = [record["config"]["chosen"].get(record["strategy"], {}) for record in records]
-    forms = {str(choice.get("settings", {}).get("form", "linear")) for choice in choices}
+    forms = {str(choice.get("settings", {}).get("form", "stream")) for choice in choices}
     if len(forms) > 1:
         return f"MeLON runs here in several forms, which the settings below tell apart. {_OTHERS}"
     form = forms.pop() if forms else ""
@@ -321,8 +324,8 @@ def ablation(bench: Bench) -> Section | None:
                     ]
                 )
     lead = (
-        "MeLON_I learns one rate for each interaction, as re-weighting does; MeLON_P one for each parameter (in the "
-        f"linear form: for each row), as meta-optimisation does. MeLON learns both. {which_form(bench)}"
+        "MeLON_I learns one rate for each interaction, as re-weighting does; MeLON_P one for each parameter "
+        f"or row, as meta-optimisation does. MeLON learns both. {which_form(bench)}"
     )
     head = ["", "method", "learns", "HR@5", "NDCG@10", "paper, HR@5"]
     caption = (

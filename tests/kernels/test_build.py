@@ -39,7 +39,7 @@ from melon.strategies.melon.strategy import NetworkMeLON as MeLON
 updater = Updater(BPR({"dim": 32}, seed=1), MeLON(), seed=1)
 for batch in toy_batches():
     updater.learn(batch)
-tables = [table.state()["values"].numpy().tobytes() for table in updater.recommender.tables.values()]
+tables = [table.state()["values"].tobytes() for table in updater.recommender.tables.values()]
 print(hashlib.sha256(b"".join(tables)).hexdigest())
 """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "MELON_KERNEL": "numba"}

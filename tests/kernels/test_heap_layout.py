@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from melon.kernels import policy
 from melon.kernels.modules import MODULES
@@ -24,8 +23,8 @@ from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.catalogue import Within, best
 from melon.strategies.default import Default
-from melon.strategies.melon.linear import MeLON as LinearMeLON
 from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
 from melon.testing import SMALL_RECOMMENDERS
@@ -128,15 +127,16 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         for lists in ("exact", "two_stage") if isinstance(updater.recommender, Blend) else ("exact",):
             updater.recommender.settings.__dict__["lists"] = lists
             catalogue = updater.recommender.catalogue(20, updater._context(10**6))
-            best(catalogue.scores(torch.arange(3)).numpy(), 4)
+            best(catalogue.scores(np.arange(3)), 4)
             catalogue.best(np.arange(3), 4, Within(updater.history.seen))
         if isinstance(updater.recommender, Blend):
-            updater.recommender.features(torch.arange(2), torch.arange(6).reshape(2, 3), updater._context(10**6))
+            updater.recommender.inputs_of(np.arange(2), np.arange(6).reshape(2, 3), updater._context(10**6))
             updater.recommender.fit_past(log.users, log.items)
             updater.recommender.stream.neighbours.add_up(np.array([[0, 1]]), np.ones((1, 2)), np.array([[2, 3]]))
-    updater, first, *rest = Updater(BPR({"dim": 7}), LinearMeLON({"passes": 2})), *toy_batches(log)[:4]
+    updater, first, *rest = Updater(BPR({"dim": 7}), RateMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
     meta_train_through(updater, rest, meta_training_candidates(log, 0, 5))
+    updater.learning_rates(first)
     PartnerRings().append(log.users, log.items)
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()

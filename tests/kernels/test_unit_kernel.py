@@ -16,8 +16,6 @@ from melon.strategies.melon.settings import RateSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
 
-CPU = torch.device("cpu")
-
 
 def targets_of(
     generator: torch.Generator, held: int, used: int, units: int, most: int, own: int, other: int

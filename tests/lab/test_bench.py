@@ -237,7 +237,7 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
     outcomes = {o.task.key: o for o in run_grid(tasks, {}, Here(), lambda outcome: None, Progress())}
     assert outcomes["flip-bpr-0-default"].problem == "no pre-training came through"
     assert outcomes["flip-bpr-0-eals"].problem == "its pre-training failed: no pre-training came through"
-    assert bench_table(tasks, outcomes).row_count == 1
+    assert len(bench_table(tasks, outcomes).rows) == 1
 
 
 class TestWhatDoesNotGoTogether:

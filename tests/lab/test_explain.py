@@ -31,7 +31,6 @@ PAIRINGS = [
     ("bpr", "default", {"optimizer": "adam_dense"}),
     ("ncf", "melon", {"form": "network", "pairwise": True}),
     ("bpr", "melon", {"form": "network", "reduction": "sqrt", "half_life": 200.0}),
-    ("bpr", "melon", {"online": "next_batch"}),
     ("bpr", "s2meta", {"form": "stream"}),
     ("ncf", "sml", {"form": "stream"}),
 ]
@@ -197,7 +196,7 @@ class TestCommand:
         self, run: Callable[..., Any], stream: Path, saved: Callable[..., Path], tmp_path: Path
     ) -> None:
         _, said, _ = run(saved("bpr", "default"), stream, "--out", tmp_path / "e.png")
-        assert "All rates are equal: default takes plain steps here." in said
+        assert "All rates are equal" in said
 
     def test_numbers_for_a_program(
         self, run: Callable[..., Any], stream: Path, saved: Callable[..., Path], tmp_path: Path

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
+from melon.kernels.melon import rates as rate_kernels
 from melon.kernels.meta_training import backward, forms, forward
 from melon.learning.meta_training.generic import GenericMetaTraining
 from melon.learning.meta_training.loop import meta_training_candidates
 from melon.learning.meta_training.record import RecordedStream, record
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
-from melon.strategies.melon.linear import MeLON
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.melon.stream import MeLON
+from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import Batch, batch_of
 from melon.stream.split import batches
 
@@ -35,7 +39,7 @@ def ahead(log: Interactions) -> list[Batch]:
     return [batch_of(log, *bounds) for bounds in batches(BEFORE, len(log), SIZE)]
 
 
-def behind(recommender: Recommender, strategy: LinearStrategy, log: Interactions) -> Updater:
+def behind(recommender: Recommender, strategy: StreamTrainedStrategy, log: Interactions) -> Updater:
     """An updater that has learned what comes before, with rows large enough to matter."""
     updater = Updater(recommender, strategy, seed=5)
     for bounds in batches(0, BEFORE, SIZE):
@@ -43,25 +47,42 @@ def behind(recommender: Recommender, strategy: LinearStrategy, log: Interactions
     generator = torch.Generator().manual_seed(1)
     for table in recommender.tables.values():
         values = table.everything()
-        values += 0.4 * torch.randn(values.shape, generator=generator, dtype=torch.float64).to(values)
+        noise = 0.4 * torch.randn(values.shape, generator=generator, dtype=torch.float64).numpy()
+        values += noise.astype(values.dtype)
     return updater
 
 
-def shaken(strategy: LinearStrategy) -> LinearStrategy:
+@contextmanager
+def exact_functions() -> Iterator[None]:
+    """The functions of the rate model in double precision instead of polynomials."""
+    names = ("log", "exp", "tanh")
+    kept = {name: getattr(rate_kernels, name) for name in names}
+    try:
+        for name in names:
+            setattr(rate_kernels, name, getattr(np, name))
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(rate_kernels, name, function)
+
+
+def shaken(strategy: StreamTrainedStrategy) -> StreamTrainedStrategy:
     """φ away from its start, the cap included, so that no part of the gradient is 0."""
-    generator, phi, free = torch.Generator().manual_seed(3), strategy.rates.phi, strategy.trainable()
-    for name in ("rates", "splines"):
-        phi[name] += 0.3 * free[name] * torch.randn(phi[name].shape, generator=generator, dtype=torch.float64)
-    phi["rates"][-1, 4] = 9.0 * free["rates"][-1, 4]  # touches: some of these rates reach the cap
-    phi["decay"] += 1 + torch.rand(phi["decay"].shape, generator=generator, dtype=torch.float64)
-    phi["half_lives"] += torch.rand(phi["half_lives"].shape, generator=generator, dtype=torch.float64)
+    generator, rates = np.random.default_rng(3), strategy.rates
+    phi = {name: value.copy() for name, value in rates.phi.items()}
+    for name in ("facts", "splines", "alpha", "beta", "hidden", "hidden_bias", "out"):
+        phi[name] += 0.3 * rates.free[name] * generator.normal(size=phi[name].shape)
+    phi["facts"][-1, 4] = 9.0 * rates.free["facts"][-1, 4]  # touches: some of these rates reach the cap
+    phi["decay"] += 1 + generator.random(phi["decay"].shape)
+    phi["half_lives"] += generator.random(phi["half_lives"].shape)
     phi["temperature"] += 0.3
+    rates.phi = phi
     return strategy
 
 
 def scene(
-    recommender: Recommender, kind: type[LinearStrategy] = MeLON, **settings: Any
-) -> tuple[RecordedStream, LinearStrategy]:
+    recommender: Recommender, kind: type[StreamTrainedStrategy] = MeLON, **settings: Any
+) -> tuple[RecordedStream, StreamTrainedStrategy]:
     """A recorded stream and a strategy with a φ of its own."""
     log, strategy = stream(), kind({"lr": 0.2, "half_life": 40.0, **settings})
     updater = behind(recommender, strategy, log)
@@ -109,7 +130,7 @@ def _predicted(
                 there = bool(recorded.known[line]) if spec.role == "user" else item != forms.ABSENT
                 read[name] = rows if spec.role == "shared" else rows[[row]] * there
             one = torch.zeros((1, 1), dtype=torch.long)
-            scores.append(meta_training._recommender.taught_scores(read, one, one)[0, 0])
+            scores.append(meta_training._model.scores(read, one, one)[0, 0])
         line_scores = torch.stack(scores)
         losses.append(torch.logsumexp(torch.exp(phi["temperature"]) * (line_scores - line_scores[0]), 0))
     return torch.stack(losses).sum()

@@ -22,7 +22,7 @@ from melon.models.bpr import BPR
 from melon.models.ncf import NCF
 from melon.models.plain import PlainSteps
 from melon.models.streaming.counts import ItemCounts
-from melon.strategies.melon.linear import MeLON
+from melon.strategies.melon.stream import MeLON
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
 from melon.tables import Table

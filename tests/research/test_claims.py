@@ -160,7 +160,7 @@ def test_without_melon_everything_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "says"), [("linear", "(interaction, row) pair"), ("network", "in the paper's form: one learned rate")]
+    ("form", "says"), [("stream", "meta-trained through a stream"), ("network", "in the paper's form")]
 )
 def test_the_report_says_which_form_of_melon_is_judged(tmp_path: Path, form: str, says: str) -> None:
     path = write_run(tmp_path, "melon", ranks_with(300, N))

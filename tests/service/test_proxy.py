@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -45,7 +46,8 @@ def ask(url: str, key: str | None = None, method: str = "GET", **headers: str) -
 def test_nginx_in_front(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("melon.service.keys._CHECK_EVERY_S", 0.0)
     service = start()
-    port = 20_000 + service.port % 20_000
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # free again in a moment
     file = tmp_path / "nginx.conf"
     file.write_text(configuration(service, tmp_path, port))
     url = f"http://127.0.0.1:{port}"

@@ -6,7 +6,7 @@ It knows numbers, lists and automatic differentiation; it shares no code with me
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -57,9 +57,6 @@ class Twin:
     layer_norm: bool = False
     most_rate: float = 1.0
     slope: float = 0.01
-    inputs: tuple[str, ...] = ()
-    idle: dict[str, list[int]] = field(default_factory=dict)  # of users and of items
-    recent: list[list[float]] = field(default_factory=list)  # decayed counts of items
     sees: tuple[str, ...] = ("interaction", "parameter")
 
     def last(self, batch: list[tuple[int, int]], cold: str) -> list[tuple[int, int]]:
@@ -105,31 +102,14 @@ class Twin:
             hidden = hidden * self.phi["interaction.1.scale"] + self.phi["interaction.1.shift"]
         return torch.relu(hidden)
 
-    def told(self, table: str, row: int | None, touches: int, items: list[int]) -> list[float]:
-        """The optional inputs of a line in the order of their columns: a row in an interaction with some items."""
-        user, shared = ROLES.get(table) == "user", row is None
-        about = items[0] if user or row is None else row
-        columns = {
-            "touches": [math.log(touches) / 3],
-            "idle": [0.0 if row is None else math.log1p(self.idle["user" if user else "item"][row]) / 10],
-            "item_rate": [math.log1p(count) / 3 for count in self.recent[about]] if self.recent else [],
-            "role": [float(user), float(not user and row == items[0]), float(not user and row in items[1:])],
-        }
-        assert not shared or columns["role"] == [0.0, 0.0, 0.0]
-        return [number for name, numbers in columns.items() if name in self.inputs for number in numbers]
-
-    def rates(
-        self, h_x: Tensor | None, loss: float, theta: float, gradient: float, told: list[float]
-    ) -> tuple[Tensor, Tensor]:
-        """4.5, 4.6: w and f of one (interaction, parameter); what is told besides has weights of its own."""
+    def rates(self, h_x: Tensor | None, loss: float, theta: float, gradient: float) -> tuple[Tensor, Tensor]:
+        """4.5, 4.6: w and f of one (interaction, parameter)."""
         logits = self.phi["head.bias"][:, 0]
         if h_x is not None:
             logits = logits + self.phi["head.interaction"] @ h_x
         if "parameter" in self.sees:
             features = torch.tensor([*pre(loss), *pre(gradient), theta], dtype=torch.float64)
             hidden = self.phi["role.1"] @ features + self.phi["role.1.bias"]
-            if told:
-                hidden = hidden + self.phi["role.inputs"] @ torch.tensor(told, dtype=torch.float64)
             hidden = torch.relu(hidden)
             hidden = torch.relu(self.phi["role.2"] @ hidden + self.phi["role.2.bias"])
             logits = logits + self.phi["head.role"] @ hidden
@@ -175,16 +155,14 @@ class Twin:
                         return float(held[line, column] if row is None else held[column])
 
                     c = len(interactions)
-                    told = {x: self.told(table, row, c if not shared else n, examples[x][1]) for x in interactions}
                     step, kept = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
                     if "interaction" in self.sees:
                         for x in interactions:
-                            w, f = self.rates(h[x], evidence[x][0], theta, gradient(x), told[x])
+                            w, f = self.rates(h[x], evidence[x][0], theta, gradient(x))
                             step, kept = step + w * gradient(x), kept + f / c
                     else:  # MeLON_P: what the batch says of the parameter as a whole (4.8)
                         total = sum(gradient(x) for x in interactions)
-                        mean = [sum(column) / c for column in zip(*told.values(), strict=True)]
-                        w, kept = self.rates(None, mean_loss, theta, total / c, mean)
+                        w, kept = self.rates(None, mean_loss, theta, total / c)
                         step = w * total
                     how = self.shared_reduction if shared else self.reduction
                     scale = {"sum": 1.0, "row_mean": 1 / c, "mean": 1 / n, "sqrt": c**-0.5}[how]

@@ -14,7 +14,6 @@ from melon.strategies.melon import reference
 from melon.strategies.registry import MELON_PRESETS
 from situations import assert_close
 
-EVERY_INPUT = ["touches", "idle", "item_rate", "role"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {name: value for name, value in MELON_PRESETS["paper"].items() if name != "role_width"},
@@ -23,12 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two layers": {"interaction_layers": 2},
     "linear role": {"role": "linear"},
     "pairwise": {"pairwise": True},
-    "touches": {"inputs": ["touches"]},
-    "idle": {"inputs": ["idle"]},
-    "item rate": {"inputs": ["item_rate"]},
-    "role": {"inputs": ["role"]},
-    "every input": {"inputs": EVERY_INPUT},
-    "every input of pairs": {"inputs": EVERY_INPUT, "pairwise": True},
     "without theta": {"theta_feature": False},
     "batch loss": {"loss_feature": "batch"},
     "no forgetting": {"forgetting": False},
@@ -50,8 +43,8 @@ def scene(kind: str, name: str, settings: dict[str, Any], **more: Any) -> tuple[
 
 #: Each part of the meta-model once: the others are settings of the same parts.
 QUICK = {
-    "bpr": ("default", "code", "pairwise", "every input", "batch loss", "no forgetting", "row mean", "few neighbours"),
-    "ncf": ("default", "every input of pairs", "shared forgetting", "square root"),
+    "bpr": ("default", "code", "pairwise", "batch loss", "no forgetting", "row mean", "few neighbours"),
+    "ncf": ("default", "pairwise", "shared forgetting", "square root"),
 }
 #: Options that change what is normalised, or through what the gradient goes on its way there.
 NORMALISED = ("default", "paper", "code", "split", "two layers", "pairwise", "shared forgetting")
@@ -80,9 +73,7 @@ def test_meta_gradient_is_that_of_central_differences_entry_by_entry(kind: str, 
     assert max(found.values()) < RELATIVE, found
 
 
-@pytest.mark.parametrize(
-    "option", ["default", "every input", "shared forgetting", slow("paper"), slow("touches"), slow("square root")]
-)
+@pytest.mark.parametrize("option", ["default", "pairwise", "shared forgetting", slow("paper"), slow("square root")])
 @pytest.mark.parametrize("name", ["melon_i", "melon_p"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> None:
@@ -125,7 +116,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["default", "every input", slow("code"), slow("paper"), slow("linear role"), slow("square root")]
+    "option", ["default", "pairwise", slow("code"), slow("paper"), slow("linear role"), slow("square root")]
 )
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +130,7 @@ def test_chunks_change_nothing(kind: str, name: str, option: str, chunk: int, mo
     assert float(loss) == pytest.approx(float(loss_too), rel=1e-12)
 
 
-@pytest.mark.parametrize("option", ["default", "every input", slow("code"), slow("row mean"), slow("square root")])
+@pytest.mark.parametrize("option", ["default", "pairwise", slow("code"), slow("row mean"), slow("square root")])
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_out_of_reach_are_dropped_exactly(kind: str, name: str, option: str) -> None:

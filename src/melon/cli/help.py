@@ -84,6 +84,7 @@ RENAMED = {
     "--trials": "--budget",
     "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
     "--fading": "--half-life",
+    "--device": "no option: tables are numpy arrays in the memory of the machine",
 }
 
 

@@ -97,18 +97,11 @@ def _print_json(content: Any) -> None:
 
 
 def _print_table(title: str, items: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from melon.evaluation.table import ResultTable, TableCell
     from melon.progress import say
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("rank", "item", "score"):
-        table.add_column(name, justify="left" if name == "item" else "right")
-    for rank, one in enumerate(items, 1):
-        table.add_row(str(rank), str(one.item), f"{one.score:.4f}")
-    say(title)
-    if items:
-        Console().print(table, markup=False)
-    else:
-        say("  no item is left to recommend; --seen lists those that the user has had too")
+    if not items:
+        say(f"{title}\n  no item is left to recommend; --seen lists those that the user has had too")
+        return
+    lines = [(str(rank), str(one.item), f"{one.score:.4f}") for rank, one in enumerate(items, 1)]
+    say(str(ResultTable(["rank", "item", "score"], [[*map(TableCell, line)] for line in lines], left=2, title=title)))

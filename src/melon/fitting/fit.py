@@ -121,7 +121,9 @@ class Fitting:
         pretraining = self._pretraining()
         if pretraining is None:
             self._tell(self.unchosen or "")
-            self._tell_untrained(self.plan.make_strategy(self.plan.fixed()))
+            strategy = self.plan.make_strategy(self.plan.fixed())
+            if not self._meta_trains_unchosen(strategy):
+                self._tell_untrained(strategy)
             epochs = most_epochs(len(self.past)) if self.plan.epochs is None else self.plan.epochs
             epochs = 0 if self._observes_alone else epochs
             decided = {"pretrain": {"epochs": epochs, **self.plan.pretrain_settings}}
@@ -194,14 +196,23 @@ class Fitting:
         def train() -> MetaParameters:
             learner = self.plan.make_strategy(choices[name]["settings"], strategy)
             learns = learner.looks_ahead or learner.stream_trained or isinstance(self.plan.build(), Blend)
-            if self.unchosen is not None or not learns:
+            unchosen = self.unchosen is not None
+            if not learns or (unchosen and not self._meta_trains_unchosen(learner)):
                 return {}
             self.progress.stage(f"meta-training {name} on the selection window")
+            if unchosen:
+                start = self._trained_before_window(choices["pretrain"]["settings"])
+                return self.selection.train_meta_model(learner, start, self.parts.train_stop)
             pretraining, start = self.window()
             return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 
         name = name_of(strategy)
         return self._memo.meta_training(f"meta-training/{name}", train)
+
+    def _meta_trains_unchosen(self, strategy: Strategy) -> bool:
+        """Whether a strategy meta-trains with default settings: without it, it would be the plain step of 'default'."""
+        chosen_by_nobody = not self.plan.budget and self.plan.epochs != 0 and not self._observes_alone
+        return chosen_by_nobody and strategy.stream_trained and self.selection.possible
 
     def deployed(
         self, strategy: Strategy, state: PretrainedState, meta_training: MetaParameters | None = None

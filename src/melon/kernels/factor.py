@@ -9,8 +9,6 @@ import numpy as np
 
 from melon.kernels.types import (
     DOUBLE,
-    DOUBLE_TABLE,
-    DOUBLES,
     INT,
     INT_TABLE,
     INTS,
@@ -23,7 +21,7 @@ from melon.kernels.types import (
     Fields,
     Signature,
 )
-from melon.types import Floats, Ints, Singles, SmallInts
+from melon.types import Ints, Singles, SmallInts
 
 
 class StoredRows(NamedTuple):
@@ -34,20 +32,6 @@ class StoredRows(NamedTuple):
     half_life: float
 
 
-class RatedLines(NamedTuple):
-    """Lines of items n × (1 + negatives), the item taken first, and the weights of their gradients (n × columns).
-
-    Columns are the user, the items' vectors and the items' biases. With knots, a weight is multiplied by e^spline up to
-    e³: a piecewise-linear spline in the logarithm of the line's loss, columns × knots (docs/methods.md 4.12).
-    """
-
-    users: Ints
-    items: Ints
-    weights: Singles
-    knots: Floats
-    splines: Floats
-
-
 class TouchedRows(NamedTuple):
     """Distinct rows that lines name, as `plain_step` finds them; `places` (a number for each row) needs no start."""
 
@@ -55,37 +39,17 @@ class TouchedRows(NamedTuple):
     rows: Ints
 
 
-class LineStatistics(NamedTuple):
-    """What rates depend on: partners met, last touches, recent counts and the event at which they were counted.
-
-    `counts` has a row of 4 for each item of a line. Its last two are that event in two parts, for float32 holds no
-    number of events exactly.
-    """
-
-    users_met: Ints
-    items_met: Ints
-    users_touched: Ints
-    items_touched: Ints
-    now: int
-    counts: Singles
-    half_lives: Floats
-    events: int
-
-
-#: What the first part of an event's number counts.
-_PART = float(1 << 20)
 _F0, _F1 = np.float32(0), np.float32(1)
 _ROWS: Fields = Fields(StoredRows, (SINGLE_TABLE, INTS, DOUBLE))
-_LINES: Fields = Fields(RatedLines, (INTS, INT_TABLE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE))
 _TOUCHED: Fields = Fields(TouchedRows, (SMALL_INTS, INTS))
-_STATISTICS: Fields = Fields(LineStatistics, (INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT))
 
+#: Arguments of every step behind its lines: decay, now, stored rows, room for touched rows, and blocks for new ones.
+STEP: Signature = (SINGLES, INT, *[_ROWS] * 3, *[_TOUCHED] * 2, *[SINGLE_TABLE] * 3)
 SIGNATURES: dict[str, Signature] = {
     "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
     "pairwise_batches": (INTS, INT_TABLE, INT, SINGLE, SINGLE, *[SINGLE_TABLE] * 3, *[SMALL_INTS] * 2),
     "scores": (INTS, INT_TABLE, RANGE, INT, *[_ROWS] * 4, SINGLE_TABLE),
-    "plain_step": (_LINES, SINGLES, INT, *[_ROWS] * 3, *[_TOUCHED] * 2, *[SINGLE_TABLE] * 3),
-    "line_logs": (INTS, INT_TABLE, _STATISTICS, DOUBLE_TABLE, DOUBLE_TABLE),
+    "plain_step": (INTS, INT_TABLE, SINGLE, *STEP),
 }
 
 
@@ -185,59 +149,50 @@ def _moved(old: Singles, new: Singles) -> float:
     return total
 
 
-def _rated(weights: Singles, knots: Floats, splines: Floats, loss: float, out: Singles) -> None:
-    """Weights of a line's columns with what its loss adds."""
-    if not knots.size:
-        out[:] = weights
-        return
-    at, right = min(max(math.log(loss + 1e-8), knots[0]), knots[-1]), 1
-    while knots[right] < at:
-        right += 1
-    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
-    for column in range(out.size):
-        spline = splines[column, right - 1] * (1 - part) + splines[column, right] * part
-        out[column] = min(weights[column] * math.exp(spline), math.exp(3.0))
+def _found(users: Ints, items: Ints, touched_users: TouchedRows, touched_items: TouchedRows) -> tuple[Ints, Ints]:
+    """Places of lines' users and items among the distinct rows that they name, which are found on the way."""
+    of_user, of_item = np.empty(users.size, np.int64), np.empty(items.shape, np.int64)
+    n_users, n_items = 0, 0
+    for n in range(users.size):
+        of_user[n] = _placed(touched_users.places, touched_users.rows, n_users, users[n])
+        n_users = max(n_users, of_user[n] + 1)
+        for c in range(items.shape[1]):
+            of_item[n, c] = _placed(touched_items.places, touched_items.rows, n_items, items[n, c])
+            n_items = max(n_items, of_item[n, c] + 1)
+    return of_user, of_item
 
 
 def plain_step(
-    lines: RatedLines, decay: Singles, now: int, users: StoredRows, items: StoredRows, bias: StoredRows,
-    touched_users: TouchedRows, touched_items: TouchedRows, new_users: Singles, new_items: Singles, new_bias: Singles,
+    users: Ints, items: Ints, rate: np.float32, decay: Singles, now: int, stored_users: StoredRows,
+    stored_items: StoredRows, stored_bias: StoredRows, touched_users: TouchedRows, touched_items: TouchedRows,
+    new_users: Singles, new_items: Singles, new_bias: Singles,
 ) -> tuple[int, int, float, float, float, float]:  # fmt: skip
     """One step on the pairwise loss of a batch (docs/methods.md 2.1, 3.1), written beside the tables.
 
-    Each touched row loses the share decay[table] of itself. Returns how many users and items are touched, the mean
-    loss, and how far the rows of each table have moved in all.
+    Lines name a user and items n × (1 + negatives), the item taken first. Each touched row loses the share decay[table]
+    of itself. Returns how many users and items are touched, the mean loss, and how far the rows of each table have
+    moved in all.
     """
-    count, width = lines.items.shape
-    of_user, of_item = np.empty(count, np.int64), np.empty((count, width), np.int64)
-    n_users, n_items = 0, 0
-    for n in range(count):
-        of_user[n] = _placed(touched_users.places, touched_users.rows, n_users, lines.users[n])
-        n_users = max(n_users, of_user[n] + 1)
-        for c in range(width):
-            of_item[n, c] = _placed(touched_items.places, touched_items.rows, n_items, lines.items[n, c])
-            n_items = max(n_items, of_item[n, c] + 1)
-    old_users = _read(users, now, touched_users.rows[:n_users])
-    old_items = _read(items, now, touched_items.rows[:n_items])
-    old_bias = _read(bias, now, touched_items.rows[:n_items])
+    of_user, of_item = _found(users, items, touched_users, touched_items)
+    n_users, n_items, width = of_user.max() + 1, of_item.max() + 1, items.shape[1]
+    old_users = _read(stored_users, now, touched_users.rows[:n_users])
+    old_items = _read(stored_items, now, touched_items.rows[:n_items])
+    old_bias = _read(stored_bias, now, touched_items.rows[:n_items])
     _shrunk(old_users, decay[0], new_users)
     _shrunk(old_items, decay[1], new_items)
     _shrunk(old_bias, decay[2], new_bias)
     scores, slopes, total = np.empty(width, np.float32), np.empty(width, np.float32), 0.0
-    rates = np.empty(lines.weights.shape[1], np.float32)
-    for n in range(count):
+    for n in range(users.size):
         own = old_users[of_user[n]]
         _compare(own, old_items, old_bias, of_item[n], scores)
-        loss = _pairwise(scores, slopes)
-        total += loss
-        _rated(lines.weights[n], lines.knots, lines.splines, loss, rates)
+        total += _pairwise(scores, slopes)
         for c in range(width):
-            at = of_item[n, c]
-            _add(new_users[of_user[n]], -slopes[c] * rates[0], old_items[at])
-            _add(new_items[at], -slopes[c] * rates[1 + c], own)
-            new_bias[at, 0] -= slopes[c] * rates[1 + width + c]
+            at, step = of_item[n, c], -rate * slopes[c]
+            _add(new_users[of_user[n]], step, old_items[at])
+            _add(new_items[at], step, own)
+            new_bias[at, 0] += step
     moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
-    return n_users, n_items, total / count, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
+    return n_users, n_items, total / users.size, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
 
 
 def _move(row: Singles, left: np.float32, step: np.float32, direction: Singles) -> None:
@@ -291,40 +246,6 @@ def pairwise_batches(
             user_visits[user] = 0
             _move(user_factors[user], left, lr, to_users[n])
     return total
-
-
-def _times(rows: Ints, row: int) -> int:
-    """How often a row stands in a sorted list."""
-    return int(np.searchsorted(rows, row, side="right") - np.searchsorted(rows, row))
-
-
-def line_logs(users: Ints, lines: Ints, known: LineStatistics, weights: Floats, out: Floats) -> None:
-    """Log rates of lines before the spline (docs/methods.md 4.12): n × columns.
-
-    `weights` are columns × (constant, age, new, idle, touches, two rates, partner).
-    """
-    (n_lines, width), inputs = lines.shape, np.empty(8)
-    sorted_users, sorted_items = np.sort(users), np.sort(lines.reshape(-1))
-    inputs[0] = 1.0
-    for n in range(n_lines):
-        of_user, of_taken = known.users_met[n], known.items_met[n, 0]
-        for slot in range(width + 1):
-            user, c = slot == 0, max(slot - 1, 0)
-            met, partner = (of_user, of_taken) if user else (known.items_met[n, c], of_user)
-            idle = known.now - (known.users_touched[users[n]] if user else known.items_touched[lines[n, c]])
-            times = _times(sorted_users, users[n]) if user else _times(sorted_items, lines[n, c])
-            counted = known.counts[n * width + c]
-            age = known.events - (np.float64(counted[2]) * _PART + np.float64(counted[3]))
-            inputs[1], inputs[2] = math.log1p(met) / 3 - 1, 1.0 if met == 0 else 0.0
-            inputs[3], inputs[4] = math.log1p(max(idle, 0)) / 10, math.log(times) / 3
-            inputs[5] = math.log1p(counted[0] * _halved(age, known.half_lives[0])) / 3
-            inputs[6] = math.log1p(counted[1] * _halved(age, known.half_lives[1])) / 3
-            inputs[7] = math.log1p(partner) / 3 - 1
-            for column in range(slot, slot + (1 if user else width + 1), width):
-                total = 0.0
-                for k in range(8):
-                    total += weights[column, k] * inputs[k]
-                out[n, column] = total
 
 
 def _left(rows: StoredRows, row: int, now: int) -> np.float32:

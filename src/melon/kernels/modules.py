@@ -22,7 +22,7 @@ from melon.kernels import (
     quantised,
     stream,
 )
-from melon.kernels.melon import attention, layout, rows, shared, tiles
+from melon.kernels.melon import attention, layout, online, rates, rows, shared, tiles
 from melon.kernels.meta_training import backward, forms, forward
 from melon.kernels.types import Signature
 
@@ -58,10 +58,11 @@ MODULES = {
     "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
     "meta_training": KernelModule(
         "the kernels of meta-training",
-        (forms, forward, backward),
+        (arithmetic, factor, rates, forms, forward, backward),
         forms.SIGNATURES,
-        takes="about a quarter of a minute",
+        takes="about half a minute",
     ),
+    "rates": KernelModule("the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES),
     "lists": KernelModule(
         "the kernels of lists",
         (best, quantised, blend_head, blend_lists),

@@ -27,7 +27,7 @@ class Fields(NamedTuple):
     """The type of a named tuple: its class, and the type of each field."""
 
     of: type
-    types: tuple[str, ...]
+    types: tuple[str | Fields, ...]
 
 
 Signature = tuple[str | Fields, ...]

@@ -319,18 +319,24 @@ def draw_rates(matrix: BatchRates, out: Path) -> None:
         about = matrix.about
         figure.suptitle(
             f"{about['strategy']} on {about['recommender']}: how far each of {about['interactions']:,} interactions "
-            "moves each parameter",
-            fontsize=12,
+            f"moves each parameter\n{matrix.facts()['rows'].sentence}",
+            fontsize=11,
             color=_INK,
         )
-        _panel(
-            figure, grid, 0, rates, edges, groups, "learning rate", _BAR, rates.mean(0), "mean rate of the interaction"
-        )
+        name, along = "learning rate (logarithmic)", "mean rate of the interaction"
+        _panel(figure, grid, 0, rates, edges, groups, name, _BAR, rates.mean(0), along)
         magnitude = np.log10(np.maximum(np.abs(gradients), _floor(gradients)))
         _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, matrix.rows.losses, "loss")
         with replacing(out) as unfinished:
             metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}.get(out.suffix)
             figure.savefig(unfinished, format=out.suffix[1:], dpi=160, metadata=metadata)
+
+
+def logarithmic(cells: Floats, low: float, high: float) -> Any:
+    """A logarithmic scale of colours; a linear one where rates are not positive, or all are one."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    return (LogNorm if low > 0 and float(np.ptp(cells)) > 0 else Normalize)(low, high, clip=True)
 
 
 def stacked(matrix: BatchRates) -> tuple[Floats, Floats, list[tuple[str, int]]]:
@@ -365,8 +371,8 @@ def _panel(
         edges,
         cells,
         cmap="viridis" if column == 0 else "magma",
-        vmin=low,
-        vmax=high,
+        norm=logarithmic(cells, low, high) if column == 0 else None,
+        **({} if column == 0 else {"vmin": low, "vmax": high}),
         rasterized=True,
     )
     heat.set_xlim(0, n)

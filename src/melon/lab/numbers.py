@@ -244,6 +244,8 @@ def rate_texts(facts: RateFacts) -> dict[str, str]:
         "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
         "least, mean, most": f"{facts.least:.3g}, {facts.mean:.3g}, {facts.most:.3g}",
         "numerical rank": f"{facts.rank}",
+        "patterns above 1 % of the strongest": f"{facts.patterns}",
+        "spread within a row": "–" if facts.within_rows is None else f"{facts.within_rows:.1%}",
         "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
         "rank correlation with the loss": signed(facts.with_loss),
         "rank correlation with |gradient|": signed(facts.with_gradient),

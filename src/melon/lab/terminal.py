@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import indent
@@ -15,7 +16,6 @@ import numpy as np
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table as RichTable
 
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
@@ -58,14 +58,11 @@ def show_preparation(report: PreparationReport, out: Path) -> None:
 
 def show_info(info: StreamInfo, *, as_json: bool) -> None:
     """Print the facts of a stream."""
-    console = Console()
     if as_json:
-        console.print_json(json.dumps(info.as_dict()))
+        Console().print_json(json.dumps(info.as_dict()))
         return
-    table = RichTable(show_header=False, box=None, pad_edge=False)
     for name, value in _facts(info):
-        table.add_row(name, value)
-    console.print(table)
+        say(f"{name:<36} {value}")
 
 
 def show_result(record: Mapping[str, Any]) -> None:
@@ -162,11 +159,7 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
     table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
     console.print(table)
-    if facts["rows"].neither is None:
-        say(
-            f"All rates are equal: {about['strategy']} takes plain steps here. Rates that differ come from a learned "
-            "strategy that was meta-trained: melon pretrain … --strategy melon, with a --budget of 1 or more."
-        )
+    console.print(facts["rows"].sentence, markup=False, highlight=False)
     console.print(f"wrote {out}", markup=False, highlight=False)
 
 
@@ -200,9 +193,9 @@ class BenchProgress(LiveProgress):
     def waiting(self) -> None:
         if self.terminal:
             running = ", ".join(f"{key} ({time.monotonic() - since:.0f} s)" for key, since in self._running.items())
+            caption = f"{len(self._outcomes)} of {len(self._tasks)} cells, {self._left()}\n{running}"
             table = bench_table(self._tasks, self._outcomes, set(self._running))
-            table.caption = f"{len(self._outcomes)} of {len(self._tasks)} cells, {self._left()}\n{running}"
-            self._live.update(table)
+            self._live.update(replace(table, caption=caption).rich())
 
     def _left(self) -> str:
         """Time left, by the seconds of the same cell with other seeds, or else of the same strategy."""
@@ -220,12 +213,11 @@ class BenchProgress(LiveProgress):
 
 def show_bench(result: BenchResult) -> int:
     """The table and the failed cells; returns the exit code of the command."""
-    table = bench_table(result.tasks, result.outcomes)
     records = [outcome.record for outcome in result.outcomes.values() if outcome.record is not None]
     repeats = any(judged_section(record) == "without_repeats" for record in records)
     without = "; streams with repeats of what a user already had: without them, as melon report judges"
-    table.title = f"HR@5, mean over seeds{without if repeats else ''}"
-    Console(soft_wrap=True).print(table)
+    title = f"HR@5, mean over seeds{without if repeats else ''}"
+    say(str(replace(bench_table(result.tasks, result.outcomes), title=title)))
     failed = result.failed
     for outcome in failed:
         say(f"{outcome.task.key} {outcome_text(outcome)}")
@@ -236,16 +228,19 @@ def show_bench(result: BenchResult) -> int:
     return 1 if failed else 0
 
 
-def bench_table(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str] = ()) -> RichTable:
+def bench_table(
+    tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str] = ()
+) -> ResultTable:
     """HR@5 so far: streams and recommenders down, strategies across, the mean over finished seeds."""
     strategies = list(dict.fromkeys(task.config.strategy for task in tasks))
-    table = RichTable("stream", "recommender", *strategies, box=None, pad_edge=False)
     lines: dict[tuple[str, str], dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
     for task in tasks:
         lines[task.stream, task.config.recommender][task.config.strategy].append(task)
-    for (stream, recommender), line in lines.items():
-        table.add_row(stream, recommender, *(_table_cell(line[name], outcomes, running) for name in strategies))
-    return table
+    rows = [
+        [*map(TableCell, cell), *(TableCell(_table_cell(line[name], outcomes, running)) for name in strategies)]
+        for cell, line in lines.items()
+    ]
+    return ResultTable(["stream", "recommender", *strategies], rows, left=2)
 
 
 def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str]) -> str:

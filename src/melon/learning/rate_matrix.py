@@ -57,7 +57,8 @@ class RateFacts:
 
     `with_…` are rank correlations: of an interaction's mean rate with its loss, and of a cell's rate with the magnitude
     of its gradient and with the signed gradient. `by_interaction`, `by_parameter` and `neither` are shares of the
-    variance.
+    variance. `patterns` counts singular values above 1 % of the largest; `within_rows` is how far rates spread across
+    the entries of one row, relative to their mean, and None where rows have one entry.
     """
 
     interactions: int
@@ -66,6 +67,8 @@ class RateFacts:
     mean: float
     most: float
     rank: int
+    patterns: int
+    within_rows: float | None
     sigma_ratio: float
     with_loss: float | None
     with_gradient: float | None
@@ -79,6 +82,22 @@ class RateFacts:
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        """What the matrix shows, in words."""
+        if self.most - self.least <= 1e-5 * abs(self.most):
+            return (
+                f"All rates are equal ({self.mean:.3g}): these are plain steps. Rates that differ come from a learned "
+                "strategy that was meta-trained: melon pretrain … --recommender bpr --strategy melon."
+            )
+        spread = self.within_rows
+        within = "the same across a row" if not spread or spread < 1e-3 else f"spread by {spread:.0%} within a row"
+        return (
+            f"Rates from {self.least:.2g} to {self.most:.2g}: {within}, "
+            f"{_share(self.by_interaction)} of their variance by interaction, {_share(self.by_parameter)} by parameter "
+            f"and {_share(self.neither)} by the pair; {self.patterns} patterns above 1 % of the strongest."
+        )
 
 
 @dataclass(frozen=True)
@@ -169,6 +188,8 @@ def describe_rates(cells: RateCells) -> RateFacts:
         mean=float(matrix.mean()),
         most=float(matrix.max()),
         rank=rank,
+        patterns=int((singular > 0.01 * singular[0]).sum()),
+        within_rows=_mean(list(variation_within_rows(cells).values())),
         sigma_ratio=float(singular[1] / singular[0]) if rank > 1 else 0.0,  # below that it is rounding
         with_loss=rank_correlation(matrix.mean(1), cells.losses, cells.precision),
         with_gradient=rank_correlation(matrix.ravel(), np.abs(cells.gradients).ravel(), cells.precision),
@@ -179,6 +200,25 @@ def describe_rates(cells: RateCells) -> RateFacts:
         from_one_rate_per_interaction=distance(matrix, matrix.mean(1, keepdims=True)),
         from_one_rate_per_parameter=distance(matrix, matrix.mean(0, keepdims=True)),
     )
+
+
+def variation_within_rows(cells: RateCells) -> dict[str, float]:
+    """By group of columns, one row each: the mean over interactions of the coefficient of variation of its rates."""
+    ends = np.cumsum([size for _, size in cells.groups])
+    found = {}
+    for (name, size), end in zip(cells.groups, ends, strict=True):
+        own = cells.rates[:, end - size : end]
+        if size > 1:
+            found[name] = float((own.std(1) / np.maximum(np.abs(own.mean(1)), 1e-30)).mean())
+    return found
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else f"{value:.0%}"
 
 
 def numerical_rank(singular: Floats, shape: tuple[int, ...], precision: float) -> int:

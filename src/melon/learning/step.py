@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from melon.errors import LearningError, StreamError, require_torch
 from melon.learning.examples import Offered, Offers, RowStateTables
 from melon.learning.rows import ComputedStep, NewRows
@@ -19,7 +17,6 @@ from melon.stream.history import History
 
 if TYPE_CHECKING:
     from melon.learning.general_step import GeneralStep
-    from melon.learning.meta_training.online import OnlineMetaTraining
 
 
 class StepMaker:
@@ -29,7 +26,7 @@ class StepMaker:
         self, recommender: Recommender, strategy: Strategy, history: History, row_state: RowStateTables, seed: int
     ) -> None:
         self._recommender, self._strategy, self._row_state = recommender, strategy, row_state
-        self._history, self._seed = history, seed
+        self._history = history
         self._offers = Offers(recommender, strategy, history, seed)
         self._decaying = [spec.name for spec in recommender.specs if spec.kind != "bias"]
         rated = strategy.plain_rates(1) is not None or type(strategy).line_rates is not Strategy.line_rates
@@ -43,16 +40,6 @@ class StepMaker:
 
         return GeneralStep(self._recommender, self._strategy, self._history, self._row_state, self.broken)
 
-    @cached_property
-    def _online(self) -> OnlineMetaTraining | None:
-        if not self._strategy.learns_online:
-            return None
-        from melon.learning.meta_training.online import OnlineMetaTraining
-        from melon.strategies.stream_trained import LinearStrategy
-
-        assert isinstance(self._strategy, LinearStrategy)
-        return OnlineMetaTraining(self._recommender, self._strategy, self._history, self._seed)
-
     def of(self, batch: Batch, undo: ExitStack) -> ComputedStep | None:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
@@ -61,13 +48,9 @@ class StepMaker:
         """
         if not self._recommender.specs:
             return None
-        if self._online is not None:
-            self._online.improve(batch, undo)
         offered = self._offers.of(batch)
         if offered is None:
             return None
-        if self._online is not None:
-            self._online.remember(self._general.situation(offered), offered.users, offered.items)
         plain = self._plain(offered, batch) if offered.pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
@@ -85,9 +68,8 @@ class StepMaker:
             return None
         if rates is None:
             return self._rated(kernels, offered, batch)
-        weights = np.full((len(offered.users), 1 + 2 * offered.items.shape[1]), rates.rate, dtype=np.float32)
         decay = dict.fromkeys(self._decaying, rates.decay)
-        step = kernels.of(offered.users, offered.items, weights, decay, self._recommender.clock.now)
+        step = kernels.of(offered.users, offered.items, rates.rate, decay, self._recommender.clock.now)
         if step.broken is not None:
             raise self.broken(step.broken, batch)
         return ComputedStep(step.loss, NewRows(step.writes, step.moved), rates.memory)
@@ -98,7 +80,7 @@ class StepMaker:
         rates = self._strategy.line_rates(kernels, offered.users, offered.items, self._history, now, state)
         if rates is None:
             return None
-        step = kernels.of(offered.users, offered.items, rates.weights, rates.decay, now, rates.splines)
+        step = kernels.rated(offered.users, offered.items, rates.facts, rates.model, rates.decay, now)
         if step.broken is not None:
             raise self.broken(step.broken, batch)
         beside = [(state[name][key], *new) for name, arrays in rates.row_state.items() for key, new in arrays.items()]

@@ -17,11 +17,12 @@ from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
 from melon.tables import Table, TableSpec
-from melon.types import AnyArray, Floats, Ints, Scores, Singles
+from melon.types import AnyArray, Ints, Scores, Singles
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from melon.kernels.melon.rates import RateModel
     from melon.models.evidence import Evidence, Examples
     from melon.models.plain import PlainSteps
 
@@ -148,15 +149,14 @@ class PlainRates:
 
 @dataclass(frozen=True)
 class LineRates:
-    """A step with a rate for each gradient of a line, which compiled kernels make.
+    """A step with a rate of the rate model for each gradient of a line, which compiled kernels make.
 
-    `weights` (n × columns) are those on the user, on the items' vectors, and on their biases; `splines` (knots, and
-    columns × knots) are what the loss adds to their logarithms. A touched row loses the share `decay`, by table.
-    `row_state` holds new values of some stored rows.
+    `facts` (n × slots × facts) are of the user, the item taken and the items drawn. A touched row loses the share
+    `decay`, by table. `row_state` holds new values of some stored rows.
     """
 
-    weights: Singles
-    splines: tuple[Floats, Floats]
+    facts: Singles
+    model: RateModel
     decay: Mapping[str, float]
     row_state: Mapping[str, Mapping[str, tuple[Ints, Scores]]]
 
@@ -270,11 +270,6 @@ class Strategy(ABC):
         raise SettingsError(
             f"strategy {self.name!r} has no learning-rate matrix: its step is no sum of gradients times rates."
         )
-
-    @property
-    def learns_online(self) -> bool:
-        """Whether rates that were meta-trained through a stream go on learning on the next one."""
-        return False
 
     @property
     def explains_rates(self) -> bool:

@@ -19,7 +19,7 @@ from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.tables import TableSpec
 
 #: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.
@@ -49,7 +49,7 @@ class MetaSGDSettings(LearnedSettings):
         return value
 
 
-class StreamTrainedMetaSGD(LinearStrategy):
+class StreamTrainedMetaSGD(StreamTrainedStrategy):
     """One rate for each table, whatever the interaction, that is meta-trained through the stream."""
 
     name = "metasgd"
@@ -68,7 +68,7 @@ class MetaSGD(LearnedStrategy):
     settings: MetaSGDSettings
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") == "linear":
+        if (settings or {}).get("form") == "stream":
             return StreamTrainedMetaSGD(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
         return super().__new__(cls)
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at, half_life_name
 from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.stream_trained import LinearStrategy
+from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -43,7 +43,7 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     virtual_reduction: Literal["sum", "mean"] | None = None
 
 
-class StreamTrainedMWNet(LinearStrategy):
+class StreamTrainedMWNet(StreamTrainedStrategy):
     """One rate for each interaction, from its loss alone, that is meta-trained through the stream."""
 
     name = "mwnet"
@@ -62,7 +62,7 @@ class MWNet(LearnedOptimizerStrategy):
     settings: MWNetSettings
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") == "linear":
+        if (settings or {}).get("form") == "stream":
             return StreamTrainedMWNet(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
         return super().__new__(cls)
 
@@ -89,7 +89,7 @@ class MWNet(LearnedOptimizerStrategy):
 
     def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
         """By ∂loss/∂a_x = −η_v ⟨γ, g_x⟩, a product over what x touches, and then through V alone."""
-        net = {name: value for name, value in self.parameters().items() if not name.startswith("half_life.")}
+        net = {name: value for name, value in self.parameters().items() if not name.startswith(half_life_name(""))}
         with torch.enable_grad():
             weights = self.weights(situation)
         with torch.no_grad():

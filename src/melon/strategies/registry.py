@@ -11,8 +11,10 @@ from melon.registry import Entry, Registry, Space
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
 
-#: Of MeLON and its ablations: linear rates meta-trained through the stream; the networks with what works best for them;
-#: the paper; and its published code. Time decay is part of none: where it is asked for, each learns its half-lives.
+#: Of MeLON and its ablations: the rate model meta-trained through the stream; networks with what works best for them;
+#: the paper; and its published code. The last two leave nothing to a search: what the paper does not say, its code
+#: does, and `passes`, which neither has, is our default. Time decay is part of none: where it is asked for, each learns
+#: its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
     "network": {"form": "network"},
@@ -25,7 +27,12 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
         "shared_reduction": "sum",
         "shared_scale": 1.0,
         "shared_forgetting": True,
+        "reduction": "sum",
+        "most_rate": 1.0,
+        "neighbours": 10,
         "meta_lr": 1e-3,
+        "meta_cooling": 1.0,
+        "passes": 10,
         "init": "normal",
         "role_width": 20,
     },
@@ -47,13 +54,17 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
         "shared_forgetting": True,
         "keep_prelim": True,
         "cold": "current",
+        "most_rate": 1.0,
+        "neighbours": 10,
         "meta_lr": 1e-3,
+        "meta_cooling": 1.0,
+        "passes": 10,
         "init": "normal",
     },
 }
 
-#: Of strategies whose rates are a special case of MeLON's: they start at the plain step and are meta-trained as it is.
-STREAM_TRAINED: dict[str, object] = {"form": "linear"}
+#: Of strategies whose rates are a restriction of MeLON's: they start at the plain step and are meta-trained as it is.
+STREAM_TRAINED: dict[str, object] = {"form": "stream"}
 #: Of strategies that keep their networks, start at the plain step and are meta-trained through the stream too.
 UNROLLED: dict[str, object] = {"form": "stream"}
 
@@ -72,6 +83,7 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "shared_forgetting": True,
         "forget_bias": 5.0,
         "clamp": 1.0,
+        "passes": 10,
         "gate_init": "xavier",
         "meta_lr": 1e-4,
         "meta_weight_decay": 1e-5,
@@ -127,6 +139,7 @@ _RATE_SPACE = Space(
 
 _PAPER_SML = {
     "residual": False,
+    "bounded": False,
     "width": 512,
     "optimizer": "adam_lazy",
     "lr": 0.01,
@@ -184,6 +197,7 @@ _ENTRIES = (
             "paper": {
                 **_PAPER_STEP,
                 "most_weight": 1.0,
+                "normalise": False,
                 "init": "drawn",
                 "virtual_lr": 0.001,
                 "virtual_reduction": "mean",
@@ -192,7 +206,7 @@ _ENTRIES = (
             },
             "stream": STREAM_TRAINED,
         },
-        forms={"linear": _LINEAR_SPACE},
+        forms={"stream": _LINEAR_SPACE},
         in_comparison=True,
         label="MWNet",
         color=("#c58a14", "#f0c256"),
@@ -223,7 +237,7 @@ _ENTRIES = (
             },
             "stream": STREAM_TRAINED,
         },
-        forms={"linear": _LINEAR_SPACE},
+        forms={"stream": _LINEAR_SPACE},
         in_comparison=True,
         label="MetaSGD",
         color=("#2e6fdb", "#7eb0ff"),
@@ -270,8 +284,8 @@ _ENTRIES = (
     ),
     Entry(
         "melon",
-        "a learned rate for every (interaction, row) pair; for every (interaction, parameter) pair with preset paper",
-        "melon.strategies.melon.linear:MeLON",
+        "a learned rate for every (interaction, parameter) pair",
+        "melon.strategies.melon.stream:MeLON",
         _LINEAR_SPACE,
         MELON_PRESETS,
         forms={"network": _RATE_SPACE},
@@ -282,7 +296,7 @@ _ENTRIES = (
     Entry(
         "melon_i",
         "MeLON's ablation with one learned rate per interaction",
-        "melon.strategies.melon.linear:MeLONI",
+        "melon.strategies.melon.stream:MeLONI",
         _LINEAR_SPACE,
         MELON_PRESETS,
         forms={"network": _RATE_SPACE},
@@ -292,8 +306,8 @@ _ENTRIES = (
     ),
     Entry(
         "melon_p",
-        "MeLON's ablation with one learned rate per row; per parameter with preset paper",
-        "melon.strategies.melon.linear:MeLONP",
+        "MeLON's ablation with one learned rate per parameter",
+        "melon.strategies.melon.stream:MeLONP",
         _LINEAR_SPACE,
         MELON_PRESETS,
         forms={"network": _RATE_SPACE},

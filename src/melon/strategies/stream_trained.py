@@ -1,21 +1,19 @@
-"""Strategies with log-linear rates, meta-trained through a whole stream and then frozen (docs/methods.md 4.12).
+"""Strategies with the rate model (docs/methods.md 4.12): meta-trained through a whole stream and then frozen.
 
-Before meta-training they are exactly the plain step. Online they weigh each touch of a row.
+Before meta-training they are the plain step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from melon.errors import SettingsError
-from melon.kernels.meta_training.forms import MOST_LOG_RATE
-from melon.models.evidence import RowGradient
+from melon.kernels import policy
+from melon.kernels.melon.rates import Line
 from melon.models.plain import TAUGHT, PlainSteps
 from melon.strategies.base import (
     LearningRates,
@@ -28,29 +26,40 @@ from melon.strategies.base import (
     Strategy,
     StrategySettings,
 )
-from melon.strategies.melon.inputs import HALF_LIVES, RECENT_WIDTH, RecentCounts
-from melon.strategies.melon.rates import INPUTS, MOST_DECAY, LinearInput, LinearRates, Phi, Roles, row_inputs
-from melon.strategies.online_continuation import OnlineContinuation
+from melon.strategies.melon.rates import (
+    HALF_LIVES,
+    INPUTS,
+    MOST_DECAY,
+    RECENT_WIDTH,
+    Phi,
+    RateInput,
+    RateParameters,
+    RecentCounts,
+    Roles,
+    batch_facts,
+)
 from melon.stream.history import History
 from melon.tables import TableSpec
-from melon.types import AnyArray, Floats, Ints
+from melon.types import AnyArray, Floats, Ints, Scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _RECENT = "recent"
-_UNCAPPED = 50.0
+#: Passes with and without the role of a parameter, which has more to learn.
+_PASSES, _PASSES_WITHOUT_ROLE = 120, 60
 
 
 class StreamTrainedSettings(StrategySettings):
     """`lr` (and `half_life`, the half-life of idle items) is the plain step from which meta-training starts."""
 
-    form: Literal["linear"] = "linear"
+    form: Literal["stream"] = "stream"
     lr: float = Field(0.3, gt=0, le=20)  # no rate is larger than e³
-    inputs: tuple[LinearInput, ...] = INPUTS
+    inputs: tuple[RateInput, ...] = INPUTS
     decay: bool = True  # whether touched rows may learn to shrink
-    passes: int = Field(60, ge=0)
+    passes: int | None = Field(None, ge=0)  # 120 with the role of a parameter, else 60
     meta_training_lr: float = Field(0.1, gt=0)
     meta_training_l2: float = Field(1e-3, ge=0)
-    online: Literal["frozen", "next_batch"] = "frozen"  # whether rates go on learning on the stream, by a look-ahead
-    online_lr: float = Field(0.003, gt=0)
 
     @field_validator("inputs", mode="before")
     @classmethod
@@ -60,14 +69,18 @@ class StreamTrainedSettings(StrategySettings):
         return tuple(dict.fromkeys(names)) if isinstance(names, list | tuple) else names
 
 
-class LinearStrategy(Strategy):
-    """row ← (1 − decay) · row − Σ_x w_{x,r} g_x, with w from what is known of the interaction and of the row."""
+class StreamTrainedStrategy(Strategy):
+    """row ← (1 − decay) · row − Σ_x w_{x,m} g_{x,m}, with w from the rate model.
+
+    On a factorised score (bpr, blend) w is a rate for every (interaction, parameter) pair. Elsewhere (ncf) the role of
+    a parameter is left out: w is a rate for every (interaction, row) pair, and one for each table of shared weights.
+    """
 
     settings_type = StreamTrainedSettings
     settings: StreamTrainedSettings
     stream_trained: ClassVar[bool] = True
     #: Inputs that are never seen.
-    unseen: ClassVar[tuple[LinearInput, ...]] = ()
+    unseen: ClassVar[tuple[RateInput, ...]] = ()
     decays: ClassVar[bool] = True
 
     def bind(self, specs: Mapping[str, TableSpec], dtype: np.dtype[np.floating]) -> None:
@@ -78,14 +91,25 @@ class LinearStrategy(Strategy):
         if not any(spec.role == "item" for spec in specs.values()):
             raise SettingsError(f"strategy {self.name!r} needs rows of items, and this recommender has none.")
         inputs = tuple(name for name in self.settings.inputs if name not in self.unseen)
-        self.rates = LinearRates(specs, self.roles(specs), inputs, self.settings.lr)
+        self.rates = RateParameters(specs, self.roles(specs), inputs, self.settings.lr, self.seed)
+        self.rates.free["decay"][:] = self.settings.decay and self.decays
+        self.rates.free["half_lives"][:] = self.settings.half_life is not None
         if self.settings.half_life is not None:
-            self.rates.phi["half_lives"][:] = float(np.log(self.settings.half_life))
-        self.online_continuation = OnlineContinuation()
+            self.rates.phi["half_lives"][:] = np.log(self.settings.half_life)
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
         """What has rates of its own."""
         return Roles.apart(specs)
+
+    @property
+    def passes(self) -> int:
+        """How many passes meta-training makes."""
+        by_model = _PASSES if self.rates.has_role else _PASSES_WITHOUT_ROLE
+        return by_model if self.settings.passes is None else self.settings.passes
+
+    @property
+    def kernels(self) -> tuple[policy.KernelName, ...]:
+        return ("rates",)
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         return {} if self.settings.half_life is None else self.rates.half_lives()
@@ -94,80 +118,64 @@ class LinearStrategy(Strategy):
         """Recent counts live with the rows of one table of items."""
         return {_RECENT: RowStateSpec(width=RECENT_WIDTH)} if spec.name == self.rates.item_tables[0] else {}
 
-    @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        columns, values = self.inputs(situation), dict[str, Tensor]()
+        import torch
+
+        from melon.models.evidence import RowGradient
+
+        weights: dict[str, Tensor] = self._weights(situation)
+        values: dict[str, Tensor] = {}
         for gradient in situation.evidence.gradients:
             old = situation.values[gradient.table]
-            weights = self._weights(situation, gradient.table, columns).to(old)
+            rates = weights[gradient.table].to(old)
             if isinstance(gradient, RowGradient):
-                weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * weights[..., None])
-                values[gradient.table] = old * self.rates.kept(gradient.table).to(old) - weighted.summed(len(old))
+                weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * rates)
+                values[gradient.table] = old * self.rates.kept(gradient.table) - weighted.summed(len(old))
             else:
-                values[gradient.table] = old - gradient.summed(len(old), weights[:, 0]) / len(weights)
-        counted = self._recent(situation).after(situation.examples.items[:, 0])
-        return Proposal(values, {self.rates.item_tables[0]: {_RECENT: counted}})
+                values[gradient.table] = old - gradient.summed(len(old), rates[:, 0, 0]) / len(rates)
+        counted = self._recent(situation).after(situation.examples.items[:, 0].cpu().numpy())
+        stored = situation.row_state[self.rates.item_tables[0]][_RECENT]
+        return Proposal(values, {self.rates.item_tables[0]: {_RECENT: torch.from_numpy(counted).to(stored)}})
 
     def line_rates(
         self, kernels: PlainSteps, users: Ints, items: Ints, history: History, now: int, state: StoredState
     ) -> LineRates | None:
-        if self.settings.most_step is not None or type(self).columns is not LinearStrategy.columns:
+        if self.settings.most_step is not None:
             return None
-        counted = self.rates.item_tables[0]
-        counts = state[counted][_RECENT].gather(items.reshape(-1))
+        counted, slots = self.rates.item_tables[0], items.shape[1]
+        counts = state[counted][_RECENT].gather(items.reshape(-1)).astype(np.float32, copy=False)
         met = history.of_users.met(users), history.of_items.met(items)
-        weights, splines, decay = self.rates.in_columns(TAUGHT, items.shape[1])
-        half_lives = np.array(HALF_LIVES)
-        logs = kernels.line_logs(users, items, met, now, counts, half_lives, history.events, weights)
-        # With splines the cap comes after them.
-        rates = np.exp(np.minimum(logs, _UNCAPPED if self.rates.sees_loss else MOST_LOG_RATE)).astype(np.float32)
+        facts = kernels.line_facts(users, items, met, now, counts, np.array(HALF_LIVES), history.events)
+        decay = {name: 1 - self.rates.kept(name) for name in TAUGHT}
         taken, first, times = np.unique(items[:, 0], return_index=True, return_counts=True)
-        before = RecentCounts(torch.from_numpy(counts[first * items.shape[1]]), history.events)
-        after = before.after(torch.from_numpy(np.repeat(np.arange(len(taken)), times)))
-        return LineRates(rates, splines, decay, {counted: {_RECENT: (taken, after.numpy())}})
+        before = RecentCounts(counts[first * slots], history.events)
+        after = before.after(np.repeat(np.arange(len(taken)), times))
+        seen = np.ascontiguousarray(self.seen(facts), dtype=np.float32)
+        return LineRates(seen, self.rates.model(slots), decay, {counted: {_RECENT: (taken, after)}})
 
-    @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
-        columns, rows, slots, shared = self.inputs(situation), [], [], {}
+        import torch
+
+        from melon.models.evidence import RowGradient
+
+        weights, slots, shared = self._weights(situation), list[tuple[str, int]](), {}
+        rows: list[Tensor] = []
         for gradient in situation.evidence.gradients:
-            old = situation.values[gradient.table]
-            weights = self._weights(situation, gradient.table, columns).to(old)
+            old, rates = situation.values[gradient.table], weights[gradient.table]
+            rates = rates.to(old)
             if isinstance(gradient, RowGradient):
                 width, dim = gradient.gradient.shape[1:]
-                rows.append(weights.repeat_interleave(dim, dim=1))
+                rows.append(rates.expand(-1, -1, dim).flatten(1))
                 slots += [(gradient.table, slot) for slot in range(width) for _ in range(dim)]
             else:
-                shared[gradient.table] = weights.expand(-1, old.numel()) / len(weights)
+                shared[gradient.table] = rates[:, 0].expand(-1, old.numel()) / len(rates)
         return LearningRates(torch.cat(rows, dim=1), tuple(slots), shared)
 
     def memory(self) -> Memory:
-        phi = {f"phi/{name}": value.numpy().copy() for name, value in self.rates.phi.items()}
-        if self.settings.online == "frozen":
-            return phi
-        return phi | {name: part.numpy() for name, part in self.online_continuation.memory().items()}
+        return {f"phi/{name}": value.copy() for name, value in self.rates.phi.items()}
 
     def recall(self, memory: Mapping[str, AnyArray]) -> None:
-        tensors = {name: torch.from_numpy(np.array(value)) for name, value in memory.items()}
-        online_continuation = OnlineContinuation.from_memory(tensors, self.rates.phi, f"strategy {self.name!r}")
-        phi = {name.removeprefix("phi/"): value for name, value in tensors.items()}
-        self.rates.take(phi, self.name)
-        self.online_continuation = online_continuation
-
-    @property
-    def learns_online(self) -> bool:
-        return self.settings.online != "frozen"
-
-    def start_afresh(self) -> None:
-        self.online_continuation = OnlineContinuation()
-
-    def trainable(self) -> dict[str, Tensor]:
-        """1 for each number of φ that meta-training may move, and 0 for the others."""
-        masks = {name: torch.ones_like(value) for name, value in self.rates.phi.items()}
-        masks["rates"][:, 1:] *= torch.from_numpy(self.rates.seen(np.ones(masks["rates"].shape[1] - 1)))
-        masks["splines"] *= self.rates.sees_loss
-        masks["decay"] *= self.settings.decay and self.decays
-        masks["half_lives"] *= self.settings.half_life is not None
-        return masks
+        self.rates.take({name.removeprefix("phi/"): value for name, value in memory.items()}, self.name)
 
     @property
     def phi(self) -> Phi:
@@ -176,66 +184,83 @@ class LinearStrategy(Strategy):
 
     def take(self, phi: Phi) -> None:
         """Become another φ, within its bounds."""
-        self.rates.phi = {**phi, "decay": phi["decay"].clamp(0, MOST_DECAY)}
+        self.rates.phi = {**phi, "decay": phi["decay"].clip(0, MOST_DECAY)}
 
-    def pulled(self, name: str) -> bool:
-        """Whether a penalty draws a part of φ back to the plain step."""
-        return name in ("rates", "splines")
+    def free(self, name: str) -> Floats:
+        """1 for each number of a part of φ that meta-training may move, and 0 for the others."""
+        return self.rates.free[name].astype(np.float64)
 
-    def columns(self, spec: TableSpec, touches: Floats) -> Floats:
-        """What rates see of a table's touches, from the inputs of all touches (n × slots × columns: the user, the item
-        taken, items drawn).
-        """
-        seen = self.rates.seen(touches)
+    def speed(self, name: str) -> float:
+        """How fast meta-training moves a part of φ, relative to its rate."""
+        return self.rates.speed(name)
+
+    def anchor(self, name: str, start: Floats) -> Floats | None:
+        """Where the penalty of meta-training draws a part of φ to; None without one."""
+        return self.rates.anchor(name, start)
+
+    def seen(self, facts: Scores) -> Scores:
+        """What rates see of the facts of an interaction's touches: n × (user, item taken, items drawn) × facts."""
+        return facts
+
+    def columns(self, spec: TableSpec, facts: Floats) -> Scores:
+        """What rates see of a table's touches, from the facts of all touches."""
+        seen = self.seen(facts)
         if spec.role == "item":
             return seen[:, 1:]
         if spec.role == "shared":  # such weights have no age, are never idle, and are touched by all
             seen = np.concatenate([np.zeros_like(seen[..., :4]), seen[..., 4:]], axis=-1)
         return seen[:, :1]
 
-    def weights(self, spec: TableSpec, touches: Floats, losses: Tensor, phi: Phi | None = None) -> Tensor:
-        """Rates of a table's touches: n × slots."""
-        columns = self.columns(spec, touches)
-        return self.rates.rates(columns, losses, self.rates.roles.of(spec.name, columns.shape[1]), phi)
+    def _weights(self, situation: Situation) -> dict[str, Tensor]:
+        """Rates of every table's touches: n × slots × entries, or × 1 where a row has one."""
+        import torch
 
-    def _weights(self, situation: Situation, table: str, columns: Floats) -> Tensor:
-        return self.weights(situation.specs[table], columns, situation.evidence.losses.detach().cpu())
+        from melon.strategies.melon.touch_rates import touch_rates
 
-    def inputs(self, situation: Situation) -> Floats:
-        """Inputs of the rows that each interaction touches, as they are before the batch: n × (1 + slots) × columns."""
+        facts, names = self._facts(situation), [gradient.table for gradient in situation.evidence.gradients]
+        if self.rates.knows_roles:
+            return self._pair_weights(situation, facts)
+        phi = {name: torch.from_numpy(value) for name, value in self.rates.phi.items()}
+        losses = situation.evidence.losses.detach().cpu()
+        weights: dict[str, Tensor] = {}
+        for name in names:
+            columns = self.columns(situation.specs[name], facts)
+            roles = self.rates.roles.of(name, columns.shape[1])
+            weights[name] = touch_rates(columns, losses, roles, phi)[..., None]
+        return weights
+
+    def _pair_weights(self, situation: Situation, facts: Floats) -> dict[str, Tensor]:
+        """The same from kernels, with a rate for every entry."""
+        import torch
+
+        users, items = (part.cpu().numpy() for part in (situation.examples.users, situation.examples.items))
+        rows = [
+            np.ascontiguousarray(situation.values[name].detach().cpu().numpy(), dtype=np.float32) for name in TAUGHT
+        ]
+        n, slots, dim = len(users), 1 + items.shape[1], rows[0].shape[1]
+        out = np.empty((n, slots * dim + slots - 1), dtype=np.float32)
+        seen = np.ascontiguousarray(self.seen(facts), dtype=np.float32)
+        line = Line.room(slots, rows[0])
+        policy.load("rates").rate_matrix(users, items, seen, self.rates.model(slots - 1), line, *rows, out)
+        vectors, biases = torch.from_numpy(out[:, : slots * dim].reshape(n, slots, dim)), out[:, slots * dim :]
+        return dict(zip(TAUGHT, (vectors[:, :1], vectors[:, 1:], torch.from_numpy(biases)[..., None]), strict=True))
+
+    def _facts(self, situation: Situation) -> Floats:
+        """Facts of the rows that each interaction touches, as they are before the batch: n × (1 + slots) × facts."""
         around = situation.around
         assert around is not None
         users, items = situation.examples.users.cpu().numpy(), situation.examples.items.cpu().numpy()
         user_table = next((name for name, spec in situation.specs.items() if spec.role == "user"), None)
-        item_table = self.rates.item_tables[0]
         of_users = around.history.of_users.met(around.users)[users]
         of_items = around.history.of_items.met(around.items)[items]
-        idle_items = around.tables[item_table].idle(around.items)[items]
+        idle_items = around.tables[self.rates.item_tables[0]].idle(around.items)[items]
         idle_users = np.zeros_like(of_users)
         if user_table is not None:
             idle_users = around.tables[user_table].idle(around.users)[users]
         recent = self._recent(situation).now()[items]
-        return batch_inputs(users, items, (of_users, of_items), (idle_users, idle_items), recent)
+        return batch_facts(users, items, (of_users, of_items), (idle_users, idle_items), recent)
 
     def _recent(self, situation: Situation) -> RecentCounts:
         assert situation.around is not None
-        stored = situation.row_state[self.rates.item_tables[0]][_RECENT]
+        stored = situation.row_state[self.rates.item_tables[0]][_RECENT].detach().cpu().numpy()
         return RecentCounts(stored, situation.around.history.events)
-
-
-def batch_inputs(users: Ints, items: Ints, met: tuple[Ints, Ints], idle: tuple[Ints, Ints], recent: Floats) -> Floats:
-    """Inputs of a batch's touches: n × (user, item taken, items drawn) × columns.
-
-    `met` and `idle` are of users (n) and of items (n × slots), `recent` (n × slots × 2) counts of items.
-    """
-    touches = _times(users), _times(items)
-    of_user = row_inputs(met[0], idle[0], touches[0], recent[:, 0], met[1][:, 0])
-    of_items = row_inputs(met[1], idle[1], touches[1], recent, np.broadcast_to(met[0][:, None], items.shape))
-    return np.concatenate([of_user[:, None], of_items], axis=1)
-
-
-def _times(rows: Ints) -> Ints:
-    """How often each row stands among them."""
-    _, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    times: Ints = counts[place].reshape(rows.shape)
-    return times

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -13,6 +14,7 @@ from melon.strategies.learned import LearnedSettings, LearnedStrategy, half_life
 from melon.strategies.melon.rates import Phi
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
+from melon.types import Floats
 
 #: The logarithm of τ in the loss of meta-training.
 TEMPERATURE = "temperature"
@@ -45,23 +47,32 @@ class UnrolledStrategy(LearnedStrategy):
     @property
     def phi(self) -> Phi:
         """A copy of the meta-parameters."""
-        return {name: value.detach().clone() for name, value in self.parameters().items()}
+        return {name: value.detach().cpu().numpy().astype(np.float64) for name, value in self.parameters().items()}
 
     @torch.no_grad()
     def take(self, phi: Phi) -> None:
         """Become another φ."""
         for name, value in self.parameters().items():
-            value.copy_(phi[name])
+            value.copy_(torch.from_numpy(phi[name]))
 
-    def trainable(self) -> Phi:
-        """1 for each number of φ that meta-training may move."""
-        return {name: torch.ones_like(value) for name, value in self.parameters().items()}
+    @property
+    def passes(self) -> int:
+        """How many passes meta-training makes."""
+        return self.settings.passes
 
-    def pulled(self, name: str) -> bool:
-        """Whether a penalty draws a meta-parameter back to where it starts."""
-        return name != TEMPERATURE and not name.startswith(half_life_name(""))
+    def free(self, name: str) -> Floats:
+        """1 for each number of φ that meta-training may move: all of them."""
+        return np.ones(tuple(self.parameters()[name].shape))
 
-    def open_half_lives(self, specs: Mapping[str, TableSpec], phi: Phi) -> dict[str, Tensor]:
+    def speed(self, name: str) -> float:
+        """How fast meta-training moves a part of φ, relative to its rate."""
+        return 1.0
+
+    def anchor(self, name: str, start: Floats) -> Floats | None:
+        """Where the penalty of meta-training draws a meta-parameter to: where it starts; None without one."""
+        return None if name == TEMPERATURE or name.startswith(half_life_name("")) else start
+
+    def open_half_lives(self, specs: Mapping[str, TableSpec], phi: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Half-lives of the tables whose idle rows decay, differentiable in φ."""
         start, speed = self.settings.half_life, self.settings.half_life_speed
         if start is None:

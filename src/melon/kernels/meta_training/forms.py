@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from melon.kernels.melon.rates import LINE, MODEL, SLOPES, Line, Numbers, RateModel, RateSlopes
 from melon.kernels.types import (
     DOUBLE,
-    DOUBLE_TABLE,
     DOUBLES,
     FLAGS,
     INT_TABLE,
     INTS,
+    SINGLE_CUBE,
     SINGLE_TABLE,
     SINGLES,
     SMALL_INT_TABLE,
@@ -23,11 +21,6 @@ from melon.kernels.types import (
 )
 from melon.types import Flags, Floats, Ints, SmallInts
 
-#: In the precision of the rows.
-Numbers: TypeAlias = npt.NDArray[np.floating]
-
-#: No logarithm of a rate is larger than this, and losses are read from here on.
-MOST_LOG_RATE, LEAST_LOSS = 3.0, 1e-8
 #: In the place of a candidate: an item without a row, and an item taken that is not predicted.
 ABSENT, UNPREDICTED = -1, -2
 LN2 = math.log(2.0)
@@ -39,7 +32,7 @@ class MetaTrainingStream(NamedTuple):
     Batch t ends at interaction `ends[t]` and begins at the moment `now[t]`; the distinct rows that it touches are
     `user_rows` and `item_rows` up to `user_ends[t]` and `item_ends[t]`, and `user_at` and `items_at` are places among
     those. `known` users had a row when they were predicted. A candidate without a row is -1; without an item taken (-2)
-    the interaction is not predicted. `roles` says for each column of rates which spline belongs to it.
+    the interaction is not predicted. `facts` (n × slots × facts) are what rates know of each touch.
     """
 
     ends: Ints
@@ -54,7 +47,7 @@ class MetaTrainingStream(NamedTuple):
     item_rows: Ints
     item_ends: Ints
     items_at: Ints
-    roles: Ints
+    facts: Numbers
 
 
 class MetaTrainingRows(NamedTuple):
@@ -66,54 +59,49 @@ class MetaTrainingRows(NamedTuple):
     touched: Ints
 
 
-class MetaTrainingRates(NamedTuple):
-    """Steps: log rates of each interaction's columns before splines, splines (roles × knots), what is lost of
-    each table at a touch (users, items, biases), and halvings per unit of idle time (items, biases).
-
-    `slopes` are those of the splines between knots, and 0 outside: roles × (knots + 1).
+class MetaTrainingStep(NamedTuple):
+    """How steps are made: rates, room for one interaction, what is lost of each table at a touch (users, items,
+    biases), and halvings per unit of idle time (items, biases).
     """
 
-    base: Numbers
-    knots: Floats
-    splines: Floats
-    slopes: Floats
+    model: RateModel
+    line: Line
     decay: Numbers
     halvings: Floats
 
 
 class Tape(NamedTuple):
-    """What a way forward records: touched rows before they changed, and what each interaction saw."""
+    """What a way forward records: touched rows before they changed, and dot products of candidates."""
 
     users: Numbers
     items: Numbers
     bias: Numbers
     idle: Ints
-    logs: Numbers  # log rates, n × columns
-    pull: Numbers  # how much each negative counts, n × negatives
-    loss: Numbers
-    dots: Numbers  # of candidates, n × candidates
+    dots: Numbers  # n × candidates
 
 
 class Slopes(NamedTuple):
-    """∂J by log rates (n × columns), by what tables lose at a touch, by log half-lives, and by log τ."""
+    """∂J by φ of the rates, by what tables lose at a touch, by log half-lives, and by log τ."""
 
-    logs: Floats
+    rates: RateSlopes
     decay: Floats
     half_lives: Floats
     temperature: Floats
 
 
-_COURSE: Fields = Fields(
+_STREAM: Fields = Fields(
     MetaTrainingStream,
-    (INTS, INTS, INTS, FLAGS, INT_TABLE, SMALL_INT_TABLE, INTS, INTS, INTS, INTS, INTS, INT_TABLE, INTS),
+    (INTS, INTS, INTS, FLAGS, INT_TABLE, SMALL_INT_TABLE, INTS, INTS, INTS, INTS, INTS, INT_TABLE, SINGLE_CUBE),
 )
-_SLOPES: Fields = Fields(Slopes, (DOUBLE_TABLE, DOUBLES, DOUBLES, DOUBLES))
 _ROWS: Fields = Fields(MetaTrainingRows, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS))
 _ARGUMENTS: Signature = (
-    _COURSE,
+    _STREAM,
     _ROWS,
-    Fields(MetaTrainingRates, (SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES, DOUBLES)),
-    Fields(Tape, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS, SINGLE_TABLE, SINGLE_TABLE, SINGLES, SINGLE_TABLE)),
+    Fields(MetaTrainingStep, (MODEL, LINE, SINGLES, DOUBLES)),
+    Fields(Tape, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS, SINGLE_TABLE)),
     DOUBLE,
 )
-SIGNATURES: dict[str, Signature] = {"forward": _ARGUMENTS, "backward": (*_ARGUMENTS, _ROWS, _SLOPES)}
+SIGNATURES: dict[str, Signature] = {
+    "forward": _ARGUMENTS,
+    "backward": (*_ARGUMENTS, _ROWS, Fields(Slopes, (SLOPES, DOUBLES, DOUBLES, DOUBLES))),
+}

@@ -13,7 +13,6 @@ from melon.learning.meta_training.stream import MetaTrainingBatch, StepValues, S
 from melon.models.base import Recommender
 from melon.models.evidence import Examples
 from melon.strategies.base import Proposal, Situation
-from melon.strategies.melon.rates import Phi
 from melon.strategies.unrolled import UnrolledStrategy
 
 
@@ -29,13 +28,15 @@ class UnrolledMetaTraining(StreamMetaTraining):
             )
         self._strategy = strategy
 
-    def opened(self) -> Phi:
+    def opened(self) -> StepValues:
         return self._strategy.parameters()
 
-    def half_lives(self, phi: Phi) -> dict[str, Tensor]:
+    def half_lives(self, phi: StepValues) -> dict[str, Tensor]:
         return self._strategy.open_half_lives(self._specs, phi)
 
-    def step(self, batch: MetaTrainingBatch, old: Mapping[str, Tensor], phi: Phi, *, again: bool = False) -> StepValues:
+    def step(
+        self, batch: MetaTrainingBatch, old: Mapping[str, Tensor], phi: StepValues, *, again: bool = False
+    ) -> StepValues:
         """The same as the strategy's `propose`."""
         with torch.set_grad_enabled(again), self._strategy.at_work():
             decayed, examples = self._decayed(old, batch.idle, phi), Examples(batch.users, batch.items)

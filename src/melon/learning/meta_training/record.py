@@ -11,8 +11,7 @@ import numpy as np
 from melon.errors import LearningError
 from melon.kernels.meta_training.forms import ABSENT, UNPREDICTED
 from melon.learning.examples import Offers
-from melon.strategies.melon.inputs import HALF_LIVES
-from melon.strategies.stream_trained import batch_inputs
+from melon.strategies.melon.rates import HALF_LIVES, batch_facts
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates
 from melon.types import Flags, Floats, Ints, SmallInts
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of training negatives: items n × (1 + negatives), and inputs of what each interaction touches."""
+    """One draw of training negatives: items n × (1 + negatives), and facts of what each interaction touches."""
 
     items: Ints
-    inputs: Floats
+    facts: Floats
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,17 @@ class RecordedStream:
     user_rows: Ints
     item_rows: Ints
     touched: Ints
+    seed: int = 0
 
     @property
     def predicted(self) -> int:
         """How many interactions are predicted."""
         return int((self.candidates[:, 0] > UNPREDICTED).sum())
+
+    def among(self, number: int, most: int) -> Ints:
+        """The columns of candidates that pass `number` predicts among: the item taken, and `most` of the others."""
+        draw = np.random.default_rng([self.seed, number])
+        return np.append(0, np.sort(draw.permutation(self.candidates.shape[1] - 1)[:most] + 1))
 
 
 def record(updater: Updater, batches: Sequence[Batch], candidates: Candidates, draws: int) -> RecordedStream:
@@ -121,6 +126,7 @@ class _Walk:
             user_rows,
             item_rows,
             touched[1],
+            self._updater.seed,
         )
 
     def _touched(self, role: str, rows: Ints) -> Ints:
@@ -134,17 +140,17 @@ class _Walk:
         return moments
 
     def _draw(self, users: Ints, items: Ints, met: list[tuple[Ints, Ints]], last_users: Ints, last_items: Ints) -> Draw:
-        """Inputs of every touch, as they are before its batch."""
-        half_lives, first, inputs = np.array(HALF_LIVES), 0, list[Floats]()
+        """Facts of every touch, as they are before its batch."""
+        half_lives, first, facts = np.array(HALF_LIVES), 0, list[Floats]()
         counts, counted = np.zeros((len(last_items), len(HALF_LIVES))), np.zeros(len(last_items), dtype=np.int64)
         for now, last, met_by in zip(self._now, self._ends, met, strict=True):
             own, touched = users[first:last], items[first:last]
             idle = np.maximum(now - last_users[own], 0), np.maximum(now - last_items[touched], 0)
             recent = counts[touched] * np.exp2((counted[touched] - first)[..., None] / half_lives)
-            inputs.append(batch_inputs(own, touched, met_by, idle, recent))
+            facts.append(batch_facts(own, touched, met_by, idle, recent))
             taken, times = np.unique(touched[:, 0], return_counts=True)
             counts[taken] = counts[taken] * np.exp2((counted[taken] - first)[:, None] / half_lives) + times[:, None]
             counted[taken] = first
             last_users[own], last_items[touched] = now, now
             first = last
-        return Draw(items, np.concatenate(inputs))
+        return Draw(items, np.concatenate(facts))

@@ -24,7 +24,7 @@ from melon.tables import Moment
 from melon.types import Floats, Ints
 
 StepValues = dict[str, Tensor]
-#: A pass predicts each item among so many others, drawn anew for each pass.
+#: A pass of a score that is not factorised predicts each item among so many others, drawn anew for each pass.
 _MOST_CANDIDATES = 30
 
 
@@ -36,7 +36,7 @@ class MetaTrainingBatch:
     users: Tensor
     items: Tensor
     idle: Tensor  # of the items' rows
-    inputs: Floats  # of what each interaction touches, as they were recorded
+    facts: Floats  # of what each interaction touches, as they were recorded
 
 
 class StreamMetaTraining(ABC):
@@ -56,35 +56,30 @@ class StreamMetaTraining(ABC):
             for name, table in recommender.tables.items()
         }
         others = recorded.candidates.shape[1] - 1
-        self._stand_for = math.log(max(others / _MOST_CANDIDATES, 1.0))
+        self._most = others if recommender.factorised else min(others, _MOST_CANDIDATES)
+        self._stand_for = math.log(others / self._most)
         ends = recorded.ends.tolist()
         self._bounds = list(zip([0, *ends[:-1]], ends, recorded.now.tolist(), strict=True))
 
-    def begin_from(self, rows: Mapping[str, Tensor], places: Mapping[str, Ints]) -> None:
-        """Begin passes with other rows of some users and items, and with other shared weights."""
-        for name, values in rows.items():
-            role = self._specs[name].role
-            self._start[name][slice(None) if role == "shared" else self._tensor(places[role])] = values.to(
-                self._start[name]
-            )
-
     @abstractmethod
-    def opened(self) -> Phi:
+    def opened(self) -> StepValues:
         """The present φ, open to differentiation; `temperature` is the logarithm of τ."""
 
     @abstractmethod
-    def step(self, batch: MetaTrainingBatch, old: Mapping[str, Tensor], phi: Phi, *, again: bool = False) -> StepValues:
+    def step(
+        self, batch: MetaTrainingBatch, old: Mapping[str, Tensor], phi: StepValues, *, again: bool = False
+    ) -> StepValues:
         """The rows that a batch touches and the shared weights after the step; differentiable where it is made
         `again`.
         """
 
     @abstractmethod
-    def half_lives(self, phi: Phi) -> dict[str, Tensor]:
+    def half_lives(self, phi: StepValues) -> dict[str, Tensor]:
         """Those of the tables whose idle rows decay."""
 
     def run(self, number: int) -> tuple[float, Phi]:
         """The mean loss of all predictions in pass `number` at the present φ, and its gradient by φ."""
-        draw, among = self._recorded.draws[number % len(self._recorded.draws)], self._among(number)
+        draw, among = self._recorded.draws[number % len(self._recorded.draws)], self._recorded.among(number, self._most)
         values, phi = {name: value.clone() for name, value in self._start.items()}, self.opened()
         touched, tape = self._tensor(self._recorded.touched), list[tuple[MetaTrainingBatch, StepValues]]()
         closed = {name: value.detach() for name, value in phi.items()}
@@ -102,16 +97,16 @@ class StreamMetaTraining(ABC):
             touched[batch.rows["item"]] = now - batch.idle
             total += self._prediction_back(first, last, now - touched, values, later, phi, gradient, among)
         events = self._recorded.predicted
-        return total / events, {name: value / events for name, value in gradient.items()}
-
-    def _among(self, number: int) -> Ints:
-        """The columns of candidates that pass `number` predicts among: the item taken, and some others."""
-        others = self._recorded.candidates.shape[1] - 1
-        drawn = np.random.default_rng(number).permutation(others)[:_MOST_CANDIDATES] + 1
-        return np.append(0, np.sort(drawn))
+        return total / events, {name: (value / events).cpu().numpy() for name, value in gradient.items()}
 
     def _step_back(
-        self, batch: MetaTrainingBatch, values: StepValues, old: StepValues, later: StepValues, phi: Phi, gradient: Phi
+        self,
+        batch: MetaTrainingBatch,
+        values: StepValues,
+        old: StepValues,
+        later: StepValues,
+        phi: StepValues,
+        gradient: StepValues,
     ) -> None:
         """From ∂J by the rows after a step to ∂J by those before it, which `values` become again."""
         for name, before in old.items():
@@ -133,8 +128,8 @@ class StreamMetaTraining(ABC):
         idle: Tensor,
         values: StepValues,
         later: StepValues,
-        phi: Phi,
-        gradient: Phi,
+        phi: StepValues,
+        gradient: StepValues,
         among: Ints,
     ) -> float:
         """The loss of a batch's predictions; its gradient is added to what is known."""
@@ -175,9 +170,9 @@ class StreamMetaTraining(ABC):
         item_rows, items = np.unique(draw.items[first:last], return_inverse=True)
         rows = {"user": self._tensor(user_rows), "item": self._tensor(item_rows)}
         places = self._tensor(users.reshape(-1)), self._tensor(items.reshape(last - first, -1))
-        return MetaTrainingBatch(rows, *places, now - touched[rows["item"]], draw.inputs[first:last])
+        return MetaTrainingBatch(rows, *places, now - touched[rows["item"]], draw.facts[first:last])
 
-    def _decayed(self, rows: Mapping[str, Tensor], idle: Tensor, phi: Phi) -> StepValues:
+    def _decayed(self, rows: Mapping[str, Tensor], idle: Tensor, phi: StepValues) -> StepValues:
         """Rows with those of items decayed by their idle time."""
         half_lives = self.half_lives(phi)
         return {

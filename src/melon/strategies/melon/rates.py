@@ -1,36 +1,50 @@
-"""Log-linear rates (docs/methods.md 4.12): what they see of an interaction and a row, and what they make of it."""
+"""The rate model (docs/methods.md 4.12): what rates know of a touch, φ, and φ as compiled kernels read it.
+
+log w = start + facts of the row + spline of log L + role of the parameter. Every part begins without effect, so a model
+that has not been meta-trained gives every parameter the plain step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from melon.errors import CheckpointError
-from melon.kernels.meta_training.forms import LEAST_LOSS, MOST_LOG_RATE
-from melon.models.plain import NO_SPLINES, Splines
+from melon.kernels.melon.rates import FACTS, ROLE_INPUTS, UNITS, RateModel, RateSlopes
+from melon.models.plain import TAUGHT
 from melon.tables import TableSpec
-from melon.types import Floats, Ints
+from melon.types import AnyArray, Flags, Floats, Ints, Scores
 
-#: What rates can see. `rates` are the item's recent counts at two half-lives, `loss` is that of the interaction.
-LinearInput = Literal["age", "new", "idle", "touches", "rates", "partner", "loss"]
-INPUTS: tuple[LinearInput, ...] = ("age", "new", "idle", "touches", "rates", "partner", "loss")
-#: Which input each column of a row's inputs belongs to; the first column of φ is a constant.
-COLUMNS: tuple[LinearInput, ...] = ("age", "new", "idle", "touches", "rates", "rates", "partner")
+#: What rates can see: facts of the row (`rates` are the item's recent counts at two half-lives, `partner` is of the
+#: other side), the interaction's loss, and the parameter's value and gradient.
+RateInput = Literal["age", "new", "idle", "touches", "rates", "partner", "loss", "value", "gradient"]
+INPUTS: tuple[RateInput, ...] = ("age", "new", "idle", "touches", "rates", "partner", "loss", "value", "gradient")
+#: Which input each fact belongs to.
+FACT_INPUTS: tuple[RateInput, ...] = ("age", "new", "idle", "touches", "rates", "rates", "partner")
 #: Losses at which the loss's part of a log rate bends; it is linear in log L between them and constant outside.
 KNOTS: Floats = np.log([0.03, 0.15, 0.5, 1.2, 2.5])
 #: A row that is touched keeps 1 − D / 10 of itself, and D is at most this.
 MOST_DECAY, DECAY_UNIT = 5.0, 0.1
+#: How the first layer of each role's network is drawn; the second starts at 0.
+WEIGHT_SPREAD, BIAS_SPREAD = 0.5 / np.sqrt(ROLE_INPUTS), 0.3
+#: The spread of biases is at least this.
+_LEAST_BIAS_SPREAD = 0.05
+#: Half-lives of recent counts in interactions: a few batches, and some dozens of them.
+HALF_LIVES = (300.0, 3_000.0)
+#: Numbers kept for an item: its counts, and their moment in two parts, for float32 holds no number of events exactly.
+RECENT_WIDTH = len(HALF_LIVES) + 2
+_PART = 1 << 20
 
-Phi = dict[str, Tensor]
+Phi = dict[str, Floats]
+_NETWORK = ("hidden", "hidden_bias", "out")
+_ROLE = ("alpha", "beta", *_NETWORK)
 
 
-def row_inputs(met: Ints, idle: Ints, touches: Ints, recent: Floats, partner: Ints) -> Floats:
-    """Inputs of touches: … × columns.
+def row_facts(met: Ints, idle: Ints, touches: Ints, recent: Floats, partner: Ints) -> Floats:
+    """Facts of touches: … × facts.
 
     `met` is how many interactions the row has had, `idle` for how long nobody touched it, `touches` how many lines of
     the batch touch it; `recent` (… × 2) are counts of its item, and `partner` is how many the other side has had.
@@ -45,6 +59,50 @@ def row_inputs(met: Ints, idle: Ints, touches: Ints, recent: Floats, partner: In
         np.log1p(partner) / 3 - 1,
     ]
     return np.stack(columns, axis=-1)
+
+
+def batch_facts(users: Ints, items: Ints, met: tuple[Ints, Ints], idle: tuple[Ints, Ints], recent: Floats) -> Floats:
+    """Facts of a batch's touches: n × (user, item taken, items drawn) × facts.
+
+    `met` and `idle` are of users (n) and of items (n × slots), `recent` (n × slots × 2) counts of items.
+    """
+    touches = _times(users), _times(items)
+    of_user = row_facts(met[0], idle[0], touches[0], recent[:, 0], met[1][:, 0])
+    of_items = row_facts(met[1], idle[1], touches[1], recent, np.broadcast_to(met[0][:, None], items.shape))
+    return np.concatenate([of_user[:, None], of_items], axis=1)
+
+
+def _times(rows: Ints) -> Ints:
+    """How often each row stands among them."""
+    _, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    times: Ints = counts[place].reshape(rows.shape)
+    return times
+
+
+class RecentCounts:
+    """The counts of rows of items. An interaction that is k interactions old counts 2^(-k / half-life).
+
+    A row's counts are stored as of the last batch in which it was taken and decayed when they are read, so a row that
+    nobody touches costs nothing. The interactions of a batch count as of its start, whatever their order.
+    """
+
+    def __init__(self, stored: AnyArray, now: int) -> None:
+        self._stored, self._now = stored, now
+
+    def now(self) -> Floats:
+        """Rows × half-lives, as of now."""
+        stored = self._stored.astype(np.float64)
+        counts, high, low = stored[:, : len(HALF_LIVES)], stored[:, -2], stored[:, -1]
+        age = self._now - (high * _PART + low)
+        left: Floats = np.exp2(-age[:, None] / np.array(HALF_LIVES))
+        return counts * left
+
+    def after(self, taken: Ints) -> AnyArray:
+        """The row state after a batch that takes these rows, some several times; other rows stay as they are."""
+        times = np.bincount(taken, minlength=len(self._stored))
+        moment = np.array([self._now // _PART, self._now % _PART], dtype=np.float64)
+        fresh = np.concatenate([self.now() + times[:, None], np.broadcast_to(moment, (len(times), 2))], axis=1)
+        return np.where((times > 0)[:, None], fresh.astype(self._stored.dtype), self._stored)
 
 
 @dataclass(frozen=True)
@@ -81,77 +139,118 @@ class Roles:
         """The roles of a table's touches by one interaction."""
         return [self.first[table], *[self.other[table]] * (slots - 1)]
 
+    def columns(self, slots: int) -> list[int]:
+        """The roles of a factorised score's columns: the user's vector, the items' vectors, their biases."""
+        users, *items = TAUGHT
+        return [self.first[users], *(role for name in items for role in self.of(name, slots))]
 
-class LinearRates:
-    """log w = c₀ + c · inputs + spline(log L), and what else meta-training learns.
 
-    φ is `rates` (roles × constant and columns), `splines` (roles × knots), `decay` (D by table of rows), `half_lives`
-    (logarithms, by table of items) and `temperature` (the logarithm of τ).
+class RateParameters:
+    """φ, and what else belongs to it.
+
+    φ is `facts` (roles × constant and facts), `splines` (roles × knots), `decay` (D by table of rows), `half_lives`
+    (logarithms, by table of items), `temperature` (the logarithm of τ) and, for a factorised score, the role of a
+    parameter: `alpha` and `beta` (roles × 3), a network (`hidden`, `hidden_bias`, `out`) and the `scales` of tables.
     """
 
     def __init__(
-        self, specs: Mapping[str, TableSpec], roles: Roles, inputs: tuple[LinearInput, ...], lr: float
+        self, specs: Mapping[str, TableSpec], roles: Roles, inputs: tuple[RateInput, ...], lr: float, seed: int = 0
     ) -> None:
         self.roles = roles
         self.row_tables = [name for name, spec in specs.items() if spec.role != "shared"]
         self.item_tables = [name for name, spec in specs.items() if spec.role == "item"]
-        self._seen = np.array([name in inputs for name in COLUMNS], dtype=np.float64)
         self.sees_loss = "loss" in inputs
-        self._start = float(np.log(lr))
-        self._columns: tuple[Phi, tuple[Floats, Splines, dict[str, float]]] | None = None
+        self._model: tuple[Phi, object, RateModel] | None = None
+        count, seen = roles.count, set(inputs)
+        facts = np.array([name in seen for name in FACT_INPUTS])
+        self.has_role = bool({"value", "gradient"} & seen) and set(TAUGHT) <= specs.keys()
+        units = UNITS if self.has_role else 0
         shapes: dict[str, tuple[int, ...]] = {
-            "rates": (roles.count, 1 + len(COLUMNS)),
-            "splines": (roles.count, len(KNOTS)),
+            "facts": (count, 1 + FACTS),
+            "splines": (count, len(KNOTS)),
             "decay": (len(self.row_tables),),
             "half_lives": (len(self.item_tables),),
             "temperature": (1,),
+            "alpha": (count, 3),
+            "beta": (count, 3),
+            "hidden": (count, units, ROLE_INPUTS),
+            "hidden_bias": (count, units),
+            "out": (count, units),
+            "scales": (len(TAUGHT),),
         }
-        self.phi: Phi = {name: torch.from_numpy(np.zeros(shape)) for name, shape in shapes.items()}
-        self.phi["rates"][:, 0] = self._start
+        self.phi: Phi = {name: np.zeros(shape) for name, shape in shapes.items()}
+        self.phi["facts"][:, 0] = np.log(lr)
+        self.phi["scales"][:] = 1.0
+        #: Which numbers of φ meta-training may move.
+        self.free: dict[str, Flags] = {name: np.ones(shape, dtype=bool) for name, shape in shapes.items()}
+        self.free["facts"][:, 1:] = facts
+        self.free["splines"][:] = self.sees_loss
+        self.free["scales"][:] = False
+        for name in _ROLE if not self.has_role else ():
+            self.free[name][:] = False
+        if self.has_role:
+            biases = {roles.first[TAUGHT[2]], roles.other[TAUGHT[2]]} - {roles.first[TAUGHT[1]]}
+            for role in range(count):
+                self._see(role, seen, facts, bias=role in biases)
+            draw = np.random.default_rng([seed, 0x6D656C6F6E])
+            self.phi["hidden"][:] = draw.normal(0, WEIGHT_SPREAD, shapes["hidden"]) * self.free["hidden"]
+            self.phi["hidden_bias"][:] = draw.normal(0, BIAS_SPREAD, shapes["hidden_bias"])
 
-    def seen(self, columns: Floats) -> Floats:
-        """Inputs, with those that are left out as 0."""
-        return columns * self._seen
+    def _see(self, role: int, seen: set[RateInput], facts: Flags, *, bias: bool) -> None:
+        """Which inputs the role of a parameter may use: a, ℓg, ℓθ and nθ, ng, co, or those of a bias."""
+        value, gradient, both = "value" in seen, "gradient" in seen, {"value", "gradient"} <= seen
+        own = [both, value] if bias else [both, gradient, value]
+        norms = [value, value and "partner" in seen] if bias else [value, gradient, both]
+        network = [*own, *norms, self.sees_loss, *facts.tolist()]
+        self.free["alpha"][role] = own + [False] * (3 - len(own))
+        self.free["beta"][role] = norms + [False] * (3 - len(norms))
+        self.free["hidden"][role] = network + [False] * (ROLE_INPUTS - len(network))
 
-    def base(self, columns: Floats, roles: list[int]) -> Floats:
-        """Log rates of touches (n × slots × columns) before splines: n × slots."""
-        weights: Floats = self.phi["rates"].numpy()[roles]
-        base: Floats = (columns * weights[:, 1:]).sum(-1) + weights[:, 0]
-        return base
+    def speed(self, name: str) -> float:
+        """How fast meta-training moves a part of φ, relative to its rate."""
+        return 0.3 if name in _NETWORK else 1.0
 
-    def rates(self, columns: Floats, losses: Tensor, roles: list[int], phi: Phi | None = None) -> Tensor:
-        """Rates of touches: n × slots, differentiable in losses and in a φ that is given."""
-        chosen = self.phi if phi is None else phi
-        weights, losses = chosen["rates"][roles], losses.double()
-        logs = (torch.from_numpy(columns) * weights[:, 1:]).sum(-1) + weights[:, 0]
-        if self.sees_loss:
-            at = torch.log(losses + LEAST_LOSS).clamp(KNOTS[0], KNOTS[-1])
-            right = torch.from_numpy(np.searchsorted(KNOTS, at.detach().numpy()).clip(1, len(KNOTS) - 1))
-            knots, splines = torch.from_numpy(KNOTS), chosen["splines"][roles]
-            part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
-            logs = logs + (splines[:, right - 1] * (1 - part) + splines[:, right] * part).T
-        return torch.exp(logs.clamp(max=MOST_LOG_RATE))
+    def anchor(self, name: str, start: Floats) -> Floats | None:
+        """Where the penalty of meta-training draws a part of φ to: the plain step; None without one."""
+        if name in ("decay", "half_lives", "temperature", "scales"):
+            return None
+        return start if name == "facts" else np.zeros_like(start)
 
-    def in_columns(self, tables: Sequence[str], slots: int) -> tuple[Floats, Splines, dict[str, float]]:
-        """φ as compiled steps of a factorised score take it: weights by column, splines, and decay by table."""
-        if self._columns is None or self._columns[0] is not self.phi or len(self._columns[1][0]) != 1 + 2 * slots:
-            roles = [role for name in tables for role in self.roles.of(name, 1 if name == tables[0] else slots)]
-            weights = self.phi["rates"].numpy()[roles] * np.append(1.0, self._seen)
-            splines = (KNOTS, self.phi["splines"].numpy()[roles]) if self.sees_loss else NO_SPLINES
-            decay = {name: 1 - float(self.kept(name)) for name in tables}
-            self._columns = self.phi, (weights, splines, decay)
-        return self._columns[1]
+    @property
+    def knows_roles(self) -> bool:
+        """Whether the role of a parameter has any effect."""
+        return self.has_role and any(self.phi[name].any() for name in ("alpha", "beta", "out"))
 
-    def kept(self, table: str, phi: Phi | None = None) -> Tensor:
+    def measure(self, users: Scores, items: Scores, bias: Scores) -> None:
+        """Take the spread of tables' numbers as the scales of what roles see."""
+        spread = [float(users.std()), float(items.std()), max(float(bias.std()), _LEAST_BIAS_SPREAD)]
+        self.phi = {**self.phi, "scales": np.maximum(spread, 1e-6)}
+
+    def model(self, slots: int, dtype: type[np.floating] = np.float32) -> RateModel:
+        """φ as kernels of a factorised score read it, for interactions with that many items."""
+        if self._model is None or self._model[0] is not self.phi or self._model[1] != (slots, dtype):
+            phi = self.phi
+            slopes = np.zeros((self.roles.count, len(KNOTS) + 1))
+            slopes[:, 1:-1] = np.diff(phi["splines"], axis=1) / np.diff(KNOTS)
+            role = {name: np.ascontiguousarray(phi[name], dtype=dtype) for name in ("facts", *_ROLE, "scales")}
+            columns = np.array(self.roles.columns(slots), dtype=np.int64)
+            model = RateModel(columns, knots=KNOTS, splines=phi["splines"], slopes=slopes, **role)
+            self._model = phi, (slots, dtype), model
+        return self._model[2]
+
+    def slopes(self) -> RateSlopes:
+        """Zeros to which kernels add ∂J by φ."""
+        return RateSlopes(*(np.zeros(self.phi[name].shape) for name in RateSlopes._fields))
+
+    def kept(self, table: str) -> float:
         """What a touch leaves of a row."""
-        decay = (self.phi if phi is None else phi)["decay"]
-        return 1 - DECAY_UNIT * decay[self.row_tables.index(table)]
+        return float(1 - DECAY_UNIT * self.phi["decay"][self.row_tables.index(table)])
 
     def half_lives(self) -> dict[str, float]:
         """Of the tables of items."""
-        return dict(zip(self.item_tables, torch.exp(self.phi["half_lives"]).tolist(), strict=True))
+        return dict(zip(self.item_tables, np.exp(self.phi["half_lives"]).tolist(), strict=True))
 
-    def take(self, phi: Mapping[str, Tensor], owner: str) -> None:
+    def take(self, phi: Mapping[str, AnyArray], owner: str) -> None:
         """Become another φ of the same shape; one that meta-training cannot give is a `CheckpointError`."""
         for name, own in self.phi.items():
             given = phi.get(name)
@@ -159,14 +258,16 @@ class LinearRates:
                 shape = "nothing" if given is None else f"{given.dtype} of shape {tuple(given.shape)}"
                 raise CheckpointError(
                     f"this is not what strategy {owner!r} with these settings has learned: {name} is {shape} instead "
-                    f"of shape {tuple(own.shape)}. It was saved with another strategy, preset or recommender; load it "
-                    "with the settings it was saved with."
+                    f"of shape {tuple(own.shape)}. It was saved with another strategy, preset, recommender or version; "
+                    "load it with the settings it was saved with, or meta-train again."
                 )
-            sound = torch.isfinite(given).all()
+            sound = np.isfinite(given).all()
             if name == "decay":
                 sound &= ((given >= 0) & (given <= MOST_DECAY)).all()
+            if name == "scales":
+                sound &= (given > 0).all()
             if not sound:
                 raise CheckpointError(
                     f"{name} of strategy {owner!r} has numbers that meta-training cannot give: {given}."
                 )
-        self.phi = {name: phi[name].detach().clone() for name in self.phi}
+        self.phi = {name: np.array(phi[name]) for name in self.phi}

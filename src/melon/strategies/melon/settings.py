@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from melon.settings import Width
 from melon.strategies.learned import LearnedSettings
-
-#: Optional inputs of the rates: how often the batch touches the row, how long the row was idle, how often its item
-#: was taken recently, and whether the row is a user's, a taken item's or a negative's.
-NetworkInput = Literal["touches", "idle", "item_rate", "role"]
 
 
 class RateSettings(LearnedSettings):
@@ -23,7 +19,6 @@ class RateSettings(LearnedSettings):
     theta_feature: bool = True  # 3
     role: Literal["mlp", "linear"] = "mlp"  # 4
     role_width: Width = 20
-    inputs: tuple[NetworkInput, ...] = ()  # optional inputs of the role (docs/methods.md 8.2)
     interaction_layers: Literal[1, 2] = 1  # 5
     interaction_width: Width = 20
     norm: Literal["layer", "batch", "none"] = "layer"  # 6
@@ -42,10 +37,3 @@ class RateSettings(LearnedSettings):
     most_rate: float = Field(1.0, gt=0)  # w = most_rate · σ(…)
     meta_cooling: float = Field(1.0, gt=0, le=1)  # 23: what is left of Adam's rate when meta-training is over
     init: Literal["normal", "xavier"] = "xavier"  # 27
-
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        """`touches,idle` is a list too, and naming an input twice is naming it once."""
-        names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-        return tuple(dict.fromkeys(names)) if isinstance(names, list | tuple) else names

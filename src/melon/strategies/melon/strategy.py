@@ -14,9 +14,8 @@ from torch import Tensor
 from melon.kernels import policy
 from melon.kernels.generator import padded
 from melon.kernels.melon.forms import RowTouches, UnitTerms
-from melon.strategies.base import LearningRates, Memory, Proposal, Reduction, RowStateSpec, Situation
+from melon.strategies.base import LearningRates, Memory, Proposal, Reduction, Situation
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.inputs import LineInputs
 from melon.strategies.melon.interaction_model import InteractionModel
 from melon.strategies.melon.kernel import PairKernel, at_work, pair_kernel
 from melon.strategies.melon.lines import LineBook, SharedLines, TableLines, shared_lines
@@ -48,9 +47,6 @@ class RateStrategy(LearnedStrategy):
         self._pairs = PairModel(
             self.settings, parameters, sees_interaction=self.sees_interaction, sees_parameter=self.sees_parameter
         )
-        # What describes a role means nothing to a model without one.
-        inputs = self.settings.inputs if self.sees_parameter else ()
-        self._inputs = LineInputs(inputs, specs, parameters, self.settings.role_width)
 
     def memory(self) -> Memory:
         return {**super().memory(), "stream": np.array(self._stream_trained)}
@@ -68,9 +64,6 @@ class RateStrategy(LearnedStrategy):
         done = min(passes / self.settings.passes, 1.0) if self.settings.passes else 0.0
         self._meta_optimizer.warmth = self.settings.meta_cooling**done
 
-    def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
-        return self._inputs.row_state(spec)
-
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
         return self._updated(situation, self._unit_terms(situation))
 
@@ -83,8 +76,7 @@ class RateStrategy(LearnedStrategy):
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
-        values = self._updated(situation, self._unit_terms(situation))
-        return Proposal(values, self._inputs.counted(situation))
+        return Proposal(self._updated(situation, self._unit_terms(situation)))
 
     @torch.no_grad()
     def learning_rates(self, situation: Situation) -> LearningRates:
@@ -93,8 +85,8 @@ class RateStrategy(LearnedStrategy):
         for gradient in situation.evidence.row_gradients:
             table, (width, dim) = book.of(gradient), gradient.gradient.shape[1:]
             old, positions = situation.values[table.table], gradient.positions.reshape(-1)
-            touched, own_terms = self._touched(situation, table, old, terms)
-            rates = line_rates(touched, own_terms, self._pairs.network).learning.expand(-1, dim)
+            touched = self._touched(situation, table, old)
+            rates = line_rates(touched, terms, self._pairs.network).learning.expand(-1, dim)
             if self._aggregated:  # one rate for each row: every interaction that touches the row shows it
                 row = torch.from_numpy(table.lines.row).to(old.device)
                 rates = torch.zeros_like(old).index_copy(0, row, rates)[positions]
@@ -159,51 +151,37 @@ class RateStrategy(LearnedStrategy):
         tables = [book.of(gradient) for gradient in situation.evidence.row_gradients]
         values = [situation.values[table.table][: len(table.lines.touches)] for table in tables]
         olds = [self.aged(situation, table.table, old) for table, old in zip(tables, values, strict=True)]
-        pairs = [self._touched(situation, table, old, terms) for table, old in zip(tables, olds, strict=True)]
-        if self._inputs:  # each table has terms of its own
-            moved = tuple(kernel.moved_rows([touched], own_terms, network)[0] for touched, own_terms in pairs)
-        else:
-            moved = kernel.moved_rows([touched for touched, _ in pairs], terms, network)
+        touched = [self._touched(situation, table, old) for table, old in zip(tables, olds, strict=True)]
+        moved = kernel.moved_rows(touched, terms, network)
         return dict(zip([table.table for table in tables], moved, strict=True))
 
-    def _touched(
-        self, situation: Situation, table: TableLines, old: Tensor, terms: UnitTerms
-    ) -> tuple[RowTouches, UnitTerms]:
-        """Lines as a kernel takes them, and the terms that their units stand for."""
-        lines, own_terms = table.lines, terms
-        unit = lines.unit
-        if self._inputs:  # then lines of one unit have terms of their own
-            own_terms = self._inputs.with_rows(terms, situation, table)
-            unit = np.arange(len(unit))
-        touched = RowTouches(
+    def _touched(self, situation: Situation, table: TableLines, old: Tensor) -> RowTouches:
+        """Lines as a kernel takes them."""
+        lines = table.lines
+        return RowTouches(
             values=situation.values[table.table][: len(lines.touches)],
             old=old,
             row=lines.row,
-            unit=unit,
+            unit=lines.unit,
             source=lines.source,
             gradient=table.gradient,
             feature=table.feature,
             scale=self._scale(self.settings.reduction, lines.touches, len(situation.examples)),
             share=lines.share if self.settings.forgetting else None,
         )
-        return touched, own_terms
 
     def _updated_shared(self, situation: Situation, wide: SharedLines, terms: UnitTerms, kernel: PairKernel) -> Tensor:
         old = situation.values[wide.table]
         scale, share = self._shared_scale(wide), 0.0
         if self.settings.forgetting and self.settings.shared_forgetting:
             share = 1 / wide.units
-        own_terms = self._shared_terms(situation, wide, terms)
-        return old + kernel.shared_move(old.flatten(), wide, own_terms, self._pairs.network, scale, share).view_as(old)
+        return old + kernel.shared_move(old.flatten(), wide, terms, self._pairs.network, scale, share).view_as(old)
 
     def _shared_rates(
         self, situation: Situation, wide: SharedLines, terms: UnitTerms
     ) -> Iterator[tuple[Tensor, Rates]]:
         theta = situation.values[wide.table].flatten()
-        return shared_rates(theta, wide, self._shared_terms(situation, wide, terms), self._pairs.network)
-
-    def _shared_terms(self, situation: Situation, wide: SharedLines, terms: UnitTerms) -> UnitTerms:
-        return self._inputs.with_shared(terms, situation, wide) if self._inputs else terms
+        return shared_rates(theta, wide, terms, self._pairs.network)
 
     def _shared_scale(self, wide: SharedLines) -> float:
         scales = {
