@@ -472,8 +472,9 @@ class TestAuto:
 
     def test_its_head_has_further_inputs_unless_settings_decide_otherwise(self) -> None:
         settings = Melon().partial_fit(two_tastes()[:20]).updater.recommender.settings.plain()
-        assert settings.items() >= {"inputs": ["profiles", "preferences"], "transitions": True}.items()
-        before = Melon(recommender_settings={"inputs": [], "transitions": False}).partial_fit(two_tastes()[:20])
+        assert settings.items() >= {"inputs": ["profiles", "preferences", "own"], "transitions": True}.items()
+        decided = {"inputs": [], "transitions": False, "head_own_share": 0, "head_popular_share": 0}
+        before = Melon(recommender_settings=decided).partial_fit(two_tastes()[:20])
         assert (
             before.updater.recommender.settings
             == Melon("blend").partial_fit(two_tastes()[:20]).updater.recommender.settings

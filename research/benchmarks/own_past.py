@@ -13,7 +13,7 @@ import argparse
 
 import numpy as np
 
-from accuracy import DATA, SPLITS
+from accuracy import DATA, SHARES
 from melon.data.files import load_stream
 from melon.evaluation.lists import TRACKS
 from melon.evaluation.ranking import gains, hits
@@ -38,7 +38,7 @@ ARMS = {
 
 def measured(name: str, settings: dict[str, object], epochs: int) -> str:
     log = load_stream(DATA / f"{name}.parquet")
-    parts = split(log, SPLITS.get(name, DEFAULT_SPLIT))
+    parts = split(log, SHARES.get(name, DEFAULT_SPLIT))
     plan = Plan("blend", "default", recommender_settings=settings, protocol=EvaluationProtocol(by_lists=True))
     selection = Selection(log.head(parts.validation_stop), parts, plan)
     start = refit(plan, selection.before_window, {"l2": 0.03, "epochs": epochs}, observed={})
@@ -58,7 +58,7 @@ def measured(name: str, settings: dict[str, object], epochs: int) -> str:
 
 def baselines(name: str) -> None:
     log = load_stream(DATA / f"{name}.parquet")
-    parts = split(log, SPLITS.get(name, DEFAULT_SPLIT))
+    parts = split(log, SHARES.get(name, DEFAULT_SPLIT))
     for baseline, choice in choose_baselines(Selection(log.head(parts.validation_stop), parts, Plan())).items():
         print(f"{name}: {baseline} {choice.score:.4f} {choice.settings}", flush=True)
 

@@ -67,5 +67,7 @@ def close(given: Any, wanted: Any, what: str, tolerance: float) -> None:
 
 
 def _apart(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> str:
+    if not one.size:
+        return "empty"
     at = np.unravel_index(int(np.argmax(np.abs(one.astype(float) - other.astype(float)))), one.shape)
     return f"{one[at]!r} against {other[at]!r} at {tuple(int(place) for place in at)}"
