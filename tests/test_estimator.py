@@ -371,7 +371,7 @@ class TestSaving:
         told = {"strategy": "melon", "epochs": 1, "budget": 1, "batch_size": 64, "settings": {"passes": 1}}
         through, stopped = (quick(**told, dtype=dtype).fit(log[:700]) for _ in range(2))
         stream_trained = through.updater.strategy.memory()
-        untrained = quick(**told | {"budget": 0}, dtype=dtype).fit(log[:700]).updater.strategy.memory()
+        untrained = quick(**told | {"settings": {"passes": 0}}, dtype=dtype).fit(log[:700]).updater.strategy.memory()
         assert any(not np.array_equal(stream_trained[name], old) for name, old in untrained.items())
         stopped.partial_fit(log[700:800]).save(tmp_path / "cut")
         stopped = melon.load(tmp_path / "cut").partial_fit(log[800:])

@@ -175,21 +175,15 @@ class TestWhatIsSaid:
         assert load(tmp_path).notes_ == model.notes_
         assert said in model._repr_html_()
 
-    @pytest.mark.parametrize(
-        ("preset", "said"), [("default", "takes the plain steps of 'default'"), ("paper", "learns on the stream alone")]
-    )
-    def test_a_learned_strategy_that_was_not_trained(
-        self, preset: str, said: str, stream: Path, tmp_path: Path, run: Run
-    ) -> None:
-        words = ("--recommender", "bpr", "--strategy", "melon", "--preset", preset, "--negatives", "15")
+    def test_a_learned_strategy_that_was_not_trained(self, stream: Path, tmp_path: Path, run: Run) -> None:
+        words = ("--recommender", "bpr", "--strategy", "melon", "--preset", "paper", "--negatives", "15")
         ended = run("evaluate", stream, *WORDS, *words, "--budget", "0", "--json", tmp_path / "r.json")
         record = json.loads((tmp_path / "r.json").read_text())
         note = record["notes"][1]
         assert "'melon' was not meta-trained" in note
-        assert said in note
+        assert "learns on the stream alone" in note
         assert note in ended.err.replace("\n", " ")
-        same = all(record["baselines"]["default"][name] == value for name, value in record["metrics"].items())
-        assert same == (preset == "default")
+        assert any(record["baselines"]["default"][name] != value for name, value in record["metrics"].items())
 
     def test_a_short_log(self, log: Interactions) -> None:
         assert "too few for a selection window" in Melon("bpr", "default", **SMALL).fit(log.head(60)).notes_[0]

@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from melon.evaluation.baselines import make_baseline
+from melon.evaluation.lists import better_and_equal
+from melon.fitting.baselines import choose_baselines
+from melon.fitting.plan import EvaluationProtocol, Plan
+from melon.fitting.selection import Selection
 from melon.kernels import policy
 from melon.kernels.modules import MODULES
 from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
@@ -27,6 +32,7 @@ from melon.strategies.melon.strategy import NetworkMeLON
 from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
+from melon.stream.split import split
 from melon.testing import SMALL_RECOMMENDERS
 from melon.testing.pairing import Pairing
 from melon.testing.toys import toy_batches, toy_log
@@ -114,7 +120,17 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         (SMALL_RECOMMENDERS["ncf"], partial(NetworkMeLON, {})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {"half_life": 40.0})),
         (
-            partial(Blend, {"dim": 6, "slots": 16, "head_rest": 20, "inputs": ("profiles", "preferences")}),
+            partial(
+                Blend,
+                {
+                    "dim": 6,
+                    "slots": 16,
+                    "head_rest": 20,
+                    "inputs": ("profiles", "preferences", "own"),
+                    "head_own_share": 0.2,
+                    "head_popular_share": 0.2,
+                },
+            ),
             partial(Default, {}),
         ),
     ):
@@ -128,6 +144,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
             updater.recommender.settings.__dict__["lists"] = lists
             catalogue = updater.recommender.catalogue(20, updater._context(10**6))
             best(catalogue.scores(np.arange(3)), 4)
+            better_and_equal(catalogue.scores(np.arange(3)), np.arange(3), np.arange(3), updater.history.seen, "a test")
             catalogue.best(np.arange(3), 4, Within(updater.history.seen))
         if isinstance(updater.recommender, Blend):
             updater.recommender.inputs_of(np.arange(2), np.arange(6).reshape(2, 3), updater._context(10**6))
@@ -138,7 +155,12 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
     meta_train_through(updater, rest, meta_training_candidates(log, 0, 5))
     updater.learning_rates(first)
     PartnerRings().append(log.users, log.items)
+    parts, plan = split(log, (0.6, 0.1, 0.3)), Plan("bpr", protocol=EvaluationProtocol(batch_size=16, negatives=5))
+    chosen = choose_baselines(Selection(log.head(parts.validation_stop), parts, plan))["mix"]
+    baseline = make_baseline("mix", chosen.settings, log.head(100))
+    baseline.score(log.users[:3], log.items[:6].reshape(3, 2), 0)
+    baseline.catalogue(20, 0).scores(log.users[:3])
     for name in ("bpr", "ncf"):
         Pretraining(SMALL_RECOMMENDERS[name](), log, PretrainSettings(batch_size=50), seed=0).epoch()
     every = {f"{name}.{function}" for name, kernels in MODULES.items() for function in kernels.signatures}
-    assert seen.keys() == every
+    assert seen.keys() == every, every - seen.keys()

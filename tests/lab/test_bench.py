@@ -73,7 +73,7 @@ def records_of(out: Path) -> dict[str, Any]:
         for batch in record.get("batches", ()):
             del batch["update_ms"]
         if "ranks" in record:
-            record["every rank"] = pl.read_parquet(out / record["ranks"]).to_dict(as_series=False)
+            record["every rank"] = pl.read_parquet(out / record["ranks"]).fill_nan(None).to_dict(as_series=False)
         found[path.stem] = record
     return found
 

@@ -11,7 +11,7 @@ import apsw
 import numpy as np
 
 from melon.errors import LogError
-from melon.learning.deltas import chained
+from melon.learning.deltas import NOTHING, chained
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.service.learner.replay_state import ReplayState, unlearned
@@ -135,7 +135,8 @@ def _checked_deltas(folder: Path, steps: StepReader) -> int:
         while some := feed.after(number):
             for delta in some:
                 before, step, number = steps.step(delta.number - 1), steps.step(delta.number), delta.number
-                if before is not None and before.digest and chained(before.digest, delta.content) != delta.digest:
+                earlier = NOTHING if number == 1 else before.digest if before is not None else b""
+                if earlier and chained(earlier, delta.content) != delta.digest:
                     raise LogError(
                         f"delta {number} in {folder / DELTAS} is damaged; stop the service and delete the file."
                     )
