@@ -92,10 +92,7 @@ def test_auto_learns_lists_saves_and_loads() -> None:
     [
         ("default", {}, 0),
         ("eals", {}, 0),
-        pytest.param(
-            *("melon", {"passes": 2, "half_life": 500.0}, 1),
-            marks=pytest.mark.xfail(reason="MeLON's rates and their meta-training are still written in PyTorch"),
-        ),
+        ("melon", {"passes": 2, "half_life": 500.0}, 1),
     ],
 )
 def test_bpr_is_evaluated(strategy: str, settings: dict[str, float], budget: int) -> None:
