@@ -105,7 +105,7 @@ LIST_TITLES = {
     "all": "lists of the whole catalogue, all events",
     "first_time": "lists of the whole catalogue without the user's own items, first-time pairs",
 }
-LIST_COLUMNS = ("HR@5", "HR@10", "HR@20", "NDCG@10", "MRR@10", "coverage", "gini", "similarity")
+LIST_COLUMNS = ("HR@10", "HR@20", "NDCG@10", "MRR@10", "coverage")
 
 
 def show_table(
