@@ -25,7 +25,7 @@ log = synthetic_stream("flip", n_users=40, n_items=160, n_events=2_000, seed=1)
 frame = pl.DataFrame({"user": log.users, "item": log.items, "time": log.times})
 """
 _AUTO = """
-model = melon.Melon(budget=0, epochs=2, progress=False).fit(frame.head(1_800))
+model = melon.Melon(budget=3, epochs=2, progress=False).fit(frame.head(1_800))
 model.partial_fit(frame.tail(200))
 before = model.recommend([1, 2], k=3)
 with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def test_auto_learns_lists_saves_and_loads() -> None:
 @pytest.mark.parametrize(
     ("strategy", "settings", "budget"),
     [
-        ("default", {}, 0),
+        ("default", {}, 3),
         ("eals", {}, 0),
         ("melon", {"passes": 2, "half_life": 500.0}, 1),
     ],

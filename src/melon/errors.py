@@ -64,6 +64,11 @@ class MissingExtraError(MelonError):
             f"{purpose} needs the extra {extra!r}: pip install 'melon-recommender[{extra}]' "
             f"(in a clone of melon: pip install -e '.[{extra}]')."
         )
+        self._given = purpose, extra
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        """For processes that hand it on."""
+        return type(self), self._given
 
 
 class LogError(MelonError):
@@ -158,7 +163,14 @@ def require_serving(purpose: str) -> None:
 
 def require_torch(purpose: str) -> None:
     """Raise now if PyTorch is not installed."""
+    if not has_torch():
+        raise MissingExtraError(purpose, "torch")
+
+
+def has_torch() -> bool:
+    """Whether PyTorch can be imported."""
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise MissingExtraError(purpose, "torch") from None
+        return False
+    return True

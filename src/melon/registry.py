@@ -33,6 +33,11 @@ class Space:
                 if value not in self.axes.get(name, ()):
                     raise SettingsError(f"a search starts at {name} = {value!r}, which is not on its axis {self.axes}.")
 
+    def without(self, name: str, value: object) -> Space:
+        """The space without one value of an axis."""
+        values = tuple(each for each in self.axes[name] if each != value)
+        return Space({**self.axes, name: values}, tuple(start for start in self.starts if start.get(name) != value))
+
 
 @dataclass(frozen=True)
 class Entry:

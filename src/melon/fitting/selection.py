@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, StoppedError, StreamError
+from melon.errors import LearningError, StoppedError, StreamError, has_torch
 from melon.evaluation.lists import TRACKS, Lister
 from melon.evaluation.predictors import Predictor, RowsAlone
 from melon.evaluation.prequential import Point, Tally, prequential
 from melon.evaluation.ranking import gains, hits, selection_score
+from melon.fitting.auto import RECOMMENDER
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, deploy, refit
@@ -237,8 +238,15 @@ class Selection:
         return deploy(learner, start, self.before_window, meta_training)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
-        """The declared space; where time decay is open, it starts from a middling and a short half-life."""
+        """The declared space; where time decay is open, it starts from a middling and a short half-life.
+
+        Rows of the blend take plain steps: Adam on rows was chosen on no recorded stream. It needs PyTorch, too.
+        """
         space = search_space(strategy, fixed)
+        if "adam_lazy" in space.axes.get("optimizer", ()) and (self.plan.recommender == RECOMMENDER or not has_torch()):
+            if self.plan.recommender != RECOMMENDER:
+                self.progress.note(f"Adam is not tried for {strategy}: it needs the extra 'torch'")
+            space = space.without("optimizer", "adam_lazy")
         if len(space.axes.get("half_life", ())) < 2 or "half_life" in fixed:
             return space
         seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
