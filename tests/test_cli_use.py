@@ -56,7 +56,7 @@ class TestRecommend:
         assert lines[0] == "user u3"
         assert lines[1].split() == ["rank", "item", "score"]
         assert lines[2].split()[:2] == ["1", melon.load(model).recommend("u3", k=1)[0][0].item]
-        assert "user x" in lines
+        assert "user x (not known yet: the list of a newcomer)" in lines
 
     def test_seen_items_only_if_asked_for(self, model: Path, run: Run) -> None:
         seen = {item for user, item, _ in LOG[:300] if user == "u3"}
@@ -121,6 +121,8 @@ class TestLearn:
         twin.save(tmp_path / "twin")
         assert content(model) == content(tmp_path / "twin")
         assert json.loads(run("recommend", model, "--user", "newcomer", "--json").out)[0]["source"] == "model"
+        assert "the list of a newcomer" in run("recommend", model, "--user", "nobody yet").out
+        assert "newcomer)" not in run("recommend", model, "--user", "newcomer").out
 
     def test_how_well_it_foresaw(self, model: Path, tmp_path: Path, run: Run) -> None:
         live = melon.load(model)

@@ -217,7 +217,8 @@ class Melon(Arguments):
         """The k best items for each user, in the order of `users` (one id, or any sequence of ids).
 
         `filter_seen` leaves out items that the user has had already; a list is shorter than k only where fewer items
-        are left. A user who is not known gets the items that are popular now, and the list says so. With `as_frame`, a
+        are left. A user who is not known is scored as a newcomer; where the model scores all items alike, popular
+        ones are listed, and the list says so. With `as_frame`, a
         polars frame with the columns user, rank, item, score and source.
         """
         model = self._fitted("recommend")

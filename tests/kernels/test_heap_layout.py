@@ -104,7 +104,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Every compiled function rechecks itself; counts the calls of each."""
     counts: dict[str, int] = {}
     for name, module in MODULES.items():
-        kernels = policy.load(name, 20 if module.layout is not None else 0)
+        width = 20 if module.layout is not None else 0
+        kernels = policy.load(name, width)
+        assert (name, width) in policy._compiled, f"{name} runs as plain Python: {policy._failed.get((name, width))}"
         for function in module.signatures:
             monkeypatch.setattr(kernels, function, Recheck(f"{name}.{function}", getattr(kernels, function), counts))
     return counts

@@ -21,7 +21,7 @@ def recommend(
 ) -> None:
     """Print the best items for users, best first.
 
-    A user whom the model does not know gets the items that are popular now, and the list says so.
+    A user whom the model does not know is scored as a newcomer, and the list says so.
     """
     from melon.estimator import load
 
@@ -33,8 +33,9 @@ def recommend(
             [{"user": str(one.user), "source": one.source, "items": _plain(one.items)} for one in lists],
         )
         return
-    for one in lists:
-        note = "" if one.source == "model" else " (the model has nothing to say of this user: popular items)"
+    for one, row in zip(lists, loaded.live.users.rows(ids).tolist(), strict=True):
+        unknown = " (not known yet: the list of a newcomer)" if row < 0 else ""
+        note = unknown if one.source == "model" else " (the model has nothing to say of this user: popular items)"
         _print_table(f"user {one.user}{note}", one.items)
 
 
