@@ -52,6 +52,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ANNOTATED = {
     "switch": "another model is served",
     "forget": "a person was forgotten",
+    "retract": "events were taken out of a history",
+    "alias": "a visitor turned out to be a user",
     "retry": "a quarantined batch was tried again",
     "resume": "learning was resumed",
 }

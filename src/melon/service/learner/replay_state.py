@@ -11,7 +11,7 @@ import numpy as np
 
 from melon.data.ids import Id, IdBook, IdKind
 from melon.learning.deltas import Interacted, Recorder, chained
-from melon.learning.forgetting import forget, observe_only
+from melon.learning.forgetting import Edit, edit_past, forget, observe_only
 from melon.learning.model import LiveModel
 from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
@@ -73,7 +73,7 @@ class ReplayState:
         `retried` is the step that a retry is about.
         """
         about: dict[str, Any] = {}
-        past, forgotten = Interacted(), None
+        past, forgotten, edit = Interacted(), None, None
         arrived: tuple[float, ...] = ()
         if step.kind == "events":
             events = self.events(step.first, step.last)
@@ -88,7 +88,12 @@ class ReplayState:
             if row is not None and pseudonym is not None:
                 forgotten = row, pseudonym
             about = {"known": row is not None}
-        content = self._recorder.take(step.number, past, forgotten).to_bytes()
+        elif step.kind in ("retract", "alias"):
+            edit = self._edit(step)
+            if edit is not None:
+                edit_past(self.model, edit)
+            about = {"known": edit is not None}
+        content = self._recorder.take(step.number, past, forgotten, edit).to_bytes()
         digest = chained(self.position.digest, content)
         self.position = Position(self.position.version, step.number, max(step.last, self.position.offset), digest)
         return StepOutcome(content, digest, about, arrived)
@@ -121,6 +126,21 @@ class ReplayState:
         loss = updater.rehearse(Batch(updater.history.events, users, items, times, keys, keys))
         return {"events": len(events), "loss": loss, "moved": updater.moved}
 
+    def _edit(self, step: LoggedStep) -> Edit | None:
+        """What a control that edits the past comes to for this model; None where it knows nobody of it."""
+        control = self._log.control_after(step.first - 1)
+        if control is None or control.offset != step.first:
+            return None
+        users, body = self.model.users, control.body
+        if control.kind == "alias":
+            row, to = _row_of(users, body["previous"]), _row_of(users, body["user"])
+            if row < 0 or typed(users, [body["user"]])[0] is None:
+                return None
+            # A user who is new takes over the visitor's row with what it learned.
+            return ("rename", row, body["user"]) if to < 0 else ("move", row, to)
+        row, column = _row_of(users, body["user"]), _row_of(self.model.items, body["item"])
+        return None if row < 0 or column < 0 or not body["gone"] else ("retract", row, column)
+
     def _named(self, step: LoggedStep) -> tuple[Id | None, Id | None]:
         """Whom a control forgets, and the pseudonym, as the model's book has ids."""
         control = self._log.control_after(step.first - 1)
@@ -142,6 +162,11 @@ def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
     wanted = int if kind == "int" else str
     typed: list[Id | None] = [one if type(one) is wanted else None for one in ids]
     return [_uuid(one) for one in typed] if kind == "uuid" else typed
+
+
+def _row_of(book: IdBook, one: LogId) -> int:
+    (known,) = typed(book, [one])
+    return -1 if known is None else int(book.rows([known])[0])
 
 
 def _uuid(one: Id | None) -> uuid.UUID | None:

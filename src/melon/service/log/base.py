@@ -10,9 +10,11 @@ from melon.service.config import Use
 
 #: An id as the log holds it. UUIDs are texts here; the model's book says what they are.
 LogId = int | str
-ControlKind = Literal["forget", "retry", "resume"]
-#: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
-StepKind = Literal["events", "forget", "retry", "resume", "switch"]
+#: Whom or what clients describe.
+ProfileKind = Literal["user", "item"]
+ControlKind = Literal["forget", "retry", "resume", "retract", "alias"]
+#: What one step of the learner was: a batch of events, a control, or another model.
+StepKind = Literal["events", "forget", "retry", "resume", "retract", "alias", "switch"]
 Status = Literal["planned", "learned", "quarantined"]
 
 

@@ -66,6 +66,12 @@ class Erasure:
         )
         gone = json.dumps({**body, "user": pseudonym})
         self._connection.execute("UPDATE controls SET body = ?, erased = ? WHERE offset = ?", (gone, ERASED, offset))
+        for name in ("user", "previous"):
+            self._connection.execute(
+                "UPDATE controls SET body = json_set(body, ?1, ?2) "
+                "WHERE kind IN ('alias', 'retract') AND body ->> ?1 = ?3 AND offset < ?4",
+                (f"$.{name}", pseudonym, user, offset),
+            )
         query = "SELECT item, body FROM facts WHERE body ->> '$.owner' = ?"
         owned: Any = self._connection.execute(query, (user,)).fetchall()
         self._ids[offset] = user

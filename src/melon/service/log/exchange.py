@@ -32,7 +32,10 @@ _LONGEST = 256
 
 def exported(reader: LogReader, first: int, last: int) -> Iterator[str]:
     """One line for each event from one offset to another; controls are no part of it."""
+    gone = reader.retracted()
     for event in reader.events(first, last):
+        if event.offset in gone:
+            continue
         plain = {name: getattr(event, name) for name in (*FIELDS, "offset", "arrived")}
         yield json.dumps({name: value for name, value in plain.items() if value is not None}, ensure_ascii=False)
 
