@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import urllib.parse
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,9 +12,10 @@ from fastapi import APIRouter
 from melon.data.ids import Id
 from melon.errors import DataError, ServiceError
 from melon.service.answers import Query
-from melon.service.config import MOST_ID_BYTES, MOST_K
+from melon.service.config import MOST_K
+from melon.service.gorse import NEVER, feedback_id, item_profile, moment_of, user_profile, written
 from melon.service.http.doors import Call, Handler, add, field
-from melon.service.ids import checked_text, plain_id, read_time, to_seconds
+from melon.service.ids import checked_text, plain_id, read_time
 from melon.service.log.base import Event, StoredEvent
 from melon.service.rules.items import Facts
 from melon.service.rules.request import NO_RULES, Rules
@@ -26,9 +24,6 @@ router = APIRouter()
 _N, _MOST_PAGE = 10, 10_000
 #: Feedback of one user that is looked at, at most.
 _MOST_FEEDBACK = 100_000
-_NEVER = "0001-01-01T00:00:00Z"
-#: Labels that rules can filter by are scalars and lists of them, this many at most.
-_MOST_LABELS = 100
 
 
 # Users.
@@ -37,19 +32,19 @@ _MOST_LABELS = 100
 async def _insert_users(call: Call) -> dict[str, int]:
     users = {}
     for index, one in enumerate(await call.objects()):
-        users[str(call.backend.user(field(one, "UserId", index)))] = _user(one)
+        users[str(call.backend.user(field(one, "UserId", index)))] = user_profile(one)
     return await _stored(call, "user", users)
 
 
 async def _insert_user(call: Call) -> dict[str, int]:
     one = await _object(call)
-    return await _stored(call, "user", {str(call.backend.user(field(one, "UserId", 0))): _user(one)})
+    return await _stored(call, "user", {str(call.backend.user(field(one, "UserId", 0))): user_profile(one)})
 
 
 async def _modify_user(call: Call) -> dict[str, int]:
     user, patch = str(call.user()), await _object(call)
     known = await _profile(call, "user", user)
-    return await _stored(call, "user", {user: {**known, **_user({**known, **_given(patch)})}})
+    return await _stored(call, "user", {user: {**known, **user_profile({**known, **_given(patch)})}})
 
 
 async def _get_user(call: Call) -> dict[str, Any]:
@@ -65,10 +60,6 @@ async def _delete_user(call: Call) -> dict[str, int]:
     """The person is forgotten, as by `DELETE /v1/users/{user}`: rows, history, ids in the log."""
     await call.backend.forget(call.user(), unlearn=False)
     return {"RowAffected": 1}
-
-
-def _user(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {"Labels": one.get("Labels"), "Comment": str(one.get("Comment") or "")}
 
 
 # Items.
@@ -87,7 +78,7 @@ async def _put_items(call: Call, given: list[dict[str, Any]]) -> dict[str, int]:
     for index, one in enumerate(given):
         item = call.backend.item(field(one, "ItemId", index))
         try:
-            profiles[str(item)], facts[item] = _item(one)
+            profiles[str(item)], facts[item] = item_profile(one)
         except DataError as problem:
             raise ServiceError(400, "invalid", str(problem), index=index) from None
     if facts:
@@ -127,35 +118,9 @@ async def _delete_category(call: Call) -> dict[str, int]:
     return await _put_items(call, [{**item, "Categories": [one for one in item["Categories"] if one != category]}])
 
 
-def _item(one: Mapping[str, Any]) -> tuple[dict[str, Any], Facts]:
-    """What is kept of an item as it was sent, and what rules make of it."""
-    given, labels = one.get("Categories") or [], one.get("Labels")
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise DataError("Categories must be a list of texts.")
-    categories = list(dict.fromkeys(checked_text(name, "category") for name in given))
-    seconds = None if one.get("Timestamp") in (None, "", _NEVER) else to_seconds(one["Timestamp"], "Timestamp")
-    profile = {
-        "Labels": labels, "Timestamp": _NEVER if seconds is None else _text(seconds),
-        "Comment": str(one.get("Comment") or ""),
-    }  # fmt: skip
-    named = labels if isinstance(labels, dict) else {} if labels is None else {"labels": labels}
-    plain = {str(name): value for name, value in named.items() if _is_plain(value)}
-    facts = Facts(
-        categories=tuple(categories), available=not one.get("IsHidden"), published=seconds,
-        attributes={name: value for name, value in plain.items() if name not in ("published", "expires")},
-    )  # fmt: skip
-    return profile, facts
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return len(value) <= _MOST_LABELS and all(isinstance(one, str | int | float) for one in value)
-    return isinstance(value, str | int | float)
-
-
 def _shown(call: Call, item: Id, body: Mapping[str, Any]) -> dict[str, Any]:
     facts = call.backend.facts.get(item) or Facts()
-    known = {"Labels": None, "Timestamp": _NEVER, "Comment": "", **body}
+    known = {"Labels": None, "Timestamp": NEVER, "Comment": "", **body}
     return {"ItemId": str(item), "IsHidden": not facts.available, "Categories": list(facts.categories), **known}
 
 
@@ -181,18 +146,12 @@ async def _insert_feedback(call: Call) -> dict[str, int]:
 def _event(call: Call, one: dict[str, Any], index: int, now: float) -> Event:
     kind, names = field(one, "FeedbackType", index), (field(one, "UserId", index), field(one, "ItemId", index))
     user, item = call.backend.user(names[0]), call.backend.item(names[1])
-    given = one.get("Timestamp") or None
-    moment = None if given in (None, _NEVER) else read_time(given, now)
+    given = moment_of(one)
+    moment = None if given is None else read_time(given, now)
     use = call.backend.uses.get(kind, "store")  # as Gorse keeps feedback that is neither positive nor read
     recommended = use == "learn" and call.backend.served.take(user, item, None, now)
-    event_id = _event_id(kind, *names, "" if moment is None else str(moment))
+    event_id = feedback_id(kind, *names, moment)
     return Event(plain_id(user), plain_id(item), moment, kind, event_id, use, recommended)
-
-
-def _event_id(*parts: str) -> str:
-    """The same for the same feedback; without a time it is Gorse's own key, of which there is one."""
-    text = "gorse/" + "/".join(urllib.parse.quote(part, safe=" ") for part in parts)
-    return text if len(text) <= MOST_ID_BYTES else f"gorse/{hashlib.blake2b(text.encode(), digest_size=24).hexdigest()}"
 
 
 async def _get_feedback(call: Call) -> dict[str, Any]:
@@ -230,7 +189,7 @@ async def _delete_feedback(call: Call) -> dict[str, Any]:
 def _told(event: StoredEvent) -> dict[str, Any]:
     return {
         "FeedbackType": event.type, "UserId": str(event.user), "ItemId": str(event.item), "Value": 1.0,
-        "Timestamp": _text(event.time), "Updated": _text(event.arrived), "Comment": "",
+        "Timestamp": written(event.time), "Updated": written(event.arrived), "Comment": "",
     }  # fmt: skip
 
 
@@ -260,7 +219,7 @@ async def _scored(call: Call) -> list[Any]:
 
 async def _session(call: Call) -> list[Any]:
     given = await call.objects()
-    when = [to_seconds(one["Timestamp"], "Timestamp") if one.get("Timestamp") else 0.0 for one in given]
+    when = [moment_of(one) or 0.0 for one in given]
     items = [call.backend.item(field(one, "ItemId", index)) for index, one in enumerate(given)]
     ordered = [items[n] for n in sorted(range(len(items)), key=lambda n: when[n])]
     return await _list(call, Query(source="history", items=tuple(ordered)))
@@ -351,7 +310,7 @@ async def _profile(call: Call, kind: Any, one: str) -> dict[str, Any]:
     body = await call.backend.from_log(lambda log: log.profile(kind, one))
     if body is None:
         raise ServiceError(404, "not_found", f"There is no such {kind}.")
-    return {**_user({}), **body} if kind == "user" else body
+    return {**user_profile({}), **body} if kind == "user" else body
 
 
 async def _stored(call: Call, kind: Any, profiles: Mapping[str, Mapping[str, Any] | None]) -> dict[str, int]:
@@ -363,12 +322,8 @@ async def _stored(call: Call, kind: Any, profiles: Mapping[str, Mapping[str, Any
 async def _page(call: Call, kind: Any, name: str, shown: Any) -> dict[str, Any]:
     n, cursor, text = call.number("n", _N, _MOST_PAGE), call.text("cursor") or call.text("Cursor"), call.text("q")
     found = await call.backend.from_log(lambda log: log.profiles(kind, cursor or "", n, text or ""))
-    plain = [shown(one, {**_user({}), **body} if kind == "user" else body) for one, body in found]
+    plain = [shown(one, {**user_profile({}), **body} if kind == "user" else body) for one, body in found]
     return {"Cursor": found[-1][0] if len(found) == n and n else "", name: plain}
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def _health(call: Call) -> dict[str, Any]:
