@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from melon.cli.bridge import bridge
 from melon.cli.data import data
 from melon.cli.experiments import advise, bench, demo, report, reproduce
 from melon.cli.help import Commands, epilog
@@ -24,7 +25,7 @@ app = Commands(
     pretty_exceptions_enable=False,
 )
 _COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, bench, report, explain, reproduce, demo)
-for _command in (*_COMMANDS, serve, doctor, backup, restore):
+for _command in (*_COMMANDS, serve, doctor, backup, restore, bridge):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _name, _group in (("data", data), ("keys", keys), ("log", log)):
     app.add_typer(_group, name=_name)
