@@ -78,7 +78,6 @@ def test_export_and_import_go_round(live: Path, run: Run, tmp_path: Path) -> Non
 
 def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, tmp_path: Path) -> None:
     service, lines = start(), tmp_path / "events.ndjson"
-    service.app.state.backend.log.announce(service.url)
     folder = service.settings.folder
     events = [{"user": "ann", "item": f"i{n}", "event_id": f"e{n}", "time": 5_000 + n} for n in range(1_200)]
     lines.write_text("".join(f"{json.dumps(event)}\n" for event in events))

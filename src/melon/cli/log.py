@@ -126,7 +126,7 @@ def log_import(
             except HeldError as held:
                 if held.url is None:
                     raise
-                with Client(held.url, key=key) as client:
+                with Client(held.url, key=_key(key, folder)) as client:
                     done = imported(over_http(client), lines, str(source))
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"{source} cannot be read as lines of JSON: {problem}.") from None
@@ -157,9 +157,38 @@ def log_forget(
     except HeldError as held:
         if held.url is None:
             raise
-        with Client(held.url, key=key) as client:
+        with Client(held.url, key=_key(key, folder)) as client:
             offset, when = client.forget(named)["offset"], f"by the service on {held.url}"
     typer.echo(f"{user} will be forgotten at offset {offset}, {when}")
+
+
+def promote(
+    name: Annotated[str, typer.Argument(help="The challenger's name.")], folder: Folder, key: KeyOption = None
+) -> None:
+    """Have a challenger served from this place in the log on; what was served goes on learning for a rollback."""
+    from melon.client import Client
+    from melon.service.log.files import address_of
+
+    with Client(address_of(folder), key=_key(key, folder)) as client:
+        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner is there")
+
+
+def rollback(folder: Folder, key: KeyOption = None) -> None:
+    """Have the model served again that was served before the last promotion; it has learned everything since."""
+    from melon.client import Client
+    from melon.service.log.files import address_of
+
+    with Client(address_of(folder), key=_key(key, folder)) as client:
+        typer.echo(
+            f"the model before is served from offset {client.rollback()['offset']} on, once the learner is there"
+        )
+
+
+def _key(given: str | None, folder: Path) -> str | None:
+    """The key to send: the one that was given, or the token that only the service's user can read."""
+    from melon.service.keys import local_token
+
+    return given or local_token(folder)
 
 
 def _moment(text: str) -> float:

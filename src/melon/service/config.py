@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tomllib
@@ -47,7 +48,8 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 #: Names that a comparison has already, and the form of others.
-COMPARED = ("served", "popular", "frozen")
+FORMER = "former"
+COMPARED = ("served", "popular", "frozen", "own", FORMER)
 _CHALLENGER = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -81,7 +83,8 @@ class ServeSettings(Settings, BaseSettings):
     fit_minutes: Positive = Field(10.0, description="Minutes for which that fit may choose settings.")
     fit_budget: Whole = Field(BUDGET, description="Settings that this fit tries for each choice.")
 
-    challengers: Challengers = Field((), description="Models that learn beside it and serve nobody: NAME=MODEL, ….")
+    challengers: Challengers = Field((), description="Models that learn beside it: NAME=MODEL, ….")
+    split: Challengers = Field((), description="Shares of users who get a challenger's lists: NAME=10%, ….")
 
     negatives: Whole = Field(99, description="Items beside each one taken when quality is measured; 0: no measure.")
     frozen: bool = Field(True, description="Measure the model as it was deployed too; takes its memory once more.")
@@ -113,7 +116,7 @@ class ServeSettings(Settings, BaseSettings):
     )
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")
 
-    @field_validator("learn", "hide", "store", "challengers", mode="before")
+    @field_validator("learn", "hide", "store", "challengers", "split", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
@@ -160,6 +163,21 @@ class ServeSettings(Settings, BaseSettings):
                 )
             models[name] = model
         return models
+
+    def shares(self) -> dict[str, float]:
+        """The share of users who get the lists of a challenger, by its name."""
+        shares: dict[str, float] = {}
+        for text in self.split:
+            name, _, share = text.partition("=")
+            try:
+                shares[name] = float(share.removesuffix("%")) / 100
+            except ValueError:
+                shares[name] = math.nan
+            if name not in self.challenger_models() or not 0 < sum(shares.values()) < 1 or not shares[name] > 0:
+                raise SettingsError(
+                    f"split {text!r} is not NAME=10% of a challenger of that name, with less than 100 % in all."
+                )
+        return shares
 
     def uses(self) -> dict[str, Use]:
         """What is done with each event type."""

@@ -174,6 +174,8 @@ class Replica(Closing):
             return False
         if saved is None:
             return False
+        if self._model is not None:
+            saved.model.warm_up()  # another recommender has other kernels; lists go on meanwhile
         with self._lock:
             self._model, self._position = saved.model, saved.position
         self.tuned = saved.extra.get("estimator", {}).get("batch_size")

@@ -23,6 +23,7 @@ from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import RateCells, batch_rates, evenly_spaced
 from melon.service.activity import Activity, ActivitySample, apart, more, quantile
 from melon.service.backend import Backend
+from melon.service.config import FORMER
 from melon.service.http.errors import answers
 from melon.service.http.shapes import LearningOut, OverviewOut, TrendsOut
 from melon.service.http.strict import Route, needs, ready_backend
@@ -192,7 +193,7 @@ def _learned(
 
 def _since_start(steps: StepReader, last: LoggedStep | None, part: EventPart) -> dict[str, Any]:
     """How far the served model is ahead of each baseline since it began, with intervals that hold at all times."""
-    switches = steps.of_kind("switch", -1)
+    switches = steps.switches()
     began = switches[-1] if switches else None
     counts = {} if last is None else between(last.totals, began.totals if began else {})
     ahead = {name: _surely(_part(counts.get(name, {}), part)) for name in MODELS if name != "served"}
@@ -255,7 +256,12 @@ def _annotations(steps: StepReader, since: float) -> list[dict[str, Any]]:
 
 
 def _told(step: LoggedStep) -> str:
-    return CONTROLS[step.kind].text if step.kind in CONTROLS else "another model is served"
+    if step.kind not in CONTROLS:
+        return "another model is served"
+    name = step.about.get("challenger")
+    if name is not None and not step.switched:
+        return f"challenger {name} was not promoted"
+    return CONTROLS[step.kind].text + (f": {name}" if name not in (None, FORMER) else "")
 
 
 def _process(activity: Activity, edges: Sequence[float], now: float) -> dict[str, Any]:

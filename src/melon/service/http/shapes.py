@@ -92,6 +92,7 @@ class ModelOut(_Answer):
     strategy: str
     batch: int
     offset: int
+    challenger: str | None = Field(None, description="The challenger that answered, for users who get its lists.")
 
 
 class _List(_Answer):
@@ -243,6 +244,9 @@ class StatusOut(BaseModel):
     lag: int
     alarms: list[str]
     remedies: list[str] = Field(description="What to do about each alarm.")
+    challengers: dict[str, dict[str, Any]] = Field(
+        description="Models that learn beside it: whether each runs, its lag, and the users who get its lists."
+    )
     learner: dict[str, bool | int] = Field(description="Whether the learner runs, and how often it was started.")
     users: int
     items: int

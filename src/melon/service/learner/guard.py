@@ -78,6 +78,7 @@ REMEDIES = {
     "quarantined": "Look at its events (GET /v1/batches). Retry it when the cause is gone, or leave it.",
     "halted": "Look at the quarantined batches and what was posted, then resume learning (POST /v1/resume), or wait.",
     "fit": "Read the fit's message in the service's log. The model that is served goes on, and the fit is repeated.",
+    "promote": "See whether the challenger runs and has caught up (GET /v1/status), then promote it again.",
     "checkpoint": "Make room on the disk and check the folder's rights; `melon doctor --data FOLDER` says more.",
     "loss": "Deploy the model with a smaller learning rate, or fit it again on the log.",
     "lag": "If it shrinks, wait. If it grows, give the learner a core of its own or post more events in one request.",
