@@ -93,7 +93,11 @@ def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, 
     service.key = key
     service.wait(lambda: service.get("/v1/jobs/forget-1201")["done"])
     assert service.get("/v1/users/ann/history")["events"] == []
-    assert run("log", "forget", folder, "u2").code == 1  # no key
+    token = folder / "admin.token"
+    token.chmod(0o644)
+    assert "others may read" in run("log", "forget", folder, "u2").err
+    token.unlink()
+    assert run("log", "forget", folder, "u2").code == 1  # a new token is not that of the service that runs
     assert "forgotten at offset 1202" in run("log", "forget", folder, "u2", "--key", key).out
 
 

@@ -37,6 +37,7 @@ from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quali
 from melon.service.replica import Replica
 from melon.service.rules.items import Facts, ItemFacts
 from melon.service.served import Served
+from melon.service.webhook import Webhooks
 
 T = TypeVar("T")
 S = TypeVar("S", LogReader, StepReader)
@@ -45,6 +46,8 @@ _RECENT_STEPS = 50
 _LOG = logging.getLogger("melon.service")
 #: The status gives freshness over this many events.
 _FRESHNESS = 4_096
+#: Seconds between two looks whether alarms have changed.
+_TOLD_EVERY_S = 5.0
 #: Messages that a slow reader of the stream may be behind before older ones are dropped for it.
 _STREAM_BEHIND = 256
 #: Clients of the stream, at most: each takes a part of the loop that answers everybody.
@@ -69,6 +72,7 @@ class Backend:
         self.settings = settings
         self.metrics = ServiceMetrics()
         self.started = time.time()
+        self._hooks = Webhooks(settings)
         self.log = EventLog(settings.folder, settings)
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
@@ -83,7 +87,8 @@ class Backend:
         #: Whether kernels are compiled; before that, lists are of what is popular.
         self.warm = False
         self._damage: str | None = None
-        self._beats: asyncio.Task[None] | None = None
+        self._beats: list[asyncio.Task[None]] = []
+        self._alarmed: deque[tuple[float, str]] = deque(maxlen=100)
         self._fact_versions: dict[Id, int] = {}
         self.kinds: dict[str, IdKind | None] = {"user": None, "item": None}
         self._hidden: dict[Id, set[Id]] = {}
@@ -108,7 +113,7 @@ class Backend:
         self._loop = asyncio.get_running_loop()
         self.coalescer.start()
         self.replica.when_applied(self._applied)
-        self._beats = asyncio.create_task(self._beat())
+        self._beats = [asyncio.create_task(self._beat()), asyncio.create_task(self._watch_alarms())]
         threading.Thread(target=self._load, name="loading", daemon=True).start()
         for arm in self._arms:
             arm.coalescer.start()
@@ -124,14 +129,39 @@ class Backend:
     async def stop(self) -> None:
         """Answer what waits, commit what waits, and close everything."""
         self.stopping = True
-        if self._beats is not None:
-            self._beats.cancel()
+        for task in self._beats:
+            task.cancel()
         for coalescer in (self.coalescer, *(arm.coalescer for arm in self._arms)):
             await asyncio.to_thread(coalescer.stop)
         for replica in (self.replica, *(arm.replica for arm in self._arms)):
             await asyncio.to_thread(replica.stop)
         await asyncio.to_thread(self.log.close)
         self._pool.shutdown(wait=True)
+
+    async def _watch_alarms(self) -> None:
+        """Remember when alarms were raised and were over, and tell the configured addresses."""
+        known = dict[str, str]()
+        while True:
+            await asyncio.sleep(_TOLD_EVERY_S)
+            try:
+                status = await self.status()
+            except MelonError as problem:
+                _LOG.warning("alarms cannot be read: %s", problem)
+                continue
+            now = dict(zip(status["alarm_names"], status["alarms"], strict=True))
+            for name in now.keys() ^ known.keys():
+                state, text = ("raised", now[name]) if name in now else ("over", known[name])
+                self._alarmed.append((time.time(), f"alarm {name}" if name in now else f"alarm {name} is over"))
+                if self.settings.webhooks:
+                    news = {"alarm": name, "state": state, "text": text, "remedy": REMEDIES.get(name, "")}
+                    await asyncio.to_thread(self._hooks.send, {**news, "log": self.log.log_id})
+            known = now
+
+    def marks(self, since: float) -> list[dict[str, Any]]:
+        """What happened in this process: alarms, and checkpoints that were loaded after the first one."""
+        loaded = [(when, "reload", f"this server loaded a checkpoint ({why})") for when, why in self.replica.reloaded]
+        told = [*loaded, *((when, "alarm", text) for when, text in self._alarmed)]
+        return [{"time": when, "kind": kind, "text": text} for when, kind, text in told if when >= since]
 
     async def _beat(self) -> None:
         """Give signs of life, from the loop that answers: the supervisor restarts a process that gives none."""
@@ -383,6 +413,7 @@ class Backend:
             **model,
             **learned,
             "alarms": list(alarms.values()),
+            "alarm_names": list(alarms),
             "remedies": [REMEDIES.get(name, "") for name in alarms],
             "freshness_s": self.freshness(),
             "lag": max(offset - known, 0),
@@ -408,6 +439,9 @@ class Backend:
         families: dict[str, MetricFamily] = {
             "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
             "melon_quarantined": ("Batches that are quarantined.", (), [((), status["quarantined"])]),
+            "melon_alarm": (
+                "1 for each alarm that is raised now.", ("name",), [((name,), 1) for name in status["alarm_names"]]
+            ),
             "melon_rows": (
                 "Rows of the model.", ("table",), [(("users",), status["users"]), (("items",), status["items"])]
             ),

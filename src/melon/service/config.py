@@ -95,6 +95,9 @@ class ServeSettings(Settings, BaseSettings):
     resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
     user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
     item_users: Whole = Field(2, description="Users that an item without facts needs before others are shown it.")
+    webhooks: Challengers = Field((), description="Addresses (https://…) that are told of alarms, signed.")
+    webhook_secret: Path | None = Field(None, description="The file with the secret that signs them.")
+    webhook_private: bool = Field(False, description="Allow webhooks to private networks and this machine.")
     max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
 
     dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")
@@ -116,7 +119,7 @@ class ServeSettings(Settings, BaseSettings):
     )
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")
 
-    @field_validator("learn", "hide", "store", "challengers", "split", mode="before")
+    @field_validator("learn", "hide", "store", "challengers", "split", "webhooks", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
@@ -134,6 +137,11 @@ class ServeSettings(Settings, BaseSettings):
             raise ValueError(f"the event type {twice[0]!r} is named twice in learn, hide and store")
         if not self.learn:
             raise ValueError("no event type is learned; name at least one in learn")
+        for address in self.webhooks:
+            if not re.fullmatch(r"https?://[^/@?#\s]+(/[^\s#]*)?", address):
+                raise ValueError(f"webhook {address!r} is no address such as https://ops.example.org/melon")
+        if self.webhooks and self.webhook_secret is None:
+            raise ValueError("webhooks are signed; name the file of their secret with webhook_secret")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together; give both or neither")
         return self

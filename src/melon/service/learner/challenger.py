@@ -233,7 +233,8 @@ class Challenger(Closing):
                 "won@10": int((hits[some] & ~own).sum()),
                 "lost@10": int((~hits[some] & own).sum()),
             }
-        return counts
+        whole = self._quality.whole_lists(self.replay.model, ranked).get("lists", {})
+        return counts | ({"lists": {track: one["served"] for track, one in whole.items()}} if whole else {})
 
     def _write(self, step: LoggedStep) -> None:
         """Keep the counters as of a step, at most one for each second."""

@@ -18,7 +18,17 @@ from melon.learning.deltas import chained, state_digest
 from melon.service.config import FORMER, ServeSettings
 from melon.service.learner.challenger import START, forgotten_by_challengers, handed_over, home, named
 from melon.service.learner.fitting import Fitter, caught_up
-from melon.service.learner.guard import ENOUGH, REMEMBERED, Alarms, Guard, Watch, cut, norms, quarantined_in_a_row
+from melon.service.learner.guard import (
+    ENOUGH,
+    REMEMBERED,
+    Alarms,
+    Guard,
+    Promise,
+    Watch,
+    cut,
+    norms,
+    quarantined_in_a_row,
+)
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.replay_state import ReplayState, StepOutcome, unlearned
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
@@ -439,7 +449,7 @@ class Learner(Closing):
                 while not (stop.is_set() or self.log.changed() or self._idle_work() or time.monotonic() > end):
                     time.sleep(_POLL)
             self.consider_fitting()
-            self._watch.look(self.position, self._totals)
+            self._watch.look(self.position, self._totals, Promise.of(self.extra))
             self._forgotten()
             if self._saver.ready:
                 self._saved()
