@@ -302,8 +302,6 @@ class TestServed:
     def makers(self, service: Service) -> dict[str, str | None]:
         users = [f"u{n}" for n in range(30)]
         results = [service.get(f"/v1/recommendations/{user}?k=3") for user in users]
-        together = service.post({"users": users, "k": 3}, "/v1/recommendations")["results"]
-        assert [one["items"] for one in together] == [one["items"] for one in results]
         return {user: one["model"].get("challenger") for user, one in zip(users, results, strict=True)}
 
     def caught_up(self, service: Service, name: str) -> None:
@@ -318,6 +316,9 @@ class TestServed:
         makers = self.makers(live)
         assert 4 <= sum(maker == "rates" for maker in makers.values()) <= 20
         assert self.makers(live) == makers
+        alone = [live.get(f"/v1/recommendations/{user}?k=3")["items"] for user in makers]
+        together = live.post({"users": list(makers), "k": 3}, "/v1/recommendations")["results"]
+        assert [one["items"] for one in together] == alone
         mine = next(user for user, maker in makers.items() if maker == "rates")
         offset = live.post([{"user": mine, "item": "i7"}])["offset"]
         listed = live.get(f"/v1/recommendations/{mine}?after={offset}&wait_ms=9000")
@@ -337,8 +338,10 @@ class TestServed:
             done = run(*words, folder)
             assert done.code in (0, None), done
             live.wait(lambda strategy=strategy: live.get("/v1/status")["model"]["strategy"] == strategy)  # type: ignore[misc]
-        marks = [mark["text"] for mark in live.get("/v1/overview?window=1h")["annotations"]]
-        assert marks[-2:] == ["a challenger was promoted: rates", "the model before was served again"]
+        marks = {mark["kind"]: mark["text"] for mark in live.get("/v1/overview?window=1h")["annotations"]}
+        assert marks["promote"] == "a challenger was promoted: rates"
+        assert marks["rollback"] == "the model before was served again"
+        assert "switch" in marks["reload"]
         assert live.get("/v1/status")["alarms"] == []
         live.post([{"user": "u1", "item": "i1"}])
         live.wait(lambda: live.get("/v1/status")["lag"] == 0)

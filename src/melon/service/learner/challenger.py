@@ -272,7 +272,9 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
     while not stop.is_set():
         try:
             with StepReader(settings.folder) as steps:
-                if steps.has("steps"):
+                saved = Checkpoints(home(settings.folder, name)).numbers() if name == FORMER else []
+                step = steps.step(saved[-1]) if saved else steps.last()
+                if step is not None and step.done is not None:
                     break
         except MelonError:
             pass  # the learner makes its files when it starts
