@@ -70,6 +70,9 @@ class ServeSettings(Settings, BaseSettings):
     hide: Names = Field(("dislike", "owned"), description="Event types that hide the item from the user's lists.")
     store: Names = Field(("impression",), description="Event types that are stored only.")
 
+    gorse: bool = Field(False, description="Answer the clients of Gorse under /api, too.")
+    segment: bool = Field(False, description="Take what the clients of Segment and RudderStack send, too.")
+
     batch_most: Annotated[int, Field(ge=1, le=10_000)] = Field(256, description="Events in a batch, at most.")
     batch_every_ms: NotNegative = Field(20.0, description="Milliseconds between two cuts, at least.")
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
