@@ -10,6 +10,9 @@ import numpy as np
 from melon.stream.history import RING, History
 from melon.types import Flags, Ints
 
+#: So many different users have to have taken an item.
+ITEM_USERS = 2
+
 
 def proven(history: History, items: Ints, users: int) -> Flags:
     """Whether at least `users` different users have taken each item, or it was taken more often than is remembered."""
