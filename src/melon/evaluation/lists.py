@@ -2,13 +2,13 @@
 
 Two tracks: `all` events with nothing filtered, and `first_time` pairs with the items filtered that the user has had. A
 rank counts better scores among all items that may be listed, and half of the equal ones: as in the service, those that
-two different users had before the batch. An item that may not be listed is a miss; where lists have two stages, so is
-one outside the shortlist.
+two different users had before the batch, or the user alone. An item that may not be listed is a miss; where lists have
+two stages, so is one outside the shortlist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -73,15 +73,18 @@ class Lister:
         listed = {track: np.full((len(batch), LENGTH), _NOBODY, dtype=np.int32) for track in TRACKS}
         lines = np.flatnonzero(chosen_events(batch.events, self._share))
         first = ~self._history.seen.contains(pair_keys(batch.users, batch.items))
-        allowed = self._proven.flags(self._history, known)
         listable = batch.items < known
-        if allowed is not None:
-            listable[listable] = allowed[batch.items[listable]]
         if known and len(lines):
             scorer, at_once = catalogue(known, int(batch.times[0])), max(_SCORES_AT_ONCE // known, 1)
             for start in range(0, len(lines), at_once):
-                some, within = lines[start : start + at_once], Within(None, ALL if allowed is None else allowed)
-                self._rank_lines(scorer, batch, some, within, ranks, listed, place)
+                some = lines[start : start + at_once]
+                scores = None if scorer.two_stage else scorer.scores(batch.users[some])
+                for of_lines, allowed in self._allowed(batch.users[some], known):
+                    places = some[of_lines]
+                    if len(allowed):
+                        listable[places] &= allowed[np.minimum(batch.items[places], known - 1)]
+                    part = scorer if scores is None else scores[of_lines]
+                    self._rank_lines(part, batch, places, allowed, ranks, listed, place)
         for track in TRACKS:
             ranks[track][lines[~listable[lines]]] = np.inf
         ranks["first_time"][~first], listed["first_time"][~first] = np.nan, _NOBODY
@@ -89,31 +92,44 @@ class Lister:
         tracks = {track: TrackLists(ranks[track], listed[track]) for track in TRACKS}
         return BatchLists(known, listable, tracks)
 
+    def _allowed(self, users: Ints, known: int) -> Iterator[tuple[Ints, Flags]]:
+        """Lines that may list the same items, and these; none: all. Users with items of their own stand alone."""
+        flags = self._proven.flags(self._history, known)
+        if flags is None:
+            yield np.arange(len(users)), ALL
+            return
+        own = [self._proven.own(self._history, user) for user in users.tolist()]
+        yield np.array([line for line, rows in enumerate(own) if not len(rows)], dtype=np.int64), flags
+        for line, rows in enumerate(own):
+            if len(rows):
+                allowed = flags.copy()
+                allowed[rows] = True
+                yield np.array([line]), allowed
+
     def _rank_lines(
         self,
-        scorer: Catalogue,
+        scored: Catalogue | Scores,
         batch: Batch,
         lines: Ints,
-        everything: Within,
+        allowed: Flags,
         ranks: Mapping[Track, Floats],
         listed: Mapping[Track, SmallInts],
         place: str,
     ) -> None:
-        """Ranks of some lines; those of items that may not be listed are to be overwritten."""
+        """Ranks of some lines by their scores, or by two-stage lists; without those of items that may not be listed."""
         users, targets, seen = batch.users[lines], batch.items[lines], self._history.seen
-        within: dict[Track, Within] = {"all": everything, "first_time": everything._replace(seen=seen)}
-        if scorer.two_stage:
+        within: dict[Track, Within] = {"all": Within(None, allowed), "first_time": Within(seen, allowed)}
+        if isinstance(scored, Catalogue):
             for track, limits in within.items():
-                lists = scorer.best(users, DEPTH, limits)
+                lists = scored.best(users, DEPTH, limits)
                 ranks[track][lines] = [_place(*each, item) for each, item in zip(lists, targets.tolist(), strict=True)]
                 _write(listed[track], lines, lists)
             return
-        scores = scorer.scores(users)
-        targets = np.where(targets < scores.shape[1], targets, 0)
-        counts = better_and_equal(scores, users, targets, seen, place, everything.allowed)
+        targets = np.minimum(targets, scored.shape[1] - 1)
+        counts = better_and_equal(scored, users, targets, seen, place, allowed)
         for number, (track, limits) in enumerate(within.items()):
             ranks[track][lines] = 1.0 + counts[:, 2 * number] + counts[:, 2 * number + 1] / 2
-            _write(listed[track], lines, best(scores, LENGTH, limits, users))
+            _write(listed[track], lines, best(scored, LENGTH, limits, users))
 
 
 def better_and_equal(

@@ -72,10 +72,7 @@ class CellRecord:
             name: {**metrics(tally.rank), "without_repeats": metrics(tally.rank[~repeats])}
             for name, tally in self._baselines.items()
         }
-        lists = {
-            name: list_summaries(tally.lists, log.users[tested])
-            for name, tally in self.tallies.items()
-        }
+        lists = {name: list_summaries(tally.lists, log.users[tested]) for name, tally in self.tallies.items()}
         for name, summary in baselines.items():
             summary["lists"] = lists[name]
         for name in ("recent_popularity", *BASELINES):

@@ -92,7 +92,9 @@ class ServeSettings(Settings, BaseSettings):
     stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
     resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
     user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
-    item_users: Whole = Field(ITEM_USERS, description="Users that an item without facts needs before others are shown it.")
+    item_users: Whole = Field(
+        ITEM_USERS, description="Users that an item without facts needs before others are shown it."
+    )
     max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
 
     dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")

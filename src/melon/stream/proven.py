@@ -1,4 +1,4 @@
-"""Which items may be shown to everybody: those that enough different users have taken.
+"""Which items may be shown to everybody: those that enough different users have taken. Others are their takers' own.
 
 One event is no evidence: an id that one user invented, or a typing error, would stand in the lists of others.
 """
@@ -61,3 +61,9 @@ class ProvenItems:
                 self._open, self._met = self._open[left], met[left]
                 self.version += 1
         return self._flags[:n_items] if len(self._open) else None
+
+    def own(self, history: History, user: int) -> Ints:
+        """Items among the user's last ones that may be shown to this user, and are not proven by `flags`."""
+        rows: Ints = history.of_users.recent(np.array([user])).partners[0]
+        rows = rows[(rows >= 0) & (rows < len(self._flags))]
+        return rows[~self._flags[rows]]
