@@ -28,7 +28,6 @@ from melon.models.evidence import Examples
 from melon.strategies.default import Default
 from melon.stream.batch import batch_of
 from melon.stream.history import History
-from melon.stream.pairs import pair_keys
 from melon.tables import Table
 from melon.testing import check_pairing, check_recommender
 from melon.testing.toys import toy_batches, toy_log
