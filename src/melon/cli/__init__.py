@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from melon.cli.data import data
-from melon.cli.experiments import advise, bench, demo, report, reproduce
+from melon.cli.experiments import bench, demo, report, reproduce
 from melon.cli.help import Commands, epilog
 from melon.cli.log import log
 from melon.cli.models import evaluate, explain, pretrain
@@ -23,7 +23,7 @@ app = Commands(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, bench, report, explain, reproduce, demo)
+_COMMANDS = (pretrain, recommend, similar, learn, evaluate, bench, report, explain, reproduce, demo)
 for _command in (*_COMMANDS, serve, doctor, backup, restore):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _name, _group in (("data", data), ("keys", keys), ("log", log)):

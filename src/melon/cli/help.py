@@ -24,7 +24,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "data info": ("melon data info stream.parquet",),
     "data synthetic": ("melon data synthetic news --events 20000 --out stream.parquet",),
-    "advise": ("melon advise stream.parquet --minutes 10",),
     "evaluate": (
         "melon evaluate stream.parquet --json result.json --html result.html",
         "melon evaluate stream.parquet --recommender bpr --strategy melon --set most_rate=0.6",
@@ -79,6 +78,7 @@ def epilog(command: str) -> str | None:
 
 #: Commands and options that have another name now, with what to write instead.
 RENAMED = {
+    "advise": "melon evaluate STREAM, or melon bench STREAM --out DIR and melon report DIR, which says what to take",
     "tune": "melon evaluate STREAM --budget N --save-config FILE",
     "--tune": "--budget N: settings are searched on each cell's selection window",
     "--trials": "--budget",

@@ -129,12 +129,8 @@ def run_grid(
     executor: Executor,
     keep: Callable[[CellOutcome], None],
     progress: Progress,
-    enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[CellOutcome]:
-    """Run what is not done yet; outcomes come as cells end, each kept before it is reported.
-
-    Where there is `enough`, cells that still run are given up.
-    """
+    """Run what is not done yet; outcomes come as cells end, each kept before it is reported."""
     progress.jobs(tasks, done, executor.workers)
     laid = {task.group for task in tasks if task.shared and _stands(done.get(task.key))}
     open_tasks = [task for task in tasks if task.key not in done]
@@ -142,7 +138,7 @@ def run_grid(
     waiting = [task for task in open_tasks if task not in ready]
 
     running = 0
-    while not enough():
+    while True:
         while running < executor.workers and ready:
             progress.started(ready[0])
             executor.submit(ready.pop(0))
