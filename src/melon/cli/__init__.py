@@ -9,11 +9,10 @@ import typer
 
 from melon.cli.data import data
 from melon.cli.experiments import bench, demo, report, reproduce
-from melon.cli.help import Commands, epilog
 from melon.cli.log import log
-from melon.cli.models import evaluate, explain, pretrain
+from melon.cli.models import evaluate, explain, learn, pretrain, recommend, similar
+from melon.cli.options import Commands, epilog
 from melon.cli.serve import backup, doctor, keys, restore, serve
-from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
 app = Commands(

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
-
+from melon.cli.options import EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, requested, takes
 
 #: A bench names many of these, each in a way of its own.
 _OF_ONE_CELL = ("recommender", "strategy", "seed", "config", "split", "minutes")

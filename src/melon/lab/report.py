@@ -20,26 +20,32 @@ from melon.evaluation.labels import AUTO, color, label, recommender_label
 from melon.evaluation.ranking import METRICS
 from melon.evaluation.table import Mark, ResultTable, TableCell, interval, marks, metric_table, number, podium, signed
 from melon.evaluation.work import RatesKeeper
-from melon.lab.figures import cost, forest, rates, trend
-from melon.lab.numbers import (
+from melon.lab.comparisons import (
+    BASELINES,
     METRIC,
+    REFERENCE,
     SECOND_METRIC,
+    Bench,
     Compared,
     Estimate,
+    MethodComparison,
     PairedTests,
+    Run,
+    View,
     batch_sizes,
     curve,
     frontier,
     milliseconds,
     on_top,
     rate_texts,
+    read_bench,
     slope,
     split_by,
     table_of,
     trailing_width,
 )
+from melon.lab.figures import cost, forest, rates, trend
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
-from melon.lab.records import BASELINES, REFERENCE, Bench, MethodComparison, Run, View, read_bench
 from melon.learning.rate_matrix import BatchRates
 from melon.progress import counted
 from melon.types import Floats, Plain
@@ -236,7 +242,12 @@ def short(bench: Bench, tests: PairedTests) -> Section:
         "The mean over seeds, best of each comparison in bold, second underlined. A stream is fast where what was "
         "popular lately beats a recommender that is never updated."
     )
-    return Section("short", f"{METRIC} at a glance", note, [overview(bench), Bullets([advice(comparison, tests) for comparison in bench.main])])
+    return Section(
+        "short",
+        f"{METRIC} at a glance",
+        note,
+        [overview(bench), Bullets([advice(comparison, tests) for comparison in bench.main])],
+    )
 
 
 def advice(comparison: MethodComparison, tests: PairedTests) -> str:

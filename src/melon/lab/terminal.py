@@ -20,13 +20,13 @@ from rich.markup import escape
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
 from melon.evaluation import labels
-from melon.evaluation.ranking import METRICS, metrics
+from melon.evaluation.ranking import METRICS
 from melon.evaluation.record import ResultLine, judged_section, lists_sentence, result_lines
-from melon.evaluation.table import ResultTable, TableCell, metric_table, number
+from melon.evaluation.table import ResultTable, TableCell, metric_table
 from melon.lab.bench import BenchResult, CellOutcome, Task
-from melon.lab.numbers import rate_texts
+from melon.lab.comparisons import rate_texts
 from melon.learning.rate_matrix import BatchRates
-from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
+from melon.progress import LiveProgress, counted, last_line, say, time_left
 
 #: A filter that drops a larger share than this is worth a warning.
 _MUCH = 0.1

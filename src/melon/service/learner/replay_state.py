@@ -11,8 +11,7 @@ import numpy as np
 
 from melon.data.ids import Id, IdBook, IdKind
 from melon.learning.deltas import Interacted, Recorder, chained
-from melon.learning.forgetting import forget, observe_only
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget, observe_only
 from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
