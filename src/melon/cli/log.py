@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import AsJson
+from melon.cli.options import AsJson, Commands
 
 log = Commands(
     help="Look at the log of a service, check it, replay it, and bring events out and in.", no_args_is_help=True

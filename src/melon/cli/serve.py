@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import AsJson
+from melon.cli.options import AsJson, Commands
 
 _WHERE, _WHAT, _DOORS = "Where", "Events", "Other clients"
 keys = Commands(help="Keys of a service: add, list and revoke them while it runs.", no_args_is_help=True)

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from melon.errors import SettingsError, unknown_name
-from melon.fitting.values import BUDGET
+from melon.fitting.config import BUDGET
 from melon.settings import Settings
 from melon.stream.proven import ITEM_USERS
 

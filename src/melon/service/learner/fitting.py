@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from melon.learning.deltas import NOTHING
-from melon.learning.forgetting import forget
 from melon.learning.manifest import MANIFEST
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
 from melon.service.learner.challenger import challenger_model
 from melon.service.learner.replay_state import ReplayState, typed
