@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import AsJson
+from melon.cli.options import AsJson, Commands
 
 log = Commands(
     help="Look at the log of a service, check it, replay it, and bring events out and in.", no_args_is_help=True
@@ -157,7 +156,7 @@ def log_import(
             raise SettingsError(
                 f"{source} describes {kind}s; stop the service on {held.url} first, or POST them to /api/{kind}s."
             ) from None
-        with Client(held.url, key=key) as client:
+        with Client(held.url, key=_key(key, folder)) as client:
             done = imported(over_http(client), events_of(source, reading))
     typer.echo(
         f"{done.accepted} events appended up to offset {done.offset}, {done.duplicates} were known already, "
@@ -186,9 +185,38 @@ def log_forget(
     except HeldError as held:
         if held.url is None:
             raise
-        with Client(held.url, key=key) as client:
+        with Client(held.url, key=_key(key, folder)) as client:
             offset, when = client.forget(named)["offset"], f"by the service on {held.url}"
     typer.echo(f"{user} will be forgotten at offset {offset}, {when}")
+
+
+def promote(
+    name: Annotated[str, typer.Argument(help="The challenger's name.")], folder: Folder, key: KeyOption = None
+) -> None:
+    """Have a challenger served from this place in the log on; what was served goes on learning for a rollback."""
+    from melon.client import Client
+    from melon.service.log.files import address_of
+
+    with Client(address_of(folder), key=_key(key, folder)) as client:
+        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner is there")
+
+
+def rollback(folder: Folder, key: KeyOption = None) -> None:
+    """Have the model served again that was served before the last promotion; it has learned everything since."""
+    from melon.client import Client
+    from melon.service.log.files import address_of
+
+    with Client(address_of(folder), key=_key(key, folder)) as client:
+        typer.echo(
+            f"the model before is served from offset {client.rollback()['offset']} on, once the learner is there"
+        )
+
+
+def _key(given: str | None, folder: Path) -> str | None:
+    """The key to send: the one that was given, or the token that only the service's user can read."""
+    from melon.service.keys import local_token
+
+    return given or local_token(folder)
 
 
 def _moment(text: str) -> float:
@@ -201,3 +229,43 @@ def _moment(text: str) -> float:
     except ValueError:
         raise SettingsError(f"--to {text!r} is neither an offset nor a time such as 2026-11-16T18:05:00Z.") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def bridge(
+    source: Annotated[
+        str, typer.Argument(help="nats://HOST:PORT/STREAM, tls://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC.")
+    ],
+    service: Annotated[str, typer.Argument(help="The address of the service, such as http://127.0.0.1:8000.")],
+    key: Annotated[
+        str | None, typer.Option(envvar="MELON_KEY", help="A key of the service with the scope write, if it has keys.")
+    ] = None,
+    group: Annotated[
+        str, typer.Option(help="The durable consumer (NATS) or consumer group (Kafka) that remembers how far it is.")
+    ] = "melon",
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing waits any more.")] = False,
+) -> None:
+    """Take events from a NATS JetStream or a Kafka topic to a service, each exactly once.
+
+    A message is a JSON object as POST /v1/interactions takes it; its place in the source is its event_id. It is
+    acknowledged after the service has synced it, so what is delivered again is known. A message that is no event is
+    named and left out. NATS is tested against the real server, which is killed; Kafka against librdkafka's mock broker
+    only.
+    """
+    import logging
+    import signal
+
+    from melon.client import Client
+    from melon.service.bridge import Bridge, read_source
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    wanted = read_source(source)
+    with Client(service, key=key, deadline=5.0) as client:
+        running = Bridge(wanted, client, group, drain)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: running.stopping.set())
+        running.run()
+    typer.echo(
+        f"{wanted.shown}: {running.accepted} events appended, {running.known} were known already, "
+        f"{running.refused} were left out"
+    )

@@ -17,8 +17,7 @@ import numpy as np
 
 from melon.data.ids import Id, IdBook
 from melon.errors import CheckpointError
-from melon.learning.forgetting import Edit, edit_past, forget_past
-from melon.learning.model import LiveModel
+from melon.learning.model import Edit, LiveModel, edit_past, forget_past
 from melon.learning.tensorfiles import pieces
 from melon.models.blend.recommender import Blend
 from melon.stream.saved import MOST, part_of, require, saved_array

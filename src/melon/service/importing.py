@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from melon.data.columns import USUAL_NAMES, first_line, plain_name
+from melon.data.raw.formats import USUAL_NAMES, first_line, plain_name
 from melon.errors import DataError
 from melon.service.config import MOST_ID_BYTES, Use
 from melon.service.gorse import feedback_id, item_profile, moment_of, text_of, user_profile

@@ -24,7 +24,7 @@ from melon.service.http.gate import App, AsgiScope, Gate, Quick, Receive, Send
 from melon.service.http.overview import Sharing
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.shapes import EventIn
-from melon.service.keys import Bucket, keys_of
+from melon.service.keys import Bucket, keys_of, local_token
 from melon.service.process import log_as_json
 
 #: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
@@ -68,7 +68,7 @@ def make_app(settings: ServeSettings) -> Application:
         app.include_router(door)
         app.state.routes += door.routes
     app.state.settings = settings
-    app.state.keys = keys_of(settings)
+    app.state.keys, app.state.token = keys_of(settings), local_token(settings.folder)
     app.state.bucket = Bucket(settings.rate, settings.burst)
     backend = app.state.backend = Backend(settings)
     app.state.activity, app.state.sharing = Activity(backend), Sharing()

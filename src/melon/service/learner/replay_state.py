@@ -12,8 +12,7 @@ import numpy as np
 from melon.data.ids import Id, IdBook, IdKind
 from melon.errors import LogError
 from melon.learning.deltas import Interacted, Recorder, chained
-from melon.learning.forgetting import Edit, edit_past, forget, observe_only
-from melon.learning.model import LiveModel
+from melon.learning.model import Edit, LiveModel, edit_past, forget, observe_only
 from melon.service.log.base import CONTROLS, LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader

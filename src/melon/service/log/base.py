@@ -34,6 +34,8 @@ CONTROLS: dict[str, ControlRule] = {
     "forget": ControlRule("a person was forgotten", ("user",)),
     "retry": ControlRule("a quarantined batch was tried again"),
     "resume": ControlRule("learning was resumed"),
+    "promote": ControlRule("a challenger was promoted"),
+    "rollback": ControlRule("the model before was served again"),
     "retract": ControlRule("events were taken out of a history", ("user",)),
     "alias": ControlRule("a visitor turned out to be a user", ("user", "previous")),
 }
@@ -120,6 +122,11 @@ class LoggedStep:
     done: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def switched(self) -> bool:
+        """Whether another model is served from this step on."""
+        return self.kind == "switch" or bool(self.about.get("switched"))
 
 
 @dataclass(frozen=True, slots=True)
