@@ -75,6 +75,10 @@ class LogError(MelonError):
     """A service's log that belongs to another model or process, is damaged, or cannot be written."""
 
 
+class StorageError(LogError):
+    """The files or the database of a service cannot be used now; nothing is wrong with what was asked."""
+
+
 class BusyError(LogError):
     """More is waiting than the log takes on; the caller should try again shortly."""
 

@@ -27,7 +27,7 @@ from melon.service.ids import plain_id, read_id
 from melon.service.learner.guard import REMEDIES
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES, runs
+from melon.service.log.files import BATCHES
 from melon.service.log.steps import StepReader
 from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quality_between, quality_counters
 from melon.service.replica import Replica
@@ -54,8 +54,8 @@ class Backend:
         self.settings = settings
         self.metrics = ServiceMetrics()
         self.started = time.time()
-        self.log = EventLog(settings.folder, settings)
-        self.replica = Replica(settings.folder)
+        self.log = EventLog(settings.place, settings)
+        self.replica = Replica(settings.place)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
         self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
@@ -115,7 +115,7 @@ class Backend:
     def _check_log(self) -> None:
         """Read every page of the log once, beside serving: a damaged one must not be taken for a whole one."""
         try:
-            with LogReader(self.settings.folder) as reader:
+            with LogReader(self.settings.place) as reader:
                 reader.check()
         except MelonError as problem:
             _LOG.error("%s", problem)
@@ -126,7 +126,7 @@ class Backend:
             try:
                 self.replica.load(timeout=3600.0)
                 self._take_kinds()
-                reader = LogReader(self.settings.folder)
+                reader = LogReader(self.settings.place)
                 for item, version, facts in reader.facts():
                     self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
                 for event in reader.hidden():
@@ -267,7 +267,7 @@ class Backend:
         """Read what the learner recorded, if it has recorded anything yet."""
 
         def read() -> T:
-            if not (self.settings.folder / BATCHES).exists():
+            if not hasattr(self._readers, "StepReader") and not self.settings.place.exists(BATCHES):
                 return otherwise
             return work(self._reader(StepReader))
 
@@ -276,7 +276,7 @@ class Backend:
     def _reader(self, kind: type[S]) -> S:
         reader: S | None = getattr(self._readers, kind.__name__, None)
         if reader is None:
-            reader = kind(self.settings.folder)
+            reader = kind(self.settings.place)
             setattr(self._readers, kind.__name__, reader)
         return reader
 
@@ -292,7 +292,7 @@ class Backend:
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "quarantined": len(steps.quarantined(1000)),
                 "alarms": steps.named_alarms(),
-                "learner": {"running": runs(self.settings.folder, "learner"), "starts": len(steps.epochs())},
+                "learner": {"running": self.settings.place.runs("learner"), "starts": len(steps.epochs())},
                 "batch_size": {
                     "median": float(np.median(sizes)) if sizes else None,
                     "most": self.settings.batch_most,

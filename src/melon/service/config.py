@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from melon.errors import SettingsError, unknown_name
 from melon.fitting.values import BUDGET
+from melon.service.log.files import Place
 from melon.settings import Settings
 
 PREFIX = "MELON_SERVE_"
@@ -58,6 +59,9 @@ class ServeSettings(Settings, BaseSettings):
 
     model: Path | None = Field(None, description="The folder of the model to start from; without one it starts cold.")
     data: Path | None = Field(None, description="The folder of the log and of checkpoints (default: MODEL.live).")
+    log: SecretStr | None = Field(
+        None, description="postgresql://…: a database for the log, shared by processes on any machine."
+    )
     host: str = Field("127.0.0.1", description="The address to listen on; others than loopback need keys.")
     port: Annotated[int, Field(ge=0, le=65_535)] = Field(8000, description="The port; 0 takes a free one.")
     tls_cert: Path | None = Field(None, description="A certificate (PEM), if no proxy ends TLS.")
@@ -143,6 +147,11 @@ class ServeSettings(Settings, BaseSettings):
         if self.model is None:
             return Path("melon.live")
         return self.model.with_name(f"{self.model.resolve().name}.live")
+
+    @property
+    def place(self) -> Place:
+        """Where the log, deltas and checkpoints are."""
+        return Place(self.folder, None if self.log is None else self.log.get_secret_value())
 
     @property
     def key_file(self) -> Path:

@@ -23,7 +23,7 @@ from melon.service.learner.quality import PARTS, Quality, added, hits_of, rank_c
 from melon.service.learner.replay_state import ReplayState, unlearned
 from melon.service.log.base import LoggedStep, Position
 from melon.service.log.events import LogReader
-from melon.service.log.files import Closing, Held, Reader, open_writer, transaction
+from melon.service.log.files import Closing, Held, Reader, Sqlite
 from melon.service.log.steps import StepReader
 from melon.types import Plain
 
@@ -55,7 +55,7 @@ class ChallengerReader(Reader):
     """How a challenger does, read-only; not shared between threads."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder / FOLDER / f"{name}.db")
+        super().__init__(folder / FOLDER, f"{name}.db")
 
     def totals(self, by: float) -> dict[str, Any]:
         """Its counters at a moment (seconds); nothing where it had not begun."""
@@ -78,14 +78,14 @@ class Challenger(Closing):
         (settings.folder / FOLDER).mkdir(parents=True, exist_ok=True)
         self._held = Held(settings.folder / FOLDER, name)
         try:
-            self._log, self._steps = LogReader(settings.folder), StepReader(settings.folder)
+            self._log, self._steps = LogReader(settings.place), StepReader(settings.place)
             model = challenger_model(models[name], settings)
             if settings.max_pairs:
                 model.updater.history.bound(settings.max_pairs)
             model.warm_up()
-            self._results = open_writer(settings.folder / FOLDER / f"{name}.db", "OFF", _SCHEMA)
+            self._results = Sqlite(settings.folder / FOLDER / f"{name}.db", "OFF", _SCHEMA)
             # It learns everything again, so that it counts everything again.
-            self._results.execute("DELETE FROM results")
+            self._results.rows("DELETE FROM results")
             start = Position(models[name], 0, 0, NOTHING)
             self.replay = ReplayState(model, start, self._log, unlearned(self._log, self._steps))
             self._quality = Quality(settings.negatives, settings.seed)
@@ -135,10 +135,10 @@ class Challenger(Closing):
         if step.done < self._written + _EACH_S and next(self._steps.after(step.number), None) is not None:
             return
         self._written = step.done
-        with transaction(self._results):
+        with self._results.transaction():
             values = (step.done, step.number, json.dumps(self._totals))
-            self._results.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", values)
-            self._results.execute("DELETE FROM results WHERE done < ?", (step.done - _KEPT_S,))
+            self._results.rows("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", values)
+            self._results.rows("DELETE FROM results WHERE done < ?", (step.done - _KEPT_S,))
 
     def run(self, stop: threading.Event) -> None:
         """Go on until stopped."""
@@ -157,7 +157,7 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
             signal.signal(number, lambda *_: stop.set())
     while not stop.is_set():
         try:
-            with StepReader(settings.folder) as steps:
+            with StepReader(settings.place) as steps:
                 if steps.has("steps"):
                     break
         except MelonError:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from melon.errors import CheckpointError, LearningError, LogError
@@ -24,7 +23,7 @@ from melon.service.learner.start import COLD, begin, differences, surroundings, 
 from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
-from melon.service.log.files import EVENTS, Closing, Held, Reader, until_there_is_room
+from melon.service.log.files import EVENTS, Closing, Held, Place, Reader, until_there_is_room
 from melon.service.log.steps import DeltaFeed, StepBook
 
 logger = logging.getLogger("melon.service")
@@ -40,14 +39,12 @@ class Learner(Closing):
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self._held = Held(settings.folder, "learner")
+        self._held, self._lease = Held(settings.folder, "learner"), None
         try:
-            self.log = LogReader(settings.folder)
-            self.book = StepBook(settings.folder)
-            self.feed = DeltaFeed(
-                settings.folder, seconds=settings.keep_deltas_s, most_bytes=settings.keep_deltas_bytes
-            )
-            self.checkpoints = Checkpoints(settings.folder)
+            self._lease, place = settings.place.lease("learner"), settings.place
+            self.log, self.book = LogReader(place), StepBook(place)
+            self.feed = DeltaFeed(place, seconds=settings.keep_deltas_s, most_bytes=settings.keep_deltas_bytes)
+            self.checkpoints = Checkpoints(place)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
             self._watch = Watch(settings, self.log, self.book, self._alarm)
@@ -60,7 +57,7 @@ class Learner(Closing):
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
         except BaseException:
-            self._held.close()
+            self._let_go()
             raise
 
     def close(self) -> None:
@@ -69,7 +66,18 @@ class Learner(Closing):
         self._saver.close()
         for file in (self.log, self.book, self.feed):
             file.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._held.close()
+        if self._lease is not None:
+            self._lease.close()
+
+    def _beat(self) -> None:
+        """Give a sign of life."""
+        self._held.beat()
+        if self._lease is not None:
+            self._lease.beat()
 
     @property
     def position(self) -> Position:
@@ -82,7 +90,7 @@ class Learner(Closing):
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
         self.replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
-        warm_up(saved.model, self._alarm, self._held.beat)
+        warm_up(saved.model, self._alarm, self._beat)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
         self._totals: Mapping[str, Any] = last.totals if last else {}
@@ -105,7 +113,7 @@ class Learner(Closing):
 
     def _again(self, step: LoggedStep) -> None:
         """Take a recorded step again; its delta is published where it is missing."""
-        self._held.beat()
+        self._beat()
         if step.kind == "switch":
             where = self.checkpoints.path(step.number)
             raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
@@ -357,7 +365,7 @@ class Learner(Closing):
             if wait > 0:
                 time.sleep(wait)
             last = time.monotonic()
-            self._held.beat()
+            self._beat()
             if not self.step():
                 time.sleep(_POLL)
                 end = last + _LOOK
@@ -396,7 +404,7 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-    _await(settings.folder, stop)
+    _await(settings.place, stop)
     if stop.is_set():
         return
     with using_threads(settings.threads), Learner(settings) as learner:
@@ -404,16 +412,16 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
         learner.run(stop)
 
 
-def _await(folder: Path, stop: threading.Event) -> None:
+def _await(place: Place, stop: threading.Event) -> None:
     """Wait until there is a log: the process that takes events makes it."""
     warn = time.monotonic() + 5.0
     while not stop.is_set():
         try:
-            with Reader(folder / EVENTS) as reader:
+            with Reader(place, EVENTS) as reader:
                 if reader.has("meta"):
                     return
         except LogError:
             if time.monotonic() > warn:
-                logger.info("waiting for a log in %s; the process that takes events makes it", folder)
+                logger.info("waiting for a log in %s; the process that takes events makes it", place)
                 warn += 60.0
         stop.wait(0.05)
