@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from melon.errors import LogError
-from melon.service.log.base import LogId
+from melon.service.log.base import CONTROLS, LogId
 from melon.service.log.files import BATCHES, EVENTS, Database, Place
 from melon.service.log.steps import StepReader
 
@@ -64,6 +64,9 @@ class Erasure:
         )
         gone = json.dumps({**body, "user": pseudonym})
         self._db.rows("UPDATE controls SET body = ?, erased = ? WHERE offset = ?", (gone, ERASED, offset))
+        for kind, rule in CONTROLS.items():
+            for name in rule.people if kind != "forget" else ():
+                self._rename(kind, name, user, pseudonym, offset)
         # Facts whose text holds the id; which of them name it as their owner is seen below.
         query = "SELECT item, body FROM facts WHERE replace(body, ?, '') != body"
         held = [(item, json.loads(text)) for item, text in self._db.rows(query, (json.dumps(str(user)),))]
@@ -73,6 +76,13 @@ class Erasure:
             for item, facts in held
             if facts.get("owner") == str(user)
         ]
+
+    def _rename(self, kind: str, name: str, user: LogId, pseudonym: LogId, before: int) -> None:
+        """Give a person's place in earlier controls of a kind to the pseudonym."""
+        bodies = self._db.rows("SELECT offset, body FROM controls WHERE kind = ? AND offset < ?", (kind, before))
+        named = [(offset, body) for offset, text in bodies if (body := json.loads(text)).get(name) == user]
+        changed = [(json.dumps({**body, name: pseudonym}, ensure_ascii=False), offset) for offset, body in named]
+        self._db.many("UPDATE controls SET body = ? WHERE offset = ?", changed)
 
     def verify(self) -> None:
         """Search the file's unused bytes for the ids that were erased; where one is left, rewrite the file."""
