@@ -209,7 +209,7 @@ def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> 
         learn_all(learner)
         book, last = learner.book, learner.book.last()
         assert last is not None
-        book._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
+        book._db._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
         book.thin(60 * 9.0)
         assert [step.number for step in book.after(0) if step.totals] == [
             3,
@@ -364,7 +364,7 @@ class TestGuard:
                 assert learner.replay.model.users.rows(["u3"])[0] == -1
             assert not learner.step()  # and it waits again
             learner.save(wait=True)
-            wait_until(lambda: log._connection.execute("SELECT erased FROM controls").get == 2)
+            wait_until(lambda: log._db._connection.execute("SELECT erased FROM controls").get == 2)
 
     def test_one_busy_user_stops_nothing(self, tmp_path: Path) -> None:
         """Nine events in ten are of one user: without a bound, the guard quarantines one batch after another."""

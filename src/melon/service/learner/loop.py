@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from melon.errors import CheckpointError, LearningError, LogError
+from melon.errors import CheckpointError, HeldError, LearningError, LogError, MelonError, StorageError
 from melon.learning.deltas import chained, state_digest
 from melon.service.config import ServeSettings
 from melon.service.learner.fitting import Fitter, caught_up
@@ -24,12 +24,17 @@ from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
 from melon.service.log.files import EVENTS, Closing, Held, Place, Reader, until_there_is_room
-from melon.service.log.steps import DeltaFeed, StepBook
+from melon.service.log.steps import DeltaFeed, StepBook, StepReader
+
+if TYPE_CHECKING:
+    from melon.service.log.postgres import Lease
 
 logger = logging.getLogger("melon.service")
 _POLL = 0.004
 #: Seconds after which the learner looks around although nothing was posted.
 _LOOK = 1.0
+#: Seconds between two tries of a learner that waits for its turn.
+_STAND_BY = 0.2
 #: Batches are cut to this part of their size when learning goes on by itself.
 _SMALLER = 8
 
@@ -37,11 +42,12 @@ _SMALLER = 8
 class Learner(Closing):
     """The one learner of a log. `step` takes one step if anything waits; `run` goes on until it is stopped."""
 
-    def __init__(self, settings: ServeSettings) -> None:
-        self.settings = settings
-        self._held, self._lease = Held(settings.folder, "learner"), None
+    def __init__(self, settings: ServeSettings, standby: Standby | None = None) -> None:
+        self.settings, place = settings, settings.place
+        self._held = Held(settings.folder, "learner") if standby is None else standby.held
+        self._lease = None if standby is None else standby.lease
         try:
-            self._lease, place = settings.place.lease("learner"), settings.place
+            self._lease = self._lease or place.lease("learner")
             self.log, self.book = LogReader(place), StepBook(place)
             self.feed = DeltaFeed(place, seconds=settings.keep_deltas_s, most_bytes=settings.keep_deltas_bytes)
             self.checkpoints = Checkpoints(place)
@@ -49,7 +55,7 @@ class Learner(Closing):
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
             self._watch = Watch(settings, self.log, self.book, self._alarm)
             self._stopping: Callable[[], bool] = lambda: False
-            saved = begin(settings, self.book, self.checkpoints, self.log)
+            saved = begin(settings, self.book, self.checkpoints, self.log, None if standby is None else standby.saved)
             self.book.state(alarms="{}")  # what a learner before this one said is over
             self._around = surroundings(settings.threads)
             epochs = self.book.epochs()
@@ -101,7 +107,7 @@ class Learner(Closing):
         self._small = 0  # batches to go that are cut small
         self._guard = Guard(self.settings.guard, [step.about for step in reversed(learned)])
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
-        self._must_save = False
+        self._must_save = saved.position.batch not in self.checkpoints.numbers()
         self.quality = Quality(self.settings.negatives, self.settings.seed, self._frozen())
         for step in self.book.after(saved.position.batch):
             if step.done is None and step.kind == "switch":
@@ -407,9 +413,81 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
     _await(settings.place, stop)
     if stop.is_set():
         return
-    with using_threads(settings.threads), Learner(settings) as learner:
+    with using_threads(settings.threads), Standby(settings) as standby:
+        standby.wait(stop)
+        if stop.is_set():
+            return
+        learner = Learner(settings, standby)
+    with using_threads(settings.threads), learner:
         logger.info("learning from batch %d, offset %d", learner.position.batch, learner.position.offset)
         learner.run(stop)
+
+
+class Standby(Closing):
+    """A learner that waits for its turn: it takes the steps that another has recorded, so that it can go on at once.
+
+    Where the log is in a folder, its turn is now. What it holds goes to the learner that is made of it.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings, self._place = settings, settings.place
+        self.held = Held(settings.folder, "learner")
+        self.lease: Lease | None = None
+        self._replay: ReplayState | None = None
+        self._saved: SavedModel | None = None
+        self._log: LogReader | None = None
+
+    @property
+    def saved(self) -> SavedModel | None:
+        """The model as far as it has come, if it has begun."""
+        if self._saved is None or self._replay is None:
+            return None
+        return replace(self._saved, model=self._replay.model, position=self._replay.position)
+
+    def wait(self, stop: threading.Event) -> None:
+        """Wait for the right to learn, and follow who has it."""
+        while self._place.url is not None and not stop.is_set():
+            self.held.beat()
+            try:
+                self.lease = self._place.lease("learner")
+            except HeldError as held:
+                if self._log is None:
+                    logger.info("%s This one stands by.", held)
+                    self._log = LogReader(self._place)
+                self._follow(self._log)
+                stop.wait(_STAND_BY)
+            except StorageError as problem:
+                logger.warning("%s", problem)
+                stop.wait(1.0)
+            else:
+                return
+
+    def _follow(self, log: LogReader) -> None:
+        try:
+            with StepReader(self._place) as steps:
+                if self._replay is None:
+                    self._saved = Checkpoints(self._place).newest()
+                    if self._saved is None:
+                        return
+                    self._saved.model.warm_up()
+                    self._replay = ReplayState(self._saved.model, self._saved.position, log, unlearned(log, steps))
+                for step in steps.after(self._replay.position.batch):
+                    if step.done is None:
+                        return
+                    if (
+                        step.kind == "switch"
+                        or self._replay.perform(step, steps.retried_by(step)).digest != step.digest
+                    ):
+                        self._replay = None  # the next checkpoint leads past it
+                        return
+        except MelonError as problem:
+            logger.info("standing by: %s", problem)
+            self._replay = None
+
+    def close(self) -> None:
+        """Close what it reads; what the learner has taken stays open."""
+        if self._log is not None:
+            self._log.close()
 
 
 def _await(place: Place, stop: threading.Event) -> None:

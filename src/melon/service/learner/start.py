@@ -28,11 +28,13 @@ from melon.service.log.steps import StepBook, StepReader
 COLD = "cold"
 
 
-def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log: LogReader) -> SavedModel:
+def begin(
+    settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log: LogReader, warm: SavedModel | None = None
+) -> SavedModel:
     """The model to go on with: of the newest checkpoint that the recorded steps lead to, or the first of all.
 
     Files that do not belong together are refused with the way out: of another model or log, a log that is shorter than
-    what was learned from it, checkpoints without their steps.
+    what was learned from it, checkpoints without their steps. A `warm` model is taken where the steps lead to it.
     """
     book.check()
     meta, log_id = book.meta(), log.log_id
@@ -57,6 +59,9 @@ def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log
         book.state(log_id=log_id, start=mark, start_name=name, bases="[0]")
         book.sync()
         return SavedModel(model, position, log_id, extra)
+    recorded = None if warm is None else book.step(warm.position.batch)
+    if warm is not None and recorded is not None and recorded.digest == warm.position.digest:
+        return warm
     return _newest(settings.place, book, checkpoints)
 
 

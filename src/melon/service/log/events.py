@@ -22,7 +22,7 @@ from melon.service.config import MOST_AHEAD_S, USES, ServeSettings
 from melon.service.log.aging import Aging
 from melon.service.log.base import CONTROLS, Appended, Control, Event, LogId, StoredEvent
 from melon.service.log.erasure import Erasure, pseudonym_of
-from melon.service.log.files import BATCHES, EVENTS, Closing, Held, Place, Reader, Reserve
+from melon.service.log.files import BATCHES, EVENTS, Closing, Held, Place, Reader, Reserve, is_full
 from melon.service.log.steps import StepReader
 
 FORMAT = 2
@@ -255,7 +255,7 @@ class EventLog(Closing):
 
     def _failed(self, error: BaseException) -> None:
         """Take nothing more until a probe succeeds."""
-        if isinstance(error, DiskFullError) and self.place.url is None:
+        if self.place.url is None and (isinstance(error, DiskFullError) or is_full(self.folder, error)):
             self._trouble = self._no_room()
             self._reserve.give_up()
         elif isinstance(error, LogError):
