@@ -15,7 +15,10 @@ log = Commands(
     help="Look at the log of a service, check it, replay it, and bring events out and in.", no_args_is_help=True
 )
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the service: its log, batches and checkpoints.")]
+Folder = Annotated[
+    str,
+    typer.Argument(help="The folder of the service, or the address of its database (postgresql://…)."),
+]
 KeyOption = Annotated[
     str | None, typer.Option(envvar="MELON_KEY", help="A key of the service that runs there, if it has keys.")
 ]
@@ -25,8 +28,9 @@ KeyOption = Annotated[
 def log_info(folder: Folder, json: AsJson = False) -> None:
     """Say what is in a log, how far the learner is, and what it ran on; a running service is not disturbed."""
     from melon.service.learner.replaying import describe
+    from melon.service.log.files import Place
 
-    about = describe(folder)
+    about = describe(Place.of(folder))
     if json:
         import json as encoder
 
@@ -42,8 +46,9 @@ def log_info(folder: Folder, json: AsJson = False) -> None:
 def log_verify(folder: Folder) -> None:
     """Check files, order, boundaries and checkpoints, and replay everything: the bytes must be those recorded."""
     from melon.service.learner.replaying import verify
+    from melon.service.log.files import Place
 
-    for line in verify(folder):
+    for line in verify(Place.of(folder)):
         typer.echo(line)
 
 
@@ -64,17 +69,18 @@ def log_replay(
     from melon.service.learner.replaying import replay
     from melon.service.log.events import LogReader
     from melon.service.log.exchange import typed
+    from melon.service.log.files import Place
     from melon.strategies.registry import STRATEGIES
 
     require_writable(out / "model")
     if strategy is not None:
         STRATEGIES[strategy]  # an unknown name is refused before anything is spent
-    with LogReader(folder) as reader:
+    with LogReader(Place.of(folder)) as reader:
         users = [typed(user, reader) for user in without or ()]
     offset = int(to) if to is not None and to.isdigit() else None
     replayed = replay(
-        folder, offset=offset, moment=None if to is None or offset is not None else _moment(to), without=users,
-        strategy=strategy,
+        Place.of(folder), offset=offset, moment=None if to is None or offset is not None else _moment(to),
+        without=users, strategy=strategy,
     )  # fmt: skip
     replayed.model.save(out, replayed.extra)
     exact = "the bytes are those that were recorded" if replayed.exact else "a past that was not"
@@ -92,8 +98,9 @@ def log_export(
     from melon.atomic import replacing
     from melon.service.log.events import LogReader
     from melon.service.log.exchange import exported
+    from melon.service.log.files import Place
 
-    with LogReader(folder) as reader:
+    with LogReader(Place.of(folder)) as reader:
         lines = exported(reader, first, reader.last()[0] if to is None else to)
         if out is None:
             sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -117,11 +124,12 @@ def log_import(
     from melon.errors import DataError, HeldError
     from melon.service.log.events import EventLog
     from melon.service.log.exchange import imported, over_http
+    from melon.service.log.files import Place
 
     try:
         with source.open(encoding="utf-8") as lines:
             try:
-                with EventLog(folder) as opened:
+                with EventLog(Place.of(folder)) as opened:
                     done = imported(opened.append, lines, str(source))
             except HeldError as held:
                 if held.url is None:
@@ -148,11 +156,12 @@ def log_forget(
     from melon.errors import HeldError
     from melon.service.log.events import EventLog, LogReader
     from melon.service.log.exchange import typed
+    from melon.service.log.files import Place
 
-    with LogReader(folder) as reader:
+    with LogReader(Place.of(folder)) as reader:
         named = typed(user, reader)
     try:
-        with EventLog(folder) as opened:
+        with EventLog(Place.of(folder)) as opened:
             offset, when = opened.forget(named).result(), "when the learner next runs"
     except HeldError as held:
         if held.url is None:

@@ -41,6 +41,8 @@ _RECENT_STEPS = 50
 _LOG = logging.getLogger("melon.service")
 #: The status gives freshness over this many events.
 _FRESHNESS = 4_096
+#: Seconds between two looks at what other API processes have stored.
+_FOLLOW_S = 0.05
 #: Messages that a slow reader of the stream may be behind before older ones are dropped for it.
 _STREAM_BEHIND = 256
 #: Clients of the stream, at most: each takes a part of the loop that answers everybody.
@@ -126,12 +128,8 @@ class Backend:
             try:
                 self.replica.load(timeout=3600.0)
                 self._take_kinds()
-                reader = LogReader(self.settings.place)
-                for item, version, facts in reader.facts():
-                    self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
-                for event in reader.hidden():
-                    self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
-                reader.close()
+                with LogReader(self.settings.place) as reader:
+                    seen = self._take_stored(reader, (0, 0))
                 self._loaded = True  # events are stored and popular lists made from here on
                 self._warm_up()
                 self.replica.start()
@@ -142,7 +140,34 @@ class Backend:
                 time.sleep(1.0)
             else:
                 self.problem = None
-                return
+                break
+        if self.settings.place.url is not None:
+            self._follow_others(seen)
+
+    def _take_stored(self, reader: LogReader, seen: tuple[int, int]) -> tuple[int, int]:
+        """Use the facts behind a version and the hidden items behind an offset; how far that has come."""
+        version, offset = seen
+        for item, version, facts in list(reader.facts(seen[0])):
+            self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
+        for event in reader.hidden(offset):
+            self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
+            offset = event.offset
+        return version, offset
+
+    def _follow_others(self, seen: tuple[int, int]) -> None:
+        """Use what other API processes have stored, as soon as it is there."""
+        reader: LogReader | None = None
+        while not self.stopping:
+            try:
+                reader = reader or LogReader(self.settings.place)
+                if reader.changed():
+                    seen = self._take_stored(reader, seen)
+                time.sleep(_FOLLOW_S)
+            except MelonError as problem:
+                _LOG.warning("what other processes store cannot be followed: %s", problem)
+                time.sleep(1.0)
+        if reader is not None:
+            reader.close()
 
     def _warm_up(self) -> None:
         """Load compiled kernels, those that follow the learner too, and make one list before somebody waits for one."""

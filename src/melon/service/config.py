@@ -175,13 +175,15 @@ class ServeSettings(Settings, BaseSettings):
         return {name: use for use in USES for name in getattr(self, use)}
 
     def toml(self) -> str:
-        """The settings as a file that `read_settings` reads back; a secret would be shown as asterisks."""
+        """The settings as a file that `read_settings` reads back; an address that may hold a password is left out."""
         lines = []
         for name, value in self.plain().items():
             about = str(type(self).model_fields[name].description)
             lines += [
                 f"# {about}",
-                f"# {name} =" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}",
+                f"# {name} ="
+                if value is None or name == "log"
+                else f"{name} = {json.dumps(value, ensure_ascii=False)}",
             ]
         return "\n".join(lines) + "\n"
 

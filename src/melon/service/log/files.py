@@ -363,8 +363,11 @@ class Place:
     url: str | None = None
 
     @classmethod
-    def of(cls, given: Place | Path) -> Place:
-        return given if isinstance(given, Place) else cls(given)
+    def of(cls, given: Place | Path | str) -> Place:
+        """A place by its folder, or by the address of its database."""
+        if isinstance(given, str) and given.startswith(("postgresql:", "postgres:")):
+            return cls(Path("melon.live"), given)
+        return given if isinstance(given, Place) else cls(Path(given))
 
     def __str__(self) -> str:
         return str(self.folder) if self.url is None else masked(self.url)
