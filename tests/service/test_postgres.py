@@ -8,11 +8,14 @@ import pytest
 from postgres_server import PostgresServer
 from service_scenes import clean_replay, learn_all, saved_model, settings, stream, wait_until
 
+from conftest import Service, Start
+
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from melon.errors import HeldError, LogError, SettingsError, StorageError
 from melon.learning.deltas import state_digest
 from melon.service.config import ServeSettings
+from melon.service.keys import keys_of
 from melon.service.learner.loop import Learner, run_learner
 from melon.service.learner.replaying import verify
 from melon.service.log.base import Event
@@ -170,6 +173,40 @@ def test_a_learner_stands_by_and_goes_on_where_the_other_ended(url: str, tmp_pat
         assert digest == replica.position.digest
         with replica.reading() as (held, _):
             assert state_digest(held, answering=True) == state_digest(copy, answering=True)
+
+
+def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: Start, server: PostgresServer) -> None:
+    url = server.url("two_machines")
+    one = start(log=url)
+    two = start(log=url)
+    seen = one.post([{"user": "u1", "item": "i7"}, {"user": "u2", "item": "i9", "type": "dislike"}])
+    lists = [
+        service.get(f"/v1/recommendations/u1?k=20&filter_seen=false&after={seen['offset']}&wait_ms=9000")
+        for service in (one, two)
+    ]
+    assert lists[0]["items"] == lists[1]["items"]
+    assert one.call("PUT", "/v1/items/i3", {"available": False}).status == 200
+
+    def listed(service: Service, user: str) -> set[str]:
+        return {item["item"] for item in service.get(f"/v1/recommendations/{user}?k=150&filter_seen=false")["items"]}
+
+    two.wait(lambda: "i3" not in listed(two, "u5"))
+    two.wait(lambda: "i9" not in listed(two, "u2"))
+    assert "i9" in listed(two, "u5")
+    key, _ = keys_of(two.settings).add(["read", "write", "admin"])
+    one.wait(lambda: one.call("GET", "/v1/recommendations/u1").status == 401)
+    one.key = two.key = key
+    assert one.call("GET", "/v1/recommendations/u1").status == 200
+    server.stop("immediate")
+    answer = two.call("POST", "/v1/interactions", {"user": "u1", "item": "i8", "event_id": "late"})
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    assert two.call("GET", "/v1/recommendations/u1").status == 200
+    server.start()
+    late = {"user": "u1", "item": "i8", "event_id": "late"}
+    two.wait(lambda: two.call("POST", "/v1/interactions", late).status == 202)
+    offset = two.post(late)["offset"]
+    one.wait(lambda: one.get("/v1/status")["lag"] == 0)
+    one.wait(lambda: one.get("/v1/status")["model"]["offset"] >= offset)
 
 
 @pytest.mark.parametrize("setting", ["synchronous_commit", "fsync"])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from melon.atomic import write_text
-from melon.errors import DataError, LogError, SettingsError, unknown_name
+from melon.errors import DataError, LogError, SettingsError, StorageError, unknown_name
 from melon.service.config import ServeSettings
 from melon.service.log.files import Place
 
@@ -167,6 +167,7 @@ class SharedKeys(KeyFile):
     def __init__(self, place: Place) -> None:
         super().__init__(place.folder / "keys.json", place.folder)
         self.place, self._db, self._text = place, place.open("keys", "FULL", _SCHEMA), ""
+        self._seen = False
         self._watch: threading.Thread | None = None
 
     def _look(self) -> None:
@@ -185,10 +186,16 @@ class SharedKeys(KeyFile):
         try:
             text = self._db.meta().get("keys")
             keys = {} if text is None or text == self._text else _read_keys(text)
+        except StorageError as problem:
+            if not self._seen:
+                self._required, self.problem = True, str(problem)
+            return
         except (LogError, ValueError, KeyError, TypeError) as problem:
             self._required, self.problem = True, f"the keys in {self.place} cannot be read: {problem}"
             return
-        self.problem = None
+        self.problem, self._seen = None, True
+        if self._text == "" and text is None:
+            self._required = False
         if text is not None and text != self._text:
             self._keys, self._text, self._required = keys, text, True
 

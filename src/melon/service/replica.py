@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from melon.errors import CheckpointError, LogError, MelonError
+from melon.errors import CheckpointError, LogError, MelonError, StorageError
 from melon.learning.deltas import Delta, apply, chained
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position, Published
@@ -204,6 +204,10 @@ class Replica(Closing):
         while not self._stop.is_set():
             try:
                 moved = self.follow()
+            except StorageError as problem:
+                logger.warning("the replica stands still: %s", problem)
+                self._stop.wait(_PATIENCE)
+                continue
             except Exception:
                 logger.exception("the replica could not follow; it loads a checkpoint")
                 self._reload("error")

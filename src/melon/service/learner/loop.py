@@ -413,12 +413,26 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
     _await(settings.place, stop)
     if stop.is_set():
         return
-    with using_threads(settings.threads), Standby(settings) as standby:
+    with using_threads(settings.threads):
+        while not stop.is_set():
+            try:
+                _learn_in_turn(settings, stop)
+            except (HeldError, StorageError) as problem:
+                if settings.place.url is None:
+                    raise
+                logger.warning("learning ends, and waits for its turn: %s", problem)
+                stop.wait(0.5)
+
+
+def _learn_in_turn(settings: ServeSettings, stop: threading.Event) -> None:
+    """Wait for the right to learn, and learn until the process is stopped or the right or the database is lost."""
+    with Standby(settings) as standby:
         standby.wait(stop)
         if stop.is_set():
+            standby.held.close()
             return
         learner = Learner(settings, standby)
-    with using_threads(settings.threads), learner:
+    with learner:
         logger.info("learning from batch %d, offset %d", learner.position.batch, learner.position.offset)
         learner.run(stop)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -96,8 +96,18 @@ class Checkpoints:
             self._shared.put(position.batch, self.path(position.batch))
 
     def _fetch(self, number: int) -> None:
+        """Have a copy of what is shared, and none of what is shared no more."""
         if self._shared is not None:
             self._shared.get(number, self.path(number), MANIFEST)
+            held = self._shared.numbers()
+            self._remove(lambda number: number not in held and number < held[-1])
+
+    def _remove(self, unwanted: Callable[[int], bool]) -> None:
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name.isdigit() and unwanted(int(path.name)):
+                # The manifest goes first, so that nobody takes the rest for a checkpoint.
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
 
     def prune(self, bases: set[int], *, before: int = 0) -> None:
         """Remove all but the newest and the bases, and everything before a step."""
@@ -105,11 +115,7 @@ class Checkpoints:
         wanted = {number for number in (*numbers[-KEPT:], *bases) if number >= before}
         if self._shared is not None:
             self._shared.keep(wanted)
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name.isdigit() and int(path.name) not in wanted:
-                # The manifest goes first, so that nobody takes the rest for a checkpoint.
-                (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+        self._remove(lambda number: number not in wanted)
 
 
 class Saver:

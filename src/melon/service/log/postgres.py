@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -235,7 +236,7 @@ class Lease(Closing):
             (self._role, f"process {os.getpid()} on {socket.gethostname()}"),
         )
         if not self._db.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"):
-            raise LogError(f"the connection to {self._db.name} was lost, and with it the right to be its {self._role}.")
+            raise HeldError(f"the connection to {self._db.name} was lost, and with it the role of {self._role}.", None)
 
     def close(self) -> None:
         """Let others have it."""
@@ -299,7 +300,7 @@ class SharedFiles(Closing):
                 if not path.is_relative_to(folder.resolve()):
                     raise LogError(f"{masked(self._url)} names a file {name!r} outside of its checkpoint.")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                part = path.with_name(f"{path.name}.{os.getpid()}.part")
+                part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
                 with part.open("wb") as file:
                     number_of_part = 0
                     query = "SELECT content FROM blobs WHERE sha256 = ? AND part = ?"

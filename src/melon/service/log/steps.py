@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from melon.errors import LogError
+from melon.errors import HeldError, LogError
 from melon.service.log.base import LoggedStep, Published, Status, StepKind
 from melon.service.log.files import BATCHES, DELTAS, Place, Reader
 
@@ -147,9 +147,10 @@ class StepBook(StepReader):
     def _writing(self) -> Iterator[None]:
         with self._db.transaction():
             if self._epoch is not None and self._newest_epoch() != self._epoch:
-                raise LogError(
+                raise HeldError(
                     f"another learner of {self.place} has begun (epoch {self._newest_epoch()}) after this one (epoch "
-                    f"{self._epoch}); this one ends and leaves the log to it."
+                    f"{self._epoch}); this one ends and leaves the log to it.",
+                    None,
                 )
             yield
 
