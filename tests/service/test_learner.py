@@ -701,7 +701,7 @@ def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp
         assert replica.reloads["gap"] == 1
         log.append(stream(30, seed=5))
         learn_all(learner)
-        learner.feed._connection.execute("UPDATE deltas SET content = zeroblob(40)")
+        learner.feed._rows("UPDATE deltas SET content = zeroblob(40)")
         replica.follow()
         assert replica.position.offset == 200
         learner.save(wait=True)

@@ -9,9 +9,6 @@ from postgres_server import PostgresServer
 from service_scenes import clean_replay, learn_all, saved_model, settings, stream, wait_until
 
 from conftest import Service, Start
-
-pytest.importorskip("psycopg", reason="the extra postgres is not installed")
-
 from melon.errors import HeldError, LogError, SettingsError, StorageError
 from melon.learning.deltas import state_digest
 from melon.service.config import ServeSettings
@@ -20,6 +17,7 @@ from melon.service.learner.loop import Learner, run_learner
 from melon.service.learner.replaying import verify
 from melon.service.log.base import Event
 from melon.service.log.events import EventLog, LogReader
+from melon.service.log.exchange import copied
 from melon.service.log.files import Place, masked
 from melon.service.log.steps import StepReader
 from melon.service.replica import Replica
@@ -173,6 +171,29 @@ def test_a_learner_stands_by_and_goes_on_where_the_other_ended(url: str, tmp_pat
         assert digest == replica.position.digest
         with replica.reading() as (held, _):
             assert state_digest(held, answering=True) == state_digest(copy, answering=True)
+
+
+def test_a_service_moves_into_a_database_and_back(url: str, tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), Place(tmp_path / "live")
+    with EventLog(folder) as log, Learner(settings(folder.folder, model)) as learner:
+        log.append([*stream(120), Event("u1", "i2", 5_000, type="dislike", use="hide")])
+        log.put_facts([("i5", {"available": False})]).result()
+        log.forget("u3").result()
+        learn_all(learner)
+        with pytest.raises(HeldError):
+            copied(folder, Place(tmp_path / "there", url))
+    there, back = Place(tmp_path / "there", url), Place(tmp_path / "back")
+    assert copied(folder, there)[0] == copied(there, back)[0] == 121
+    with pytest.raises(LogError, match="has a log already"):
+        copied(folder, there)
+    assert [*verify(folder)][3:6] == [*verify(there)][2:5] == [*verify(back)][2:5]
+    with Learner(settings(there.folder, model, log=url)) as moved, Learner(settings(back.folder, model)) as home:
+        assert moved.position == home.position == learner.position
+    with LogReader(there) as one, LogReader(back) as other, LogReader(folder) as origin:
+        for read in (one, other):
+            assert list(read.events(1, 999)) == list(origin.events(1, 999))
+            assert list(read.facts()) == list(origin.facts())
+            assert read.log_id == origin.log_id
 
 
 def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: Start, server: PostgresServer) -> None:

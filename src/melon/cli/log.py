@@ -144,6 +144,23 @@ def log_import(
     )
 
 
+@log.command("copy")
+def log_copy(
+    folder: Folder,
+    target: Annotated[str, typer.Argument(help="An empty folder, or a database (postgresql://…?schema=NAME).")],
+) -> None:
+    """Copy a service that does not run: from a folder into a database, or back. Keys are not copied."""
+    from melon.errors import require_serving
+
+    require_serving("melon log copy")
+    from melon.service.log.exchange import copied
+    from melon.service.log.files import Place
+
+    place = Place.of(target)
+    events, steps = copied(Place.of(folder), place)
+    typer.echo(f"copied {events} events and {steps} steps to {place}; check with melon log verify")
+
+
 @log.command("forget")
 def log_forget(
     folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")], key: KeyOption = None

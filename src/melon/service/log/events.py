@@ -27,7 +27,7 @@ from melon.service.log.steps import StepReader
 
 FORMAT = 2
 logger = logging.getLogger("melon.service")
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events(
     offset INTEGER PRIMARY KEY, user /*id*/ NOT NULL, item /*id*/ NOT NULL, time INTEGER NOT NULL,
@@ -68,7 +68,7 @@ class EventLog(Closing):
         self.folder = folder = self.place.folder
         self._held = Held(folder, "writer")
         try:
-            self._db = self.place.open(EVENTS, "FULL", _SCHEMA)
+            self._db = self.place.open(EVENTS, "FULL", SCHEMA)
             self._meta = self._opened()
         except BaseException:
             self._held.close()

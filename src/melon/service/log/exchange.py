@@ -1,18 +1,23 @@
-"""The log as lines of JSON: out of it, and into another one."""
+"""The log as lines of JSON, out of it and into another one; and a whole service from one store into another."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from melon.client import Client
 from melon.data.ids import HIGHEST, LOWEST, is_unicode
-from melon.errors import DataError
+from melon.errors import DataError, LogError
 from melon.service.config import USES
 from melon.service.log.base import Appended, Event, LogId
+from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.events import SCHEMA as EVENTS_SCHEMA
 from melon.service.log.events import LogReader
+from melon.service.log.files import BATCHES, EVENTS, Held, Place
+from melon.service.log.steps import SCHEMA as STEPS_SCHEMA
 
 #: What a line may say of an event, and the types it may have.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -28,6 +33,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
 _KNOWN = {*FIELDS, "offset", "arrived"}
 _AT_ONCE = 1_000
 _LONGEST = 256
+#: Rows that are copied together.
+_COPIED = 5_000
 
 
 def exported(reader: LogReader, first: int, last: int) -> Iterator[str]:
@@ -53,6 +60,61 @@ def imported(append: Callable[[list[Event]], Appended], lines: Iterable[str], pl
             max(total.offset, done.offset),
         )
     return total
+
+
+def copied(source: Place, target: Place) -> tuple[int, int]:
+    """Copy log, steps and checkpoints of a service that does not run to an empty place; events, and steps.
+
+    Deltas are made again by the learner, and keys stay where they are: each store has its own.
+    """
+    if target.exists(EVENTS):
+        raise LogError(f"{target} has a log already; give an empty folder or another schema (?schema=NAME).")
+    for role in ("writer", "learner") if source.url is None else ():
+        Held(source.folder, role).close()  # refused while a service runs there
+    if source.url is not None and source.exists(BATCHES) and source.runs("learner"):
+        raise LogError(f"{source} has a learner that runs; stop the service first.")
+    target.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with LogReader(source) as log:
+        events = log.last()[1]
+    steps = 0
+    if source.exists(BATCHES):
+        steps = _copy_tables(source, target, BATCHES, STEPS_SCHEMA, ("epochs", "steps"))
+        before, after = Checkpoints(source), Checkpoints(target)
+        for number in before.numbers():
+            saved = before.load(number)
+            after.write(saved.model, saved.position, saved.log_id, saved.extra)
+    # The log comes last: a copy that was stopped has none, and is refused by everybody.
+    _copy_tables(source, target, EVENTS, EVENTS_SCHEMA, ("events", "controls", "ages", "facts"))
+    return events, steps
+
+
+def _copy_tables(source: Place, target: Place, name: str, schema: str, tables: tuple[str, ...]) -> int:
+    """Copy the tables of a part in one transaction; the rows of the last table."""
+    with source.open(name) as reading, target.open(name, "FULL", schema) as writing, writing.transaction():
+        writing.note(reading.meta())
+        count = 0
+        for table in tables:
+            ids = [position for position, column in enumerate(_columns(schema, table)) if "/*id*/" in column]
+            marks = ", ".join("?" * len(_columns(schema, table)))
+            key, last, count = _columns(schema, table)[0].split()[0], None, 0
+            while rows := reading.rows(
+                f"SELECT * FROM {table} {'' if last is None else f'WHERE {key} > ?'} ORDER BY {key} LIMIT {_COPIED}",
+                () if last is None else (last,),
+            ):
+                last, count = rows[-1][0], count + len(rows)
+                moved = [
+                    [writing.key(reading.id(value)) if n in ids else value for n, value in enumerate(row)]
+                    for row in rows
+                ]
+                writing.many(f"INSERT INTO {table} VALUES ({marks})", moved)
+        return count
+
+
+def _columns(schema: str, table: str) -> list[str]:
+    """The definitions of a table's columns."""
+    text = re.search(rf"{table}\((.*?)\)( WITHOUT ROWID)?;", schema, re.DOTALL)
+    assert text is not None
+    return [column.strip() for column in text[1].split(",")]
 
 
 def over_http(client: Client) -> Callable[[list[Event]], Appended]:

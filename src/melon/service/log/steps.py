@@ -15,7 +15,7 @@ from melon.errors import HeldError, LogError
 from melon.service.log.base import LoggedStep, Published, Status, StepKind
 from melon.service.log.files import BATCHES, DELTAS, Place, Reader
 
-_STEPS = """
+SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS epochs(number INTEGER PRIMARY KEY, started REAL, about TEXT);
 CREATE TABLE IF NOT EXISTS steps(
@@ -139,7 +139,7 @@ class StepBook(StepReader):
     """The same for the learner, which writes it. Commits are not synced one by one; `sync` does that for all."""
 
     def __init__(self, place: Place | Path) -> None:
-        self.use(place, Place.of(place).open(BATCHES, "NORMAL", _STEPS))
+        self.use(place, Place.of(place).open(BATCHES, "NORMAL", SCHEMA))
         #: The epoch of this learner, once it has begun. Nothing is written for one after which another has begun.
         self._epoch: int | None = None
 
