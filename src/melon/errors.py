@@ -10,6 +10,7 @@
     ├── NotFittedError     a question to a model that has learned nothing yet
     ├── MissingExtraError  an optional dependency that is not installed
     ├── LogError           a log of events that cannot be opened, read or written
+    │   ├── StorageError   the files or the database of a log cannot be used now
     │   ├── BusyError      too much waits to be written; try again shortly
     │   ├── HeldError      another process has the log for itself
     │   └── DiskFullError  no room; nothing of the last append was stored

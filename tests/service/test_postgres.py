@@ -18,7 +18,7 @@ from melon.service.learner.replaying import verify
 from melon.service.log.base import Event
 from melon.service.log.events import EventLog, LogReader
 from melon.service.log.exchange import copied
-from melon.service.log.files import Place, masked
+from melon.service.log.files import Place, masked, place_of
 from melon.service.log.steps import StepReader
 from melon.service.replica import Replica
 
@@ -245,7 +245,7 @@ def test_addresses_are_checked_and_passwords_never_shown(tmp_path: Path) -> None
     given = ServeSettings(data=tmp_path, log=url)
     assert "secret" not in given.toml() + repr(given) + given.model_dump_json() + masked(url)
     with pytest.raises(StorageError, match=r"postgresql://127.0.0.1:1/shop cannot be reached") as caught:
-        EventLog(given.place)
+        EventLog(place_of(given))
     assert "secret" not in str(caught.value)
     for bad, message in (
         (url.replace("postgresql", "mysql"), "no address of a database"),

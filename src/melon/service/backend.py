@@ -27,7 +27,7 @@ from melon.service.ids import plain_id, read_id
 from melon.service.learner.guard import REMEDIES
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES
+from melon.service.log.files import BATCHES, place_of
 from melon.service.log.steps import StepReader
 from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quality_between, quality_counters
 from melon.service.replica import Replica
@@ -56,8 +56,8 @@ class Backend:
         self.settings = settings
         self.metrics = ServiceMetrics()
         self.started = time.time()
-        self.log = EventLog(settings.place, settings)
-        self.replica = Replica(settings.place)
+        self.log = EventLog(place_of(settings), settings)
+        self.replica = Replica(place_of(settings))
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
         self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
@@ -117,7 +117,7 @@ class Backend:
     def _check_log(self) -> None:
         """Read every page of the log once, beside serving: a damaged one must not be taken for a whole one."""
         try:
-            with LogReader(self.settings.place) as reader:
+            with LogReader(place_of(self.settings)) as reader:
                 reader.check()
         except MelonError as problem:
             _LOG.error("%s", problem)
@@ -128,7 +128,7 @@ class Backend:
             try:
                 self.replica.load(timeout=3600.0)
                 self._take_kinds()
-                with LogReader(self.settings.place) as reader:
+                with LogReader(place_of(self.settings)) as reader:
                     seen = self._take_stored(reader, (0, 0))
                 self._loaded = True  # events are stored and popular lists made from here on
                 self._warm_up()
@@ -141,7 +141,7 @@ class Backend:
             else:
                 self.problem = None
                 break
-        if self.settings.place.url is not None:
+        if place_of(self.settings).url is not None:
             self._follow_others(seen)
 
     def _take_stored(self, reader: LogReader, seen: tuple[int, int]) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class Backend:
         reader: LogReader | None = None
         while not self.stopping:
             try:
-                reader = reader or LogReader(self.settings.place)
+                reader = reader or LogReader(place_of(self.settings))
                 if reader.changed():
                     seen = self._take_stored(reader, seen)
                 time.sleep(_FOLLOW_S)
@@ -292,7 +292,7 @@ class Backend:
         """Read what the learner recorded, if it has recorded anything yet."""
 
         def read() -> T:
-            if not hasattr(self._readers, "StepReader") and not self.settings.place.exists(BATCHES):
+            if not hasattr(self._readers, "StepReader") and not place_of(self.settings).exists(BATCHES):
                 return otherwise
             return work(self._reader(StepReader))
 
@@ -301,7 +301,7 @@ class Backend:
     def _reader(self, kind: type[S]) -> S:
         reader: S | None = getattr(self._readers, kind.__name__, None)
         if reader is None:
-            reader = kind(self.settings.place)
+            reader = kind(place_of(self.settings))
             setattr(self._readers, kind.__name__, reader)
         return reader
 
@@ -317,7 +317,7 @@ class Backend:
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "quarantined": len(steps.quarantined(1000)),
                 "alarms": steps.named_alarms(),
-                "learner": {"running": self.settings.place.runs("learner"), "starts": len(steps.epochs())},
+                "learner": {"running": place_of(self.settings).runs("learner"), "starts": len(steps.epochs())},
                 "batch_size": {
                     "median": float(np.median(sizes)) if sizes else None,
                     "most": self.settings.batch_most,

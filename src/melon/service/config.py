@@ -15,7 +15,6 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Setting
 
 from melon.errors import SettingsError, unknown_name
 from melon.fitting.values import BUDGET
-from melon.service.log.files import Place
 from melon.settings import Settings
 
 PREFIX = "MELON_SERVE_"
@@ -147,11 +146,6 @@ class ServeSettings(Settings, BaseSettings):
         if self.model is None:
             return Path("melon.live")
         return self.model.with_name(f"{self.model.resolve().name}.live")
-
-    @property
-    def place(self) -> Place:
-        """Where the log, deltas and checkpoints are."""
-        return Place(self.folder, None if self.log is None else self.log.get_secret_value())
 
     @property
     def key_file(self) -> Path:

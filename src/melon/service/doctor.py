@@ -19,7 +19,7 @@ from melon.service.learner.replaying import describe
 from melon.service.learner.start import check_together
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
-from melon.service.log.files import BATCHES, EVENTS, LEAST_SQLITE, Place
+from melon.service.log.files import BATCHES, EVENTS, LEAST_SQLITE, Place, place_of
 from melon.service.log.steps import StepReader
 from melon.service.metrics import disk_free
 
@@ -42,7 +42,7 @@ def examine(settings: ServeSettings, forgotten: str | None = None) -> list[Findi
         ("model", lambda: _model(settings)),
         ("folder", lambda: _folder(settings.folder)),
         ("disk", lambda: _disk(settings.folder)),
-        ("log", lambda: _log(settings.place)),
+        ("log", lambda: _log(place_of(settings))),
         ("keys", lambda: _keys(settings)),
     ]
     if forgotten is not None:
@@ -66,9 +66,9 @@ def _sqlite() -> str:
 
 def _model(settings: ServeSettings) -> str:
     if settings.model is None:
-        if not settings.place.exists(BATCHES):
+        if not place_of(settings).exists(BATCHES):
             return "none: the service starts cold"
-        about = describe(settings.place)
+        about = describe(place_of(settings))
         return f"{about['model']} of the folder, steps: {about['steps']}"
     from melon.learning.model import LiveModel
 

@@ -21,12 +21,10 @@ from typing import Any, Literal, get_args
 from melon.atomic import write_text
 from melon.errors import DataError, LogError, SettingsError, StorageError, unknown_name
 from melon.service.config import ServeSettings
-from melon.service.log.files import Place
+from melon.service.log.files import MARKER, Place, place_of
 
 KeyScope = Literal["read", "write", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
-#: A file of the data folder that says that there were keys once.
-MARKER = "keys.required"
 _CHECK_EVERY_S = 1.0
 _SCHEMA = "CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/)"
 _LOG = logging.getLogger("melon.service")
@@ -225,8 +223,8 @@ def _checked(line: dict[str, Any]) -> ApiKey:
 
 def keys_of(settings: ServeSettings) -> KeyFile:
     """The keys of a service; an operator who names their file wants them."""
-    if settings.place.url is not None and settings.keys is None:
-        return SharedKeys(settings.place)
+    if place_of(settings).url is not None and settings.keys is None:
+        return SharedKeys(place_of(settings))
     return KeyFile(settings.key_file, settings.folder, required=settings.keys is not None)
 
 

@@ -18,7 +18,7 @@ from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.kernels import policy
 from melon.service.config import LOOPBACK, PREFIX, ServeSettings
 from melon.service.keys import keys_of
-from melon.service.log.files import Held
+from melon.service.log.files import Held, place_of
 from melon.service.process import die_with, log_as_json
 
 #: Which process: the learner, the API process, or `challenger:NAME`.
@@ -177,7 +177,7 @@ class Supervisor:
             handles = [self._listening.fileno()]
             words.append(str(handles[0]))
         # The address of a database may hold a password, which has no place on a command line.
-        surroundings = os.environ | ({} if (url := self._settings.place.url) is None else {_LOG_VARIABLE: url})
+        surroundings = os.environ | ({} if (url := place_of(self._settings).url) is None else {_LOG_VARIABLE: url})
         # A session of its own, so that Ctrl-C reaches the supervisor alone and things end in order.
         return subprocess.Popen(words, pass_fds=handles, start_new_session=True, env=surroundings)
 

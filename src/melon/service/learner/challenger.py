@@ -23,7 +23,7 @@ from melon.service.learner.quality import PARTS, Quality, added, hits_of, rank_c
 from melon.service.learner.replay_state import ReplayState, unlearned
 from melon.service.log.base import LoggedStep, Position
 from melon.service.log.events import LogReader
-from melon.service.log.files import Closing, Held, Reader, Sqlite
+from melon.service.log.files import Closing, Held, Reader, Sqlite, place_of
 from melon.service.log.steps import StepReader
 from melon.types import Plain
 
@@ -78,7 +78,7 @@ class Challenger(Closing):
         (settings.folder / FOLDER).mkdir(parents=True, exist_ok=True)
         self._held = Held(settings.folder / FOLDER, name)
         try:
-            self._log, self._steps = LogReader(settings.place), StepReader(settings.place)
+            self._log, self._steps = LogReader(place_of(settings)), StepReader(place_of(settings))
             model = challenger_model(models[name], settings)
             if settings.max_pairs:
                 model.updater.history.bound(settings.max_pairs)
@@ -157,7 +157,7 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
             signal.signal(number, lambda *_: stop.set())
     while not stop.is_set():
         try:
-            with StepReader(settings.place) as steps:
+            with StepReader(place_of(settings)) as steps:
                 if steps.has("steps"):
                     break
         except MelonError:

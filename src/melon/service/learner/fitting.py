@@ -23,7 +23,7 @@ from melon.service.learner.replay_state import ReplayState, typed
 from melon.service.learner.start import COLD, cold_model, deployed
 from melon.service.log.base import LogId, Position
 from melon.service.log.events import LogReader
-from melon.service.log.files import Place
+from melon.service.log.files import Place, place_of
 from melon.service.log.steps import StepReader
 from melon.service.process import die_with
 
@@ -63,7 +63,7 @@ class Fitter:
         about = {
             "parent": os.getpid(),
             "folder": str(given.folder),
-            "url": given.place.url,
+            "url": place_of(given).url,
             "out": str(self._folder / str(offset)),
             "offset": offset,
             "minutes": given.fit_minutes,

@@ -23,7 +23,7 @@ from melon.service.learner.start import COLD, begin, differences, surroundings, 
 from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
-from melon.service.log.files import EVENTS, Closing, Held, Place, Reader, until_there_is_room
+from melon.service.log.files import EVENTS, Closing, Held, Place, Reader, place_of, until_there_is_room
 from melon.service.log.steps import DeltaFeed, StepBook, StepReader
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Learner(Closing):
     """The one learner of a log. `step` takes one step if anything waits; `run` goes on until it is stopped."""
 
     def __init__(self, settings: ServeSettings, standby: Standby | None = None) -> None:
-        self.settings, place = settings, settings.place
+        self.settings, place = settings, place_of(settings)
         self._held = Held(settings.folder, "learner") if standby is None else standby.held
         self._lease = None if standby is None else standby.lease
         try:
@@ -410,7 +410,7 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-    _await(settings.place, stop)
+    _await(place_of(settings), stop)
     if stop.is_set():
         return
     with using_threads(settings.threads):
@@ -418,7 +418,7 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
             try:
                 _learn_in_turn(settings, stop)
             except (HeldError, StorageError) as problem:
-                if settings.place.url is None:
+                if place_of(settings).url is None:
                     raise
                 logger.warning("learning ends, and waits for its turn: %s", problem)
                 stop.wait(0.5)
@@ -444,7 +444,7 @@ class Standby(Closing):
     """
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._settings, self._place = settings, settings.place
+        self._settings, self._place = settings, place_of(settings)
         self.held = Held(settings.folder, "learner")
         self.lease: Lease | None = None
         self._replay: ReplayState | None = None

@@ -22,7 +22,7 @@ from melon.service.learner.guard import Alarms
 from melon.service.log.base import Position
 from melon.service.log.checkpoints import Checkpoints, SavedModel
 from melon.service.log.events import LogReader
-from melon.service.log.files import BATCHES, DELTAS, EVENTS, Place, way_out
+from melon.service.log.files import BATCHES, DELTAS, EVENTS, Place, place_of, way_out
 from melon.service.log.steps import StepBook, StepReader
 
 COLD = "cold"
@@ -41,15 +41,15 @@ def begin(
     name, mark = (COLD, COLD) if settings.model is None else (str(settings.model), fingerprint(settings.model))
     if "log_id" in meta and meta["log_id"] != log_id:
         raise LogError(
-            f"{settings.place} has the log {log_id}, and its batches were cut from the log {meta['log_id']}; "
+            f"{place_of(settings)} has the log {log_id}, and its batches were cut from the log {meta['log_id']}; "
             "bring the files of one service together, or give an empty folder."
         )
     if settings.model is not None and meta.get("start", mark) != mark:
         raise LogError(
-            f"the log in {settings.place} belongs to the model {meta['start_name']} ({meta['start'][:12]}), not to "
+            f"the log in {place_of(settings)} belongs to the model {meta['start_name']} ({meta['start'][:12]}), not to "
             f"{name} ({mark[:12]}); give that model, or another folder for this one."
         )
-    check_together(settings.place, book, checkpoints, log)
+    check_together(place_of(settings), book, checkpoints, log)
     if "start" not in meta:
         position = Position(COLD if settings.model is None else mark[:12], 0, 0, NOTHING)
         model, extra = cold_model(settings) if settings.model is None else deployed(settings.model)
@@ -62,7 +62,7 @@ def begin(
     recorded = None if warm is None else book.step(warm.position.batch)
     if warm is not None and recorded is not None and recorded.digest == warm.position.digest:
         return warm
-    return _newest(settings.place, book, checkpoints)
+    return _newest(place_of(settings), book, checkpoints)
 
 
 def check_together(place: Place | Path, steps: StepReader, checkpoints: Checkpoints, log: LogReader) -> None:

@@ -15,11 +15,10 @@ from pathlib import Path
 from melon import __version__
 from melon.atomic import write_text
 from melon.errors import CheckpointError, LogError
-from melon.service.keys import MARKER
 from melon.service.log.base import LogId
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES, EVENTS, Held, Reader, Sqlite
+from melon.service.log.files import BATCHES, EVENTS, MARKER, Held, Reader, Sqlite
 from melon.service.log.steps import StepReader
 
 FORMAT = 1

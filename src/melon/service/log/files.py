@@ -24,11 +24,14 @@ from urllib.parse import quote, urlsplit
 import apsw
 
 from melon.errors import DiskFullError, HeldError, LogError, StorageError
+from melon.service.config import ServeSettings
 
 if TYPE_CHECKING:
     from melon.service.log.postgres import Lease, SharedFiles
 
 EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
+#: A file of the data folder that says that there were keys once.
+MARKER = "keys.required"
 #: Before this version SQLite could lose a WAL that two connections reset at once.
 LEAST_SQLITE = (3, 51, 3)
 _FULL = 1 << 20
@@ -419,6 +422,11 @@ class Place:
         except LogError:
             return False
         return True
+
+
+def place_of(settings: ServeSettings) -> Place:
+    """Where the service of some settings is stored."""
+    return Place(settings.folder, None if settings.log is None else settings.log.get_secret_value())
 
 
 def masked(url: str) -> str:
