@@ -709,6 +709,27 @@ def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp
         assert replica.position == learner.position
 
 
+def test_a_replica_of_a_step_that_was_lost_takes_the_one_that_came_instead(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Replica(folder) as replica:
+        log.append(stream(60))
+        with Learner(settings(folder, model, batch_most=40)) as learner:
+            learn_all(learner)
+            replica.load()
+            replica.follow()
+            lost = learner.position
+            learner.book._rows("DELETE FROM steps WHERE number = 2")  # as a power cut does: it was not synced
+            learner._saved_offset = lost.offset
+        log.append(stream(5, seed=5))
+        with Learner(settings(folder, model, batch_most=40)) as learner:
+            learn_all(learner)
+            assert (learner.position.batch, learner.position.offset) == (lost.batch, 65)
+            assert replica.position == lost
+            replica.follow()
+            replica.follow()
+            assert replica.position == learner.position
+
+
 def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
     folder = tmp_path / "live"
     some = settings(folder, None, fit_after=250, fit_budget=0)

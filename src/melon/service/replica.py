@@ -131,6 +131,10 @@ class Replica(Closing):
                     break
                 progress = True
         newest = max(self._checkpoints.numbers(), default=self.position.batch)
+        if newest != self.position.batch and self._feed.digest(self.position.batch) not in (None, self.position.digest):
+            # A power cut took the step that this model knows, and the learner has taken another one instead.
+            self._feed.forget_version()
+            return self._reload("digest")
         if self._feed.newest() < self.position.batch and newest < self.position.batch:
             self._feed.forget_version()
             return self._reload("anew")  # the learner has begun again, behind this model

@@ -249,6 +249,11 @@ class DeltaReader(Reader):
             Published(n, at, kind, digest, held, tuple(array("d", when))) for n, at, kind, digest, held, when in rows
         ]
 
+    def digest(self, number: int) -> bytes | None:
+        """The digest after a step whose delta is there."""
+        rows = self._rows("SELECT digest FROM deltas WHERE number = ?", (number,))
+        return rows[0][0] if rows else None
+
     def newest(self) -> int:
         """The number of the newest delta, 0 where there is none."""
         return int(self._rows("SELECT coalesce(max(number), 0) FROM deltas")[0][0])
