@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 from melon.atomic import write_text
 from melon.errors import DataError, LogError, SettingsError, StorageError, unknown_name
 from melon.service.config import ServeSettings
-from melon.service.log.files import MARKER, Place, place_of
+from melon.service.log.files import MARKER, TOKEN, Place, place_of
 
 KeyScope = Literal["read", "write", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
@@ -226,6 +226,19 @@ def keys_of(settings: ServeSettings) -> KeyFile:
     if place_of(settings).url is not None and settings.keys is None:
         return SharedKeys(place_of(settings))
     return KeyFile(settings.key_file, settings.folder, required=settings.keys is not None)
+
+
+def local_token(folder: Path) -> str:
+    """The token of a folder's administrator: random, in a file that only the service's user can read; made once."""
+    path = folder / TOKEN
+    try:
+        if path.stat().st_mode & 0o077:
+            raise SettingsError(f"others may read {path}; delete it, and it is made anew.")
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_text(path, f"mk_local_{secrets.token_hex(32)}\n", mode=0o600)
+        return path.read_text(encoding="utf-8").strip()
 
 
 class Bucket:

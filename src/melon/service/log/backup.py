@@ -18,14 +18,14 @@ from melon.errors import CheckpointError, LogError
 from melon.service.log.base import LogId
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES, EVENTS, MARKER, Held, Reader, Sqlite
+from melon.service.log.files import BATCHES, EVENTS, MARKER, TOKEN, Held, Reader, Sqlite
 from melon.service.log.steps import StepReader
 
 FORMAT = 1
 #: What a backup says about itself, and the digest of each of its files.
 ABOUT = "backup.json"
 #: Files of an installation that are in no backup: they stay with the folder.
-_OWN = ("keys.json", MARKER, "salt")
+_OWN = ("keys.json", MARKER, TOKEN, "salt")
 _TRIES = 20
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 EVENTS, BATCHES, DELTAS = "events.db", "batches.db", "deltas.db"
 #: A file of the data folder that says that there were keys once.
 MARKER = "keys.required"
+#: A file of the data folder with the token of whoever may read it: a key with the scope admin, on this machine.
+TOKEN = "admin.token"
 #: Before this version SQLite could lose a WAL that two connections reset at once.
 LEAST_SQLITE = (3, 51, 3)
 _FULL = 1 << 20
@@ -135,6 +137,7 @@ class Held(Closing):
     def close(self) -> None:
         """Let others have it."""
         if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)  # nobody runs here any more
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -149,6 +152,14 @@ def runs(folder: Path, role: str) -> bool:
     except PermissionError:
         return True  # it belongs to somebody else
     return True
+
+
+def address_of(folder: Path) -> str:
+    """Where the service of a folder answers; an error where none runs."""
+    words = (folder / "writer.lock").read_text().split() if runs(folder, "writer") else []
+    if len(words) < 2:
+        raise LogError(f"no service runs in {folder}; start it with melon serve --data {folder}.")
+    return words[1]
 
 
 class Reserve:

@@ -43,7 +43,13 @@ _TIMEOUT: dict[str, Any] = {
 }  # fmt: skip
 #: Seconds without a sign of life after which a lease is taken from its holder.
 LEASE_S = 3.0
-_TYPES = {"INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA", "/*any*/": "TEXT", "/*id*/": "TEXT"}
+_TYPES = {
+    "INTEGER": "BIGINT",
+    "REAL": "DOUBLE PRECISION",
+    "BLOB": "BYTEA",
+    "/*any*/": "TEXT",
+    "/*id*/": 'TEXT COLLATE "C"',
+}
 _SHARED = """
 CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT, part BIGINT, content BYTEA NOT NULL, PRIMARY KEY (sha256, part));
 CREATE TABLE IF NOT EXISTS checkpoints(number BIGINT PRIMARY KEY, files TEXT NOT NULL);
