@@ -18,9 +18,9 @@ from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
 from melon.service.learner.fitting import Fitter
-from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
+from melon.service.learner.guard import ENOUGH, Alarms, Guard, Promise, Watch, unknown_ids
 from melon.service.learner.loop import Learner, run_learner
-from melon.service.learner.quality import PARTS, between, shares
+from melon.service.learner.quality import PARTS, SQUARES, between, shares
 from melon.service.learner.replaying import verify
 from melon.service.learner.start import warm_up
 from melon.service.log.base import Event
@@ -325,6 +325,31 @@ class TestGuard:
             assert len(texts) == 2
             watch.loss(rose=True)
             assert "higher loss" in texts[-1]["loss"]
+
+    def test_quality_below_the_selection_windows_is_an_alarm(self) -> None:
+        def counts(hits: float, gains: float, ranked: int = 4_000) -> dict[str, Any]:
+            one = {"ranked": ranked, "HR@5": hits * ranked, "NDCG@10": gains * ranked, SQUARES: gains * ranked}
+            return {"served": {"organic": one}, "lists": {"all": {"served": one}, "first": {"served": one}}}
+
+        assert Promise.of({}) is None
+        among, lists = (
+            Promise.of({"estimator": {"window_score": 0.8, "strategy": name}}) for name in ("melon", "auto")
+        )
+        assert among is not None
+        assert lists is not None
+        assert among.broken(counts(0.45, 0.35), 1_000) is None
+        assert "HR@5 + NDCG@10 is at most 0.6" in str(among.broken(counts(0.3, 0.3), 1_000))
+        assert among.broken(counts(0.3, 0.3, 900), 1_000) is None  # too few
+        assert lists.broken(counts(0.0, 0.75), 1_000) is None
+        assert "whole lists is at most 0.6" in str(lists.broken(counts(0.9, 0.6), 1_000))
+
+    def test_a_jump_in_unknown_ids_is_an_alarm(self) -> None:
+        past = {"events": 50_000, "cold": 1_000, "newcomers": 20_000}
+        assert unknown_ids({"events": 2_000, "cold": 50, "newcomers": 900}, past, 1_000) is None
+        assert "unknown items" in str(unknown_ids({"events": 2_000, "cold": 200, "newcomers": 900}, past, 1_000))
+        assert "unknown users" in str(unknown_ids({"events": 2_000, "cold": 40, "newcomers": 1_900}, past, 1_000))
+        assert unknown_ids({"events": 900, "cold": 900}, past, 1_000) is None
+        assert unknown_ids({"events": 2_000, "cold": 2_000}, {}, 1_000) is None
 
     def test_too_many_in_a_row_stop_learning_until_somebody_resumes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -159,8 +159,7 @@ class Promise(NamedTuple):
     def of(cls, extra: Mapping[str, Any]) -> Promise | None:
         """What came with a model; None where nothing was chosen."""
         about = extra.get("estimator") or {}
-        choices = [one for name, one in (about.get("choices") or {}).items() if name != "pretrain"]
-        score = choices[0].get("score") if choices else None
+        score = about.get("window_score")
         return cls(score, about.get("strategy") == "auto") if isinstance(score, float) else None
 
     def broken(self, counts: Mapping[str, Any], least: int) -> str | None:
