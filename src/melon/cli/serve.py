@@ -136,6 +136,7 @@ def doctor(
     model: MaybeModel = None,
     config: Config = None,
     data: Data = None,
+    log: LogAddress = None,
     forgotten: Annotated[str | None, typer.Option(help="Look for this user's id in every file of the service.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -146,7 +147,7 @@ def doctor(
     from melon.service.config import read_settings
     from melon.service.doctor import examine
 
-    findings = examine(read_settings(config, {"model": model, "data": data}), forgotten)
+    findings = examine(read_settings(config, {"model": model, "data": data, "log": log}), forgotten)
     if json:
         import json as text
 
