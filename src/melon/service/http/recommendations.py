@@ -110,11 +110,13 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     lists = await unless_gone(request, backend.lists(queries))
 
     def encoded() -> bytes:
-        results = [
-            {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
+        # One by one: the encoder keeps the interpreter to itself, and others must not wait for all of them.
+        results = b",".join(
+            to_json({**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch})
             for query, listed in zip(queries, lists, strict=True)
-        ]
-        return to_json({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)})
+        )
+        rest = to_json({"model": lists[0].about, "stale": stale, "ms": _ms(started)})
+        return b'{"results":[' + results + b"]," + rest[1:]
 
     return _json(encoded() if work < _IN_THREAD else await backend.reading(encoded))
 
