@@ -30,7 +30,7 @@ BOUND, WORST_BOUND = 1.5, 5.0
 WORST: dict[str, tuple[int, dict[str, Any]]] = {
     "long": (50, {"k": 1000}),
     "diverse": (166, {"k": 100, "rules": {"diversity": 0.5}}),
-    "capped": (8, {"k": 1000, "rules": {"at_most": {"category": 1000}}}),
+    "capped": (33, {"k": 250, "rules": {"at_most": {"category": 250}}}),
     "candidates": (49, {"k": 10, "candidates": [f"i{n}" for n in range(10_000)]}),
 }
 
