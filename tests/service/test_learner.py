@@ -15,8 +15,7 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
-from melon.learning.forgetting import forget
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
 from melon.service.learner.fitting import Fitter
 from melon.service.learner.guard import ENOUGH, Alarms, Guard, Promise, Watch, unknown_ids

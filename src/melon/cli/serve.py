@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import AsJson
+from melon.cli.options import AsJson, Commands
 
-_WHERE, _WHAT = "Where", "Events"
+_WHERE, _WHAT, _DOORS = "Where", "Events", "Other clients"
 keys = Commands(help="Keys of a service: add, list and revoke them while it runs.", no_args_is_help=True)
 
 MaybeModel = Annotated[
@@ -51,6 +50,15 @@ def serve(
     learn: Learn = None,
     hide: Hide = None,
     store: Store = None,
+    gorse: Annotated[
+        bool, typer.Option("--gorse", help="Answer the clients of Gorse under /api, too.", rich_help_panel=_DOORS)
+    ] = False,
+    segment: Annotated[
+        bool,
+        typer.Option(
+            "--segment", help="Take what the clients of Segment and RudderStack send, too.", rich_help_panel=_DOORS
+        ),
+    ] = False,
     challenger: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="A model that learns beside the one that is served. Repeatable."),
@@ -80,6 +88,7 @@ def serve(
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
+    named |= {"gorse": gorse or None, "segment": segment or None}
     named["challengers"] = ",".join(challenger) if challenger else None
     named["split"] = ",".join(split) if split else None
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})

@@ -186,8 +186,10 @@ class Backend:
                 reader = LogReader(self.settings.folder)
                 for item, version, facts in reader.facts():
                     self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
+                users = reader.users_of()
                 for event in reader.hidden():
-                    self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
+                    user = self.user(users.get(event.user, event.user))
+                    self._hidden.setdefault(user, set()).add(self.item(event.item))
                 reader.close()
                 self._loaded = True  # events are stored and popular lists made from here on
                 self._warm_up()
@@ -273,6 +275,21 @@ class Backend:
             if event.use == "hide":
                 self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
         return appended
+
+    async def retract(self, user: Id, item: Id, kind: str | None = None) -> int:
+        """Take a user's events of an item out of histories; returns how many they were. What was learned stays."""
+        count, _ = await asyncio.wrap_future(self.log.retract(plain_id(user), plain_id(item), kind))
+        if count and item in self._hidden.get(user, ()):
+            events = await self.from_log(lambda log: log.of_user(plain_id(user), 1 << 62))
+            if not any(event.use == "hide" and event.item == plain_id(item) for event in events):
+                self._hidden[user].discard(item)
+        return count
+
+    async def alias(self, previous: Id, user: Id) -> int:
+        """Let a visitor be a user from here on; returns the offset at which the model knows."""
+        offset = await asyncio.wrap_future(self.log.alias(plain_id(previous), plain_id(user)))
+        self._hidden.setdefault(user, set()).update(self._hidden.pop(previous, ()))
+        return offset
 
     def hidden_from(self, user: Id) -> frozenset[Id]:
         return frozenset(self._hidden.get(user, ()))

@@ -15,8 +15,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from melon.errors import SettingsError, unknown_name
-from melon.fitting.values import BUDGET
+from melon.fitting.config import BUDGET
 from melon.settings import Settings
+from melon.stream.proven import ITEM_USERS
 
 PREFIX = "MELON_SERVE_"
 #: Addresses that only this machine can reach.
@@ -70,6 +71,9 @@ class ServeSettings(Settings, BaseSettings):
     hide: Names = Field(("dislike", "owned"), description="Event types that hide the item from the user's lists.")
     store: Names = Field(("impression",), description="Event types that are stored only.")
 
+    gorse: bool = Field(False, description="Answer the clients of Gorse under /api, too.")
+    segment: bool = Field(False, description="Take what the clients of Segment and RudderStack send, too.")
+
     batch_most: Annotated[int, Field(ge=1, le=10_000)] = Field(256, description="Events in a batch, at most.")
     batch_every_ms: NotNegative = Field(20.0, description="Milliseconds between two cuts, at least.")
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
@@ -94,7 +98,9 @@ class ServeSettings(Settings, BaseSettings):
     stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
     resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
     user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
-    item_users: Whole = Field(2, description="Users that an item without facts needs before others are shown it.")
+    item_users: Whole = Field(
+        ITEM_USERS, description="Users that an item without facts needs before others are shown it."
+    )
     webhooks: Challengers = Field((), description="Addresses (https://…) that are told of alarms, signed.")
     webhook_secret: Path | None = Field(None, description="The file with the secret that signs them.")
     webhook_private: bool = Field(False, description="Allow webhooks to private networks and this machine.")

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from melon.learning.deltas import NOTHING
-from melon.learning.forgetting import forget
 from melon.learning.manifest import MANIFEST
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
 from melon.service.learner.challenger import challenger_model
 from melon.service.learner.replay_state import ReplayState, typed
@@ -183,11 +182,16 @@ def _fit(folder: Path, out: Path, about: dict[str, Any], without: Collection[Log
     from melon.estimator import Melon
 
     with LogReader(folder) as log:
-        stored = [one for one in log.events(1, about["offset"]) if one.use == "learn" and one.user not in without]
+        gone, users = log.retracted(), log.users_of()
+        stored = [
+            one
+            for one in log.events(1, about["offset"])
+            if one.use == "learn" and one.user not in without and one.offset not in gone
+        ]
     model = Melon(
         seed=about["seed"], minutes=about["minutes"], budget=about["budget"], threads=about["threads"], progress=False
     )
-    model.fit([(event.user, event.item, event.time) for event in stored])
+    model.fit([(users.get(event.user, event.user), event.item, event.time) for event in stored])
     model.save(out)
 
 

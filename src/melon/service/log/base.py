@@ -10,6 +10,8 @@ from melon.service.config import Use
 
 #: An id as the log holds it. UUIDs are texts here; the model's book says what they are.
 LogId = int | str
+#: Whom or what clients describe.
+ProfileKind = Literal["user", "item"]
 #: What one step of the learner was: a batch of `events`, a control of this kind, or a `switch` to another model.
 StepKind = str
 Status = Literal["planned", "learned", "quarantined"]
@@ -34,6 +36,8 @@ CONTROLS: dict[str, ControlRule] = {
     "resume": ControlRule("learning was resumed"),
     "promote": ControlRule("a challenger was promoted"),
     "rollback": ControlRule("the model before was served again"),
+    "retract": ControlRule("events were taken out of a history", ("user",)),
+    "alias": ControlRule("a visitor turned out to be a user", ("user", "previous")),
 }
 
 
