@@ -89,7 +89,9 @@ def main() -> None:
     parser.add_argument("--form", default="u{}", help="how ids of users are written")
     parser.add_argument("--worst", action="store_true")
     given = parser.parse_args()
-    load = Load(given.url, lists=given.lists, events=0.0, seconds=given.seconds, users=given.users, user_form=given.form)
+    load = Load(
+        given.url, lists=given.lists, events=0.0, seconds=given.seconds, users=given.users, user_form=given.form
+    )
     ways: dict[str, tuple[Any, ...]] = {f"{given.consoles} consoles": (consoles, given.consoles)}
     if given.worst:
         ways = {kind: (worst, kind, given.users, given.form) for kind in WORST}
