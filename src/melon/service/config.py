@@ -31,8 +31,8 @@ MOST_CANDIDATES = 10_000
 MOST_DEPTH = 16
 #: Work of one request for lists (see `work_of`), at most; and what is charged to its key as one request.
 MOST_WORK, WORK_OF_A_REQUEST = 50_000, 100
-#: Items of a list with diversity, at most: each is compared with all that wait.
-MOST_DIVERSE = 100
+#: Items of a list with diversity (each is compared with all that wait), or with caps, at most.
+MOST_DIVERSE, MOST_CAPPED = 100, 250
 MOST_ID_BYTES = 256
 #: A clock may be ahead of ours by this many seconds.
 MOST_AHEAD_S = 300

@@ -216,7 +216,6 @@ class Learner(Closing):
                 outcome = self.replay.perform(step, retried)
                 if step.kind == "events":
                     outcome = replace(outcome, about={**outcome.about, **norms(self.replay.model.updater)})
-                    self._watch.loss(rose=self.quality.loss_rose(self.replay.model))
                 reason = self._guard.judge(outcome.about)
                 broken = reason is not None
             except LearningError as error:
