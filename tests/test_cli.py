@@ -416,6 +416,7 @@ def test_the_module_is_the_command() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{melon.__version__}\n")
 
 
+@pytest.mark.slow
 def test_two_evaluations_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     few = ["--recommender", "bpr", "--strategy", "eals", "--budget", "1", "--epochs", "1", "--negatives", "15"]
     write_synthetic("flip", tmp_path / "flip.parquet", 1_200, 0)

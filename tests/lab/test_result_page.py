@@ -10,7 +10,7 @@ from melon.data.interactions import Interactions
 from melon.evaluation.cell import Cell
 from melon.evaluation.record import result_lines
 from melon.fitting.config import CellConfig
-from melon.lab.result_page import headline, result_document, result_page
+from melon.lab.page import headline, result_document, result_page
 
 Record = dict[str, Any]
 EVIL = "<script>alert(1)</script>"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from melon.data.files import load_stream
 from melon.errors import SettingsError, require_plots
 from melon.evaluation.labels import INK, LINE, SOFT, color
 from melon.lab.comparisons import Compared, trailing_mean
-from melon.lab.page import Drawing
 from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import BatchRates, explain_batch
 from melon.stream.split import BATCH_SIZE
@@ -46,6 +45,25 @@ _STYLE: Any = {
 }
 #: Baselines that are drawn dashed.
 _DASHES = {"frozen": (1, 1.5), "popularity": (4, 1.5, 1, 1.5), "recent_popularity": (4, 1.5)}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that is drawn when a form of it is first needed; the same input is the same bytes."""
+
+    save: Callable[[Literal["svg", "png"]], bytes]
+    figure: Callable[[], Any]
+
+    @cached_property
+    def svg(self) -> str:
+        """As an element that can stand in a page."""
+        text = self.save("svg").decode()
+        return text[text.index("<svg") :]
+
+    @cached_property
+    def png(self) -> bytes:
+        """As pixels."""
+        return self.save("png")
 
 
 def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
