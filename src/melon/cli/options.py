@@ -70,6 +70,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "keys revoke": ("melon keys revoke 3f2a91bc --data model.live",),
     "backup": ("melon backup model.live /backups/2026-11-18",),
     "restore": ("melon restore /backups/2026-11-18 model.live --replace",),
+    "promote": ("melon promote rates model.live",),
+    "rollback": ("melon rollback model.live",),
     "doctor": ("melon doctor model/", "melon doctor --data model.live --forgotten ann@example.org"),
 }
 

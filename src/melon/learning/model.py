@@ -454,6 +454,26 @@ def forget_past(model: LiveModel, row: int, pseudonym: Id) -> None:
     model.users.rename(row, pseudonym)
 
 
+#: A change of the past that no event makes: ("retract", user row, item row), ("move", user row, to another's), or
+#: ("rename", user row, id as JSON has it).
+Edit = tuple[str, int, int | str]
+
+
+def edit_past(model: LiveModel, edit: Edit) -> None:
+    """Change the past alone: no row of a table is written."""
+    kind, row, other = edit
+    history = model.updater.history
+    if kind == "rename":
+        model.users.rename(row, uuid.UUID(str(other)) if model.users.kind == "uuid" else other)
+        return
+    partner = int(other)
+    if kind == "retract":
+        history.retract(row, partner)
+    else:
+        history.move(row, partner)
+        model.updater.recommender.forget_user(row)
+
+
 def first_rows(spec: TableSpec, keys: Ints, *, like: Table, seed: int) -> Scores:
     """What rows of a table are when they are made."""
     fresh = Table(spec, seed=seed, dtype=like.dtype)
