@@ -20,9 +20,9 @@ CALM: dict[str, dict[str, Any]] = {
     "sml": {"width": 12},
 }
 QUICK = [("bpr", "melon", "shared"), ("ncf", "metasgd", "own")]
-#: Strategies that look ahead in some form: MeLON and its ablations do in their network form.
-NETWORKS = ("melon", "melon_i", "melon_p")
-LEARNED = [entry.name for entry in STRATEGIES if issubclass(entry.load(), LearnedStrategy) or entry.name in NETWORKS]
+#: Strategies that look ahead in some form: MeLON and its ablations do in their published form.
+PUBLISHED = ("melon", "melon_i", "melon_p")
+LEARNED = [entry.name for entry in STRATEGIES if issubclass(entry.load(), LearnedStrategy) or entry.name in PUBLISHED]
 SWEEP = [each for each in product(KINDS, LEARNED, ("shared", "own")) if each not in QUICK]
 
 
@@ -30,8 +30,8 @@ SWEEP = [each for each in product(KINDS, LEARNED, ("shared", "own")) if each not
 def test_a_cell(kind: str, strategy: str, mode: Any) -> None:
     log = synthetic_stream("flip", n_users=30, n_items=40, n_events=800, seed=2)
     settings: dict[str, Any] = {"passes": 2, **CALM.get(strategy, {})}
-    if strategy in NETWORKS:
-        settings["form"] = "network"
+    if strategy in PUBLISHED:
+        settings["form"] = "paper"
     config = CellConfig(
         kind,
         strategy,

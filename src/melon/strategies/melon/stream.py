@@ -15,34 +15,32 @@ from melon.types import Scores
 
 
 class MeLONSettings(StreamTrainedSettings):
-    """Those of the default form; settings of the network form are refused."""
+    """Those of the default form; settings of the published form are refused."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
         """Settings from plain values; one of the other form is refused with the way to it."""
         unknown = [name for name in values if name not in cls.model_fields]
         if unknown:
-            from melon.strategies.melon.settings import RateSettings  # which needs PyTorch
+            from melon.strategies.melon.network import PublishedSettings  # which needs PyTorch
 
-            for name in set(unknown) & RateSettings.model_fields.keys():
-                raise SettingsError(
-                    f"{owner}: {name} is a setting of its network form; choose preset = network (or set form=network)."
-                )
+            for name in set(unknown) & PublishedSettings.model_fields.keys():
+                raise SettingsError(f"{owner}: {name} is a setting of its published form; choose preset = paper.")
         return super().parse(values, owner)
 
 
 class TwoForms(StreamTrainedStrategy):
-    """A strategy that has a network form too: settings with `form = network` make one of these."""
+    """A strategy that has a published form too: settings with `form = paper` or `form = code` make one of these."""
 
     settings_type = MeLONSettings
     settings: MeLONSettings
-    network_form: ClassVar[str]
+    published_form: ClassVar[str]
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") == "network":
-            from melon.strategies.melon import strategy as network
+        if (settings or {}).get("form") in ("paper", "code"):
+            from melon.strategies.melon import published
 
-            made: Self = getattr(network, cls.network_form)(settings, seed=seed)  # a strategy all the same
+            made: Self = getattr(published, cls.published_form)(settings, seed=seed)  # a strategy all the same
             return made
         return super().__new__(cls)
 
@@ -51,7 +49,7 @@ class MeLON(TwoForms):
     """A rate for every (interaction, parameter) pair."""
 
     name = "melon"
-    network_form = "NetworkMeLON"
+    published_form = "PublishedMeLON"
 
 
 class MeLONI(TwoForms):
@@ -61,7 +59,7 @@ class MeLONI(TwoForms):
     """
 
     name = "melon_i"
-    network_form = "NetworkMeLONI"
+    published_form = "PublishedMeLONI"
     unseen = ("value", "gradient")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
@@ -78,7 +76,7 @@ class MeLONP(TwoForms):
     """
 
     name = "melon_p"
-    network_form = "NetworkMeLONP"
+    published_form = "PublishedMeLONP"
     unseen = ("partner", "loss", "gradient")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
