@@ -12,7 +12,7 @@ from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
 from melon.strategies.base import Surroundings
-from melon.strategies.melon.network import FORGET_BIAS, RATE_BIAS, InteractionModel, PairModel, PublishedSettings
+from melon.strategies.melon.network import BIASES, SPREADS, InteractionModel, PairModel, PublishedSettings
 from melon.strategies.melon.pairs import rates
 from melon.strategies.parameters import Parameters, preprocess
 from melon.strategies.registry import MELON_PRESETS
@@ -189,14 +189,15 @@ class TestInitialValues:
     def test_rates_start_where_the_settings_say(self, kind: str, name: str, preset: str) -> None:
         strategy = FAMILY[name](MELON_PRESETS[preset])
         updater = updater_of(kind, strategy)
-        spread, found = (1.0 if preset == "code" else 0.0), updater.learning_rates(toy_batches()[0])
+        rate, forget = SPREADS[:, 0] if preset == "code" else (0.0, 0.0)
+        found = updater.learning_rates(toy_batches()[0])
         raw = found.raw if found.raw is not None else found.rows
-        low, high = (RATE_BIAS + sign * (spread + 0.3) for sign in (-1, 1))
+        low, high = (BIASES[0, 0] + sign * (rate + 0.3) for sign in (-1, 1))
         assert float(raw.min()) > 1 / (1 + math.exp(-low))
         assert float(raw.max()) < 1 / (1 + math.exp(-high))
-        forget = float(strategy.parameters()["head.bias"][1, 0].detach())
-        assert abs(forget - FORGET_BIAS) <= spread + 1e-12
-        assert 1 / (1 + math.exp(-forget)) > 0.98
+        bias = float(strategy.parameters()["head.bias"][1, 0].detach())
+        assert abs(bias - BIASES[1, 0]) <= forget + 1e-12
+        assert 1 / (1 + math.exp(-bias)) > 0.98
 
     def test_the_authors_architecture_has_their_number_of_meta_parameters(self) -> None:
         """4.1: 36,542 scalars for BPR, 53,182 for NCF, with the prediction vector's 2 × 1 head biases."""

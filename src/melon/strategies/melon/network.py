@@ -25,8 +25,8 @@ from melon.types import Ints
 
 _EPS = 1e-5
 _SLOPE = 0.01
-#: Logits at the start: of learning rates and of forgetting rates; the code draws them from ± 1 around these.
-RATE_BIAS, FORGET_BIAS = -4.5, 5.0
+#: Logits of learning rates and of forgetting rates at the start, and how far around these the code draws them.
+BIASES, SPREADS = np.array([[-4.5], [5.0]]), np.array([[0.5], [1.0]])
 _OPPOSITE = {"user": "item", "item": "user"}
 
 
@@ -140,7 +140,7 @@ class PairModel:
             parameters.uniform("head.role", 2, width, 0.01)
         if sees_interaction:
             parameters.uniform("head.interaction", 2, settings.interaction_width, 0.01)
-        parameters.uniform("head.bias", 2, 1, 1.0 if code else 0.0, np.array([[RATE_BIAS], [FORGET_BIAS]]))
+        parameters.uniform("head.bias", 2, 1, SPREADS if code else 0.0, BIASES)
 
     def network(self, losses: Tensor, interaction: Tensor | None) -> PairNetwork:
         """The pair function for units with these losses and representations."""
