@@ -21,7 +21,7 @@ from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import plain_id
 from melon.service.learner.challenger import compared_by
 from melon.service.learner.quality import between
-from melon.service.log.base import LoggedStep
+from melon.service.log.base import CONTROLS, LoggedStep
 from melon.service.log.erasure import VERIFIED
 from melon.service.log.exchange import exported
 from melon.service.metrics import quality_between, told
@@ -135,7 +135,7 @@ async def forget(
 @router.get("/v1/jobs/{job}", response_model=Job, responses=answers(404), tags=["users"], **needs("admin"))
 async def job(
     request: Request,
-    job: Annotated[str, Path(pattern=r"^(forget|retry|resume)-[0-9]{1,18}$", examples=["forget-184468"])],
+    job: Annotated[str, Path(pattern=rf"^({'|'.join(CONTROLS)})-[0-9]{{1,18}}$", examples=["forget-184468"])],
 ) -> JSONResponse:
     """How far a job is."""
     backend = ready_backend(request)

@@ -29,7 +29,7 @@ from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.learner.challenger import compared_by
 from melon.service.learner.quality import MODELS, PARTS, added, anytime_difference, between, shares
 from melon.service.learner.replay_state import typed
-from melon.service.log.base import LoggedStep, LogId, StoredEvent
+from melon.service.log.base import CONTROLS, LoggedStep, LogId, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
 from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, quality_between, told, wilson
@@ -48,13 +48,6 @@ _LINES, _COLUMNS = 32, 64
 #: Items in each of the lists of what rises and falls.
 _TRENDS = 8
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: Steps that are vertical lines in every chart, by kind.
-_ANNOTATED = {
-    "switch": "another model is served",
-    "forget": "a person was forgotten",
-    "retry": "a quarantined batch was tried again",
-    "resume": "learning was resumed",
-}
 
 Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")]
 EventPart = Literal["all", "organic", "recommended", "repeats"]
@@ -256,9 +249,13 @@ def _annotations(steps: StepReader, since: float) -> list[dict[str, Any]]:
     ]
     for step in steps.marked(since):
         kind = "quarantined" if step.status == "quarantined" else step.kind
-        text = f"batch {step.number} was quarantined" if kind == "quarantined" else _ANNOTATED.get(kind, kind)
+        text = f"batch {step.number} was quarantined" if kind == "quarantined" else _told(step)
         marks.append({"time": step.done or step.planned, "kind": kind, "text": text})
     return sorted(marks, key=lambda mark: mark["time"])
+
+
+def _told(step: LoggedStep) -> str:
+    return CONTROLS[step.kind].text if step.kind in CONTROLS else "another model is served"
 
 
 def _process(activity: Activity, edges: Sequence[float], now: float) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from typing import Any, cast
 
 import apsw
 
-from melon.errors import BusyError, DiskFullError, LogError
+from melon.errors import BusyError, DiskFullError, LogError, unknown_name
 from melon.service.clock import WallClock, steady
 from melon.service.config import MOST_AHEAD_S, USES, ServeSettings
 from melon.service.log.aging import Aging
-from melon.service.log.base import Appended, Control, ControlKind, Event, LogId, StoredEvent
+from melon.service.log.base import CONTROLS, Appended, Control, Event, LogId, StoredEvent
 from melon.service.log.erasure import Erasure, pseudonym_of
 from melon.service.log.files import (
     BATCHES,
@@ -166,8 +166,10 @@ class EventLog(Closing):
         """The same, waiting for it."""
         return self.submit(events).result(timeout)
 
-    def control(self, kind: ControlKind, body: Mapping[str, Any]) -> Future[int]:
-        """Put a control into the stream; the future holds its offset."""
+    def control(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
+        """Put a control of one of the `CONTROLS` into the stream; the future holds its offset."""
+        if kind not in CONTROLS:
+            raise unknown_name("kind of control", kind, CONTROLS)
         text = json.dumps(body, ensure_ascii=False, allow_nan=False)
         return self._put(lambda: self._control(kind, text), 1)
 
@@ -331,7 +333,7 @@ class EventLog(Closing):
                 known[cast(str, name)] = cast(int, offset), tuple(content), cast(int, when), bool(stamped)
         return known
 
-    def _control(self, kind: ControlKind, body: str) -> int:
+    def _control(self, kind: str, body: str) -> int:
         self._offset += 1
         row = (self._offset, kind, body, self._now())
         self._connection.execute("INSERT INTO controls(offset, kind, body, arrived) VALUES (?, ?, ?, ?)", row)
@@ -513,6 +515,12 @@ class LogReader(Reader):
         query = "SELECT offset, kind, body, arrived, erased FROM controls WHERE offset > ? AND kind = coalesce(?, kind)"
         rows = self._rows(f"{query} ORDER BY offset LIMIT 1", (after, kind))
         return _control(rows[0]) if rows else None
+
+    def controls(self, kind: str, after: int = 0) -> Iterator[Control]:
+        """The controls of a kind behind an offset, in order."""
+        while (control := self.control_after(after, kind)) is not None:
+            yield control
+            after = control.offset
 
     def to_unlearn(self) -> list[Control]:
         """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
