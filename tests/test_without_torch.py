@@ -93,6 +93,8 @@ def test_auto_learns_lists_saves_and_loads() -> None:
         ("default", {}, 3),
         ("eals", {}, 0),
         ("melon", {"passes": 2, "half_life": 500.0}, 1),
+        ("mwnet", {"form": "stream", "passes": 2}, 0),
+        ("metasgd", {"form": "stream", "passes": 2}, 0),
     ],
 )
 def test_bpr_is_evaluated(strategy: str, settings: dict[str, float], budget: int) -> None:

@@ -30,7 +30,7 @@ PAIRINGS = [
     *(("ncf", name, {}) for name in ("default", "metasgd", "s2meta", "melon")),
     ("bpr", "default", {"optimizer": "adam_dense"}),
     ("ncf", "melon", {"form": "code"}),
-    ("bpr", "melon", {"form": "paper", "half_life": 200.0}),
+    ("bpr", "melon", {"form": "paper", "half_life": 200.0, "meta_lr": 0.05}),
     ("bpr", "s2meta", {"form": "stream"}),
     ("ncf", "sml", {"form": "stream"}),
 ]
@@ -200,7 +200,7 @@ class TestCommand:
         self, run: Callable[..., Any], stream: Path, saved: Callable[..., Path], tmp_path: Path
     ) -> None:
         words = ("--out", tmp_path / "e.png", "--json", "--at", 100, "--batch", 1, "--batch-size", 30)
-        code, told, _ = run(saved("bpr", "melon", {"form": "paper"}), stream, *words)
+        code, told, _ = run(saved("bpr", "melon", {"form": "paper", "meta_lr": 0.05}), stream, *words)
         assert code == 0
         record = json.loads(told)
         assert (record["event"], record["interactions"], record["strategy"]) == (130, 30, "melon")

@@ -126,7 +126,7 @@ _ENTRIES = (
     Entry(
         "mwnet",
         "a learned weight for every interaction, from its loss",
-        "melon.strategies.mwnet:MWNet",
+        "melon.strategies.melon.stream:MWNet",
         Space(
             {
                 "lr": _RATES,
@@ -160,7 +160,7 @@ _ENTRIES = (
     Entry(
         "metasgd",
         "a learned rate for every parameter, kept row by row",
-        "melon.strategies.metasgd:MetaSGD",
+        "melon.strategies.melon.stream:MetaSGD",
         Space(
             {
                 "alpha_init": _RATES,

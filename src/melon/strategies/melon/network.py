@@ -1,5 +1,6 @@
-"""The published meta-model (docs/methods.md 4.2–4.6): attention over past partners, a vector for each (user, item), and
-two heads. Where paper and published code differ (4.9), `form` decides.
+"""The published meta-model (docs/methods.md 4.2–4.6): attention over past partners, h_x of each interaction, two heads.
+
+Where paper and published code differ (4.9), `form` decides.
 """
 
 from __future__ import annotations

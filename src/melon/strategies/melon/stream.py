@@ -1,14 +1,18 @@
-"""MeLON as it is by default, and its ablations: the rate model (docs/methods.md 4.12)."""
+"""MeLON, its ablations, MWNet and MetaSGD with the rate model (docs/methods.md 4.12), which needs no PyTorch.
+
+Their published forms do, and are imported when they are asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from melon.errors import SettingsError
-from melon.strategies.melon.rates import Roles
+from melon.errors import SettingsError, require_torch
+from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.stream_trained import StreamTrainedSettings, StreamTrainedStrategy
 from melon.tables import TableSpec
 from melon.types import Scores
@@ -30,36 +34,41 @@ class MeLONSettings(StreamTrainedSettings):
 
 
 class TwoForms(StreamTrainedStrategy):
-    """A strategy that has a published form too: settings with `form = paper` or `form = code` make one of these."""
+    """A strategy that has a published form too, which some values of the setting `form` make instead."""
 
-    settings_type = MeLONSettings
-    settings: MeLONSettings
-    published_form: ClassVar[str]
+    published: ClassVar[str]
+    forms: ClassVar[tuple[str | None, ...]]
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") in ("paper", "code"):
-            from melon.strategies.melon import published
+        if (settings or {}).get("form") not in cls.forms:
+            return super().__new__(cls)
+        require_torch(f"the published form of strategy {cls.name!r}")
+        module, _, name = cls.published.partition(":")
+        made: Self = getattr(import_module(module), name)(settings, seed=seed)  # a strategy all the same
+        return made
 
-            made: Self = getattr(published, cls.published_form)(settings, seed=seed)  # a strategy all the same
-            return made
-        return super().__new__(cls)
+
+class _MeLON(TwoForms):
+    settings_type = MeLONSettings
+    settings: MeLONSettings
+    forms = ("paper", "code")
 
 
-class MeLON(TwoForms):
+class MeLON(_MeLON):
     """A rate for every (interaction, parameter) pair."""
 
     name = "melon"
-    published_form = "PublishedMeLON"
+    published = "melon.strategies.melon.published:PublishedMeLON"
 
 
-class MeLONI(TwoForms):
+class MeLONI(_MeLON):
     """The ablation without the parameter's side: one rate for all that an interaction touches.
 
     It sees the loss, and how much and how recent history the user and the item taken have.
     """
 
     name = "melon_i"
-    published_form = "PublishedMeLONI"
+    published = "melon.strategies.melon.published:PublishedMeLONI"
     unseen = ("value", "gradient")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
@@ -69,14 +78,14 @@ class MeLONI(TwoForms):
         return np.repeat(facts[:, :1], facts.shape[1], axis=1)
 
 
-class MeLONP(TwoForms):
+class MeLONP(_MeLON):
     """The ablation without the interaction's side: a rate for each parameter, whatever part it plays.
 
     It sees facts of the row and the parameter's value; gradient, loss and partner belong to the interaction.
     """
 
     name = "melon_p"
-    published_form = "PublishedMeLONP"
+    published = "melon.strategies.melon.published:PublishedMeLONP"
     unseen = ("partner", "loss", "gradient")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
@@ -86,3 +95,29 @@ class MeLONP(TwoForms):
         own = facts.copy()
         own[:, 0, 4:6] = 0  # counts of an item say nothing of a user
         return own
+
+
+class MWNet(TwoForms):
+    """One rate for each interaction, from its loss alone."""
+
+    name = "mwnet"
+    published = "melon.strategies.mwnet:MWNet"
+    forms = (None,)
+    unseen = tuple(name for name in INPUTS if name != "loss")
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.one(specs)
+
+
+class MetaSGD(TwoForms):
+    """One rate for each table, whatever the interaction."""
+
+    name = "metasgd"
+    published = "melon.strategies.metasgd:MetaSGD"
+    forms = (None,)
+    unseen = INPUTS
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.by_table(specs)
