@@ -18,8 +18,9 @@ from melon.models.registry import RECOMMENDERS
 from melon.strategies.base import LearningRates, Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.stream import MeLON, MWNet
+from melon.strategies.melon.stream import MeLON
 from melon.strategies.metasgd import MetaSGD
+from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.s2meta import S2Meta
 from melon.strategies.sml import SML

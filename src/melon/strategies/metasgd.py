@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import expm1, log
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 from melon.adam import Adam, Moments
 from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
+from melon.strategies.melon.stream import StreamTrainedMetaSGD
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
@@ -53,6 +54,11 @@ class MetaSGD(LearnedStrategy):
     name = "metasgd"
     settings_type = MetaSGDSettings
     settings: MetaSGDSettings
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
+        if "form" in (settings or {}):
+            return StreamTrainedMetaSGD(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
+        return super().__new__(cls)
 
     @property
     def by_row(self) -> bool:

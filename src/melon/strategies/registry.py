@@ -126,7 +126,7 @@ _ENTRIES = (
     Entry(
         "mwnet",
         "a learned weight for every interaction, from its loss",
-        "melon.strategies.melon.stream:MWNet",
+        "melon.strategies.mwnet:MWNet",
         Space(
             {
                 "lr": _RATES,
@@ -153,6 +153,7 @@ _ENTRIES = (
             "stream": STREAM_TRAINED,
         },
         forms={"stream": _LINEAR_SPACE},
+        without_torch="melon.strategies.melon.stream:StreamTrainedMWNet",
         in_comparison=True,
         label="MWNet",
         color=("#c58a14", "#f0c256"),
@@ -160,7 +161,7 @@ _ENTRIES = (
     Entry(
         "metasgd",
         "a learned rate for every parameter, kept row by row",
-        "melon.strategies.melon.stream:MetaSGD",
+        "melon.strategies.metasgd:MetaSGD",
         Space(
             {
                 "alpha_init": _RATES,
@@ -184,6 +185,7 @@ _ENTRIES = (
             "stream": STREAM_TRAINED,
         },
         forms={"stream": _LINEAR_SPACE},
+        without_torch="melon.strategies.melon.stream:StreamTrainedMetaSGD",
         in_comparison=True,
         label="MetaSGD",
         color=("#2e6fdb", "#7eb0ff"),

@@ -48,20 +48,22 @@ class TwoForms(StreamTrainedStrategy):
         return made
 
 
-class _MeLON(TwoForms):
+class MeLONForms(TwoForms):
+    """Of MeLON and its ablations."""
+
     settings_type = MeLONSettings
     settings: MeLONSettings
     forms = ("paper", "code")
 
 
-class MeLON(_MeLON):
+class MeLON(MeLONForms):
     """A rate for every (interaction, parameter) pair."""
 
     name = "melon"
     published = "melon.strategies.melon.published:PublishedMeLON"
 
 
-class MeLONI(_MeLON):
+class MeLONI(MeLONForms):
     """The ablation without the parameter's side: one rate for all that an interaction touches.
 
     It sees the loss, and how much and how recent history the user and the item taken have.
@@ -78,7 +80,7 @@ class MeLONI(_MeLON):
         return np.repeat(facts[:, :1], facts.shape[1], axis=1)
 
 
-class MeLONP(_MeLON):
+class MeLONP(MeLONForms):
     """The ablation without the interaction's side: a rate for each parameter, whatever part it plays.
 
     It sees facts of the row and the parameter's value; gradient, loss and partner belong to the interaction.
@@ -97,7 +99,7 @@ class MeLONP(_MeLON):
         return own
 
 
-class MWNet(TwoForms):
+class StreamTrainedMWNet(TwoForms):
     """One rate for each interaction, from its loss alone."""
 
     name = "mwnet"
@@ -110,7 +112,7 @@ class MWNet(TwoForms):
         return Roles.one(specs)
 
 
-class MetaSGD(TwoForms):
+class StreamTrainedMetaSGD(TwoForms):
     """One rate for each table, whatever the interaction."""
 
     name = "metasgd"
