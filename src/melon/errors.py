@@ -129,6 +129,7 @@ RENAMED = {
     "fading_clock": "decay_clock",
     "fading_speed": "half_life_speed",
     "head_practice_lr": "head_training_lr",
+    "linear": "stream",
     "practice_l2": "meta_training_l2",
     "practice_lr": "meta_training_lr",
     "practised": "stream",

@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data synthetic": ("melon data synthetic news --events 20000 --out stream.parquet",),
     "evaluate": (
         "melon evaluate stream.parquet --json result.json --html result.html",
-        "melon evaluate stream.parquet --recommender bpr --strategy melon --set most_rate=0.6",
+        "melon evaluate stream.parquet --recommender bpr --strategy melon --set lr=0.5",
         "melon evaluate stream.parquet --recommender bpr --strategy eals --budget 40 --save-config tuned.toml",
     ),
     "bench": (
