@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from threading import local
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from melon.kernels import policy
 from melon.kernels.factor import StoredRows
 from melon.models.base import SummedSteps
-from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best, filled
+from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best
 from melon.tables import Moment, Table
 from melon.types import Ints, Scores, Singles, SmallInts
 
@@ -109,13 +109,7 @@ class FactorCatalogue(Catalogue):
         if self._near is not None and not len(within.boost):
             near = self._near(users, k + CANDIDATES, within)
             return [self._best_of(users[n : n + 1], k, np.sort(rows)) for n, rows in enumerate(near)]
-        tables, at, (known, decay, factor) = self._tables, self._at, self._decayed
-        vectors, biases = tables["user_factors"], tables.get("user_bias")
-        own = (*_NO_BIAS, 0) if biases is None else (*biases.arrays(at), biases.rows)
-        of_users = *vectors.arrays(at), vectors.rows, *own, self._now, factor
-        of_items = tables["item_factors"].arrays(at)[0], known, decay, self.bias
-        scan = partial(self._kernels.scan, *of_users, *of_items, within.boost)
-        return filled(scan, len(self.bias), np.float32, users, k, within)
+        return super().best(users, k, within)
 
     def _best_of(self, user: Ints, k: int, items: Ints) -> Best:
         """The best of some items for one user."""
