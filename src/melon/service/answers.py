@@ -103,9 +103,10 @@ class ListMaker:
         hidden: Callable[[Id], Iterable[Id]],
         owner: Callable[[Id], str] = str,
         item_users: int = 0,
+        challenger: str | None = None,
     ) -> None:
         self._facts, self._served, self._hidden, self._owner = facts, served, hidden, owner
-        self._proven = ProvenItems(item_users)
+        self._proven, self._challenger = ProvenItems(item_users), challenger
         self._masks = Masks(facts)
         self._rows: RowFacts | None = None
 
@@ -121,6 +122,8 @@ class ListMaker:
         self._rows.slots(n_items)
         works = [self._planned(model, query, n_items, now) for query in queries]
         pools, about = self._pools(model, works, n_items), about_model(model, position)
+        if self._challenger is not None:
+            about["challenger"] = self._challenger
         answers = [self._finished(model, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
         return [AnsweredList(source, items, filtered, position, about) for source, items, filtered in answers]
 

@@ -12,8 +12,7 @@ import numpy as np
 from melon.data.ids import Id, IdBook, IdKind
 from melon.errors import LogError
 from melon.learning.deltas import Interacted, Recorder, chained
-from melon.learning.forgetting import forget, observe_only
-from melon.learning.model import LiveModel
+from melon.learning.model import Edit, LiveModel, edit_past, forget, observe_only
 from melon.service.log.base import CONTROLS, LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
@@ -50,11 +49,14 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class Change:
-    """What a control did to the model: interactions it added to the past, a row that was forgotten, what is noted."""
+    """What a control did to the model: what is noted, interactions it added to the past, a row that was forgotten, how
+    it edited the past.
+    """
 
     about: Mapping[str, Any] = field(default_factory=dict)
     past: Interacted = field(default_factory=Interacted)
     forgotten: tuple[int, Id] | None = None
+    edit: Edit | None = None
 
 
 class ReplayState:
@@ -99,7 +101,7 @@ class ReplayState:
                 f"step {step.number} is a control {step.kind!r}, which this melon does not know; serve the log with "
                 "the melon that wrote it, or a later one."
             )
-        content = self._recorder.take(step.number, change.past, change.forgotten).to_bytes()
+        content = self._recorder.take(step.number, change.past, change.forgotten, change.edit).to_bytes()
         digest = chained(self.position.digest, content)
         self.position = Position(self.position.version, step.number, max(step.last, self.position.offset), digest)
         return StepOutcome(content, digest, change.about, arrived)
@@ -143,8 +145,30 @@ def _forget(model: LiveModel, body: Mapping[str, Any]) -> Change:
     return Change({"known": row is not None}, forgotten=None if row is None or pseudonym is None else (row, pseudonym))
 
 
+def _retract(model: LiveModel, body: Mapping[str, Any]) -> Change:
+    """Take a pair out of a user's past, unless the log has another event of it."""
+    row, column = _row_of(model.users, body["user"]), _row_of(model.items, body["item"])
+    return _edited(model, ("retract", row, column) if body["gone"] and min(row, column) >= 0 else None)
+
+
+def _alias(model: LiveModel, body: Mapping[str, Any]) -> Change:
+    """Give a visitor's past to a user; one who is new takes over the visitor's row with what it learned."""
+    row, to = _row_of(model.users, body["previous"]), _row_of(model.users, body["user"])
+    if row < 0 or typed(model.users, [body["user"]])[0] is None:
+        return _edited(model, None)
+    return _edited(model, ("rename", row, body["user"]) if to < 0 else ("move", row, to))
+
+
+def _edited(model: LiveModel, edit: Edit | None) -> Change:
+    if edit is not None:
+        edit_past(model, edit)
+    return Change({"known": edit is not None}, edit=edit)
+
+
 #: What a control does to the model, by its kind, from its body. Replays do the same: it must follow from these alone.
-PERFORM: dict[str, Callable[[LiveModel, Mapping[str, Any]], Change]] = {"forget": _forget}
+PERFORM: dict[str, Callable[[LiveModel, Mapping[str, Any]], Change]] = {
+    "forget": _forget, "retract": _retract, "alias": _alias,
+}  # fmt: skip
 
 
 def unlearned(log: LogReader, steps: StepReader) -> frozenset[LogId]:
@@ -159,6 +183,11 @@ def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
     wanted = int if kind == "int" else str
     typed: list[Id | None] = [one if type(one) is wanted else None for one in ids]
     return [_uuid(one) for one in typed] if kind == "uuid" else typed
+
+
+def _row_of(book: IdBook, one: LogId) -> int:
+    (known,) = typed(book, [one])
+    return -1 if known is None else int(book.rows([known])[0])
 
 
 def _uuid(one: Id | None) -> uuid.UUID | None:

@@ -10,6 +10,8 @@ from melon.service.config import Use
 
 #: An id as the log holds it. UUIDs are texts here; the model's book says what they are.
 LogId = int | str
+#: Whom or what clients describe.
+ProfileKind = Literal["user", "item"]
 #: What one step of the learner was: a batch of `events`, a control of this kind, or a `switch` to another model.
 StepKind = str
 Status = Literal["planned", "learned", "quarantined"]
@@ -32,6 +34,10 @@ CONTROLS: dict[str, ControlRule] = {
     "forget": ControlRule("a person was forgotten", ("user",)),
     "retry": ControlRule("a quarantined batch was tried again"),
     "resume": ControlRule("learning was resumed"),
+    "promote": ControlRule("a challenger was promoted"),
+    "rollback": ControlRule("the model before was served again"),
+    "retract": ControlRule("events were taken out of a history", ("user",)),
+    "alias": ControlRule("a visitor turned out to be a user", ("user", "previous")),
 }
 
 
@@ -116,6 +122,11 @@ class LoggedStep:
     done: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def switched(self) -> bool:
+        """Whether another model is served from this step on."""
+        return self.kind == "switch" or bool(self.about.get("switched"))
 
 
 @dataclass(frozen=True, slots=True)
