@@ -39,6 +39,18 @@ def test_the_image() -> None:
     assert {f"!{name}" for name in copied} <= set(kept)
 
 
+def test_compose_is_yaml_whose_files_are_there() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs pip install pyyaml")
+    alone, shared = (yaml.safe_load((DEPLOY / name).read_text()) for name in ("compose.yaml", "compose.postgres.yaml"))
+    mounts = [one for service in alone["services"].values() for one in service["volumes"] if one.startswith("./")]
+    made = {"prometheus.key"}  # by the command at the top
+    assert all((DEPLOY / one.split(":")[0]).exists() for one in mounts if Path(one.split(":")[0]).name not in made)
+    named = {**alone["volumes"], **shared["volumes"]}
+    services = [*alone["services"].values(), *shared["services"].values()]
+    kept = [one for service in services for one in service.get("volumes", ()) if not one.startswith("./")]
+    assert {one.split(":")[0] for one in kept} == set(named)
+
+
 def test_kubernetes() -> None:
     check(tool("kubernetes-validate", "pip install kubernetes-validate"), "--strict", "kubernetes.yaml")
 
