@@ -259,8 +259,53 @@ def _rate_and_score(done: int, began: float, hit_rate: float | None) -> str:
     return f"{done / max(time.perf_counter() - began, 1e-9):,.0f}/s  HR@5 {shown(hit_rate)}"
 
 
-def model_progress() -> BarProgress | LineProgress:
-    """The one that fits where standard error goes."""
+class NotebookProgress(LineProgress):
+    """One line under a notebook's cell, replaced as the work goes on; lines that stay are printed."""
+
+    def __init__(self) -> None:
+        from importlib import import_module
+
+        super().__init__()
+        self._stage = ""
+        self._shown = import_module("IPython.display").display({"text/plain": "starting"}, raw=True, display_id=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show(f"stopped: {self._stage}" if kind else "")
+
+    def stage(self, name: str) -> None:
+        self._began, self._stage, self._done, self._total = time.perf_counter(), name, 0, 0
+        self._show(name)
+
+    def note(self, text: str) -> None:
+        self._show(f"{self._stage}: {text}{self._left()}")
+
+    def notice(self, text: str) -> None:
+        say(text)
+
+    def tick(self, text: str) -> None:
+        if self._due():
+            self.note(text)
+
+    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
+        if self._due():
+            self.note(f"{done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+
+    def _show(self, text: str) -> None:
+        self._shown.update({"text/plain": text}, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether output goes to a notebook, whose standard error is a red block."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def model_progress() -> Progress:
+    """The one that fits where the output goes: a terminal, a notebook, or a pipe."""
+    if _in_notebook():
+        return NotebookProgress()
     return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 

@@ -1,0 +1,11 @@
+"""The tools of the documentation (docs/tools), for tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "tools"))
+
+from command_line import commands
+from site_hooks import expanded
+
+__all__ = ["commands", "expanded"]
