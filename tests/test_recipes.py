@@ -18,7 +18,6 @@ from melon.service.http.errors import answers
 from melon.service.http.recommendations import ItemPath
 from melon.service.http.strict import Route, needs, ready_backend
 
-
 _METRIC = """
 from functools import partial
 from melon.evaluation import ranking
@@ -28,7 +27,8 @@ for metrics in (ranking.METRICS, ranking.LIST_METRICS):
     metrics["MRR@7"] = partial(ranking.reciprocals, cut=7)
 
 import melon
-log = [(n % 20, n * n % 61, n) for n in range(1_000)]
+from melon.data.synthetic import synthetic_stream
+log = synthetic_stream("news", n_events=1_500, seed=0)
 few = dict(split=(0.7, 0.1, 0.2), budget=0, epochs=1, negatives=20, lists=False, progress=False)
 result = melon.evaluate(log, "bpr", "default", **few)
 assert 0 < result.metrics["MRR@7"] < 1

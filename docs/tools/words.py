@@ -1,7 +1,7 @@
 """Size and readability of each page, and phrases to avoid: `python docs/tools/words.py [PAGE …]`.
 
-The figure is the Flesch reading ease of the prose (code, tables and links left out): 60 and more is plain English, below 40 is
-hard. It is a hint; judgement decides. The exit code is 1 where a phrase to avoid is found.
+For each page: Flesch reading ease of the prose (code, tables and links left out; 60 and more is plain English), words
+per sentence, and bytes. These are hints; judgement decides. The exit code is 1 where a phrase to avoid is found.
 """
 
 from __future__ import annotations
@@ -41,20 +41,22 @@ def prose(text: str) -> str:
     return re.sub(r"`[^`]*`", "code", text)
 
 
-def reading_ease(text: str) -> float | None:
-    """Flesch reading ease: 206.8 − 1.015 words per sentence − 84.6 syllables per word."""
-    sentences = [one for one in re.split(r"[.!?:;](?:\s|$)|\n\s*\n|\n- ", text) if re.search(r"[a-z]{2}", one)]
+def reading_ease(text: str) -> tuple[float, float] | None:
+    """Flesch's figure, 206.8 − 1.015 words per sentence − 84.6 syllables per word, and words per sentence."""
+    sentences = [one for one in re.split(r"[.!?](?:\s|$)|\n\s*\n|\n- ", text) if re.search(r"[a-z]{2}", one)]
     words = re.findall(r"[A-Za-z]+(?:'[a-z]+)?", text)
     if len(words) < 50:
         return None
     syllables = sum(max(1, len(re.findall(r"[aeiouy]+", re.sub(r"e$", "", word.lower())))) for word in words)
-    return 206.835 - 1.015 * len(words) / len(sentences) - 84.6 * syllables / len(words)
+    length = len(words) / len(sentences)
+    return 206.835 - 1.015 * length - 84.6 * syllables / len(words), length
 
 
 def avoided(text: str) -> list[str]:
     """Phrases of a page that a reader must translate, with what to write."""
     plain = prose(text)
-    return [f"{found[0]!r}: {instead}" for bad, instead in AVOID.items() for found in re.finditer(bad, plain, re.IGNORECASE)]
+    bad = ((found[0], instead) for phrase, instead in AVOID.items() for found in re.finditer(phrase, plain, re.I))
+    return [f"{phrase!r}: {instead}" for phrase, instead in bad]
 
 
 def main(names: list[str]) -> int:
@@ -63,9 +65,9 @@ def main(names: list[str]) -> int:
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     eases = {page: reading_ease(prose(text)) for page, text in texts.items()}
     problems = 0
-    for page in sorted(pages, key=lambda page: (eases[page] is None, eases[page])):
-        ease = "–" if eases[page] is None else f"{eases[page]:.0f}"
-        print(f"{ease:>4}  {len(texts[page].encode()):>7,} B  {page.resolve().relative_to(ROOT)}")
+    for page in sorted(pages, key=lambda page: eases[page] or (1e3, 0.0)):
+        ease, length = (f"{value:.0f}" for value in eases[page]) if eases[page] else ("–", "–")
+        print(f"{ease:>4} {length:>4}  {len(texts[page].encode()):>7,} B  {page.resolve().relative_to(ROOT)}")
         for phrase in avoided(texts[page]) if "adr" not in page.parts else ():
             problems += 1
             print(f"        {phrase}")

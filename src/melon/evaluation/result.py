@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Parts of a record that hold metrics.
 SECTIONS = ("lists.all", "lists.first_time", "metrics", "without_repeats")
 #: What a table of lists shows.
-OF_LISTS = ("coverage", "gini", "similarity")
+LIST_COLUMNS = (*LIST_METRICS, "coverage", "gini", "similarity")
 RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
 
 
@@ -173,7 +173,7 @@ class Evaluation:
 
     @staticmethod
     def _mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        names = [name for name in (*LIST_METRICS, *OF_LISTS) if any(name in values for values in metrics)]
+        names = [name for name in LIST_COLUMNS if any(name in values for values in metrics)]
         return {name: float(np.mean([values[name] for values in metrics if name in values])) for name in names}
 
 
