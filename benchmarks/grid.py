@@ -23,8 +23,7 @@ import numpy as np
 
 from melon.demo import write_synthetic
 from melon.fitting.config import CellConfig
-from melon.lab.bench import CellOutcome, run_grid, tasks_of
-from melon.lab.executors import LocalExecutor
+from melon.lab.bench import CellOutcome, LocalExecutor, run_grid, tasks_of
 from melon.progress import Progress
 
 GOAL = 0.6

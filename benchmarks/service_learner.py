@@ -20,8 +20,7 @@ import numpy as np
 from melon.fitting.auto import SETTINGS
 from melon.kernels.threads import use_threads
 from melon.learning.deltas import Delta, apply
-from melon.learning.forgetting import observe_only
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, observe_only
 from melon.learning.updater import Updater
 from melon.models.registry import RECOMMENDERS
 from melon.service.config import ServeSettings

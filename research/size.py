@@ -17,7 +17,7 @@ ROOMS = {
     "learning": "updater, heads, meta-training, model, checkpoints, deltas, rate matrices",
     "fitting": "one path from a log to a model: plan, search, selection window",
     "evaluation, evaluator": "ranks, metrics, the prequential loop, comparisons, one result",
-    "lab, demo": "bench, report, advice, figures, the paper's experiment",
+    "lab, demo": "bench, report, figures, the paper's experiment",
     "data": "raw files, ids, interactions, synthetic streams",
     "stream": "batches, splits, histories, negatives, candidates, draws",
     "cli": "commands",

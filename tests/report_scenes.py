@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from melon.fitting.config import CellConfig
-from melon.lab.records import Bench, MethodComparison, read_bench
+from melon.lab.comparisons import Bench, MethodComparison, read_bench
 
 Ranks = Sequence[float]
 BASELINES = ("frozen", "popularity", "recent_popularity", "default")

@@ -33,7 +33,7 @@ HOMES = {
     "httpx": ("melon.client",),
     "matplotlib": ("melon.lab", "melon.errors", "melon.evaluation.result"),
     "jinja2": ("melon.lab.page",),
-    "ray": ("melon.lab.executors",),
+    "ray": ("melon.lab.bench",),
     "numba": ("melon.kernels.build",),
 }
 

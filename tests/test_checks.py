@@ -34,8 +34,13 @@ from melon.testing import (
     check_recommender,
     check_strategy,
 )
-from melon.testing.pairing import Family, Pairing
-from melon.testing.pairings import UNEXPLAINED, finite_after_many_batches, learning_rates_explain_the_update
+from melon.testing.pairing import (
+    UNEXPLAINED,
+    Family,
+    Pairing,
+    finite_after_many_batches,
+    learning_rates_explain_the_update,
+)
 
 NAMES = [check.__name__ for check in PAIRING_CHECKS]
 

@@ -16,7 +16,7 @@ import typer
 import melon
 from commands import Ended, Run
 from melon import cli
-from melon.cli.help import EXAMPLES
+from melon.cli.options import EXAMPLES
 from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
 from melon.demo import write_synthetic

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from melon import tables
 from melon.errors import LearningError, SettingsError
 from melon.kernels import policy
-from melon.tables import Clock, Moment, Table, TableSpec
-from melon.tables import decay as time_decay
-from melon.tables.decay import DecayFactors, decay_factor
+from melon.tables import Clock, DecayFactors, Moment, Table, TableSpec, decay_factor
 from melon.types import AnyArray
 
 SPEC = TableSpec("factors", "user", "embedding", 3, std=0.5, centre=1.0)
@@ -310,7 +308,7 @@ class TestWatch:
         assert one.take().tolist() == [6, 7]
 
     def test_many_writes_are_brought_together_and_a_copy_has_no_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(time_decay, "_MOST_RECORDS", 3)
+        monkeypatch.setattr(tables, "_MOST_RECORDS", 3)
         table = table_of(6)
         changes = table.watch()
         for row in (1, 2, 1, 2, 1, 2, 5):

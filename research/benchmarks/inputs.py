@@ -4,7 +4,6 @@
     python research/benchmarks/inputs.py E amazon_grocery yelp     # the same rule applied to the log before that window
     python research/benchmarks/inputs.py --arms usual,profiles A yelp
     python research/benchmarks/inputs.py --seed 1 A yelp
-    python research/benchmarks/inputs.py --arms auto,first_times --without-repeats A yelp
 
 All arms have the same pre-trained rows and settings (L2 .03, rate .3, no time decay), as the trial that suggested these
 inputs had. ΔHR@5 is paired with the first arm: ± is one standard error over interactions.
@@ -38,7 +37,6 @@ ARMS = {
     "profiles": {"inputs": ["profiles"]},
     "transitions": {"transitions": True},
     "auto": {"inputs": ["profiles", "preferences"], "transitions": True},
-    "first_times": {"inputs": ["profiles", "preferences"], "transitions": True, "head_repeats": False},
 }
 
 

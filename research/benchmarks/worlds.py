@@ -2,7 +2,6 @@
 
     python research/benchmarks/worlds.py                     # every world, one seed: about a minute each on one core
     python research/benchmarks/worlds.py chain,habits --seeds 3
-    python research/benchmarks/worlds.py habits --first-times
 
 Everything is chosen on the selection window. For each world: `auto`, the same without its further inputs, the baseline
 that did best on the test part (which favours it: it is chosen by what is reported), and the difference; the same for
@@ -14,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -115,7 +114,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("worlds", nargs="?", default=",".join(WORLDS))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-times", action="store_true", help="heads that do not learn from repeats")
     asked = parser.parse_args()
     use_threads(1)
     names = asked.worlds.split(",")
@@ -125,7 +123,7 @@ def main() -> None:
     print("| world | auto: HR@5 / NDCG@10 | auto without further inputs | best baseline |\n|---|---|---|---|")
     families: dict[str, dict[str, Comparison]] = {}
     for name in names:
-        events = ranked(WORLDS[name](), asked.seeds, {"head_repeats": False} if asked.first_times else {})
+        events = ranked(WORLDS[name](), asked.seeds)
         families[name] = against_the_best(name, events)
         discoveries = [each.filter(~pl.col("repeat")) for each in events]
         if 0 < len(discoveries[0]) < len(events[0]):
@@ -133,14 +131,13 @@ def main() -> None:
     show_conclusions("world | auto against its best baseline | metric", families)
 
 
-def ranked(log: Interactions, seeds: int, of_heads: Mapping[str, Any]) -> list[pl.DataFrame]:
+def ranked(log: Interactions, seeds: int) -> list[pl.DataFrame]:
     """The rank of every event under `auto` and its baselines, a table for each seed."""
     tables = []
     for seed in range(seeds):
         found = {}
         for label, (recommender, settings) in MADE.items():
-            chosen = {**settings, **(of_heads if recommender == "blend" else {})}
-            asked = settle_auto({"recommender": recommender, "recommender_settings": chosen, "seed": seed})
+            asked = settle_auto({"recommender": recommender, "recommender_settings": settings, "seed": seed})
             cell = Cell(log, CellConfig(**asked, split=SPLIT, negatives=min(99, log.n_items // 2)))
             found[label] = pl.DataFrame(cell.run("").ranks)
         baselines = (pl.col(f"rank_{each}").alias(each) for each in COMPARED)

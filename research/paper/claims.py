@@ -16,9 +16,12 @@ import numpy as np
 
 from melon.evaluation.labels import label, recommender_label
 from melon.evaluation.table import ResultTable, TableCell, marks, number
-from melon.lab.numbers import (
+from melon.lab.comparisons import (
+    REFERENCE,
+    Bench,
     Compared,
     Estimate,
+    MethodComparison,
     PairedTests,
     batch_sizes,
     curve,
@@ -29,7 +32,6 @@ from melon.lab.numbers import (
     table_of,
 )
 from melon.lab.page import Block, Card, Cards, Document, Part, Section
-from melon.lab.records import REFERENCE, Bench, MethodComparison
 from melon.lab.report import estimate_cell, milliseconds_text, report_folders, where
 from melon.progress import counted, say
 from melon.strategies.registry import STRATEGIES

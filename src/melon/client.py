@@ -169,6 +169,14 @@ class Calls:
         """Have a person forgotten, and unlearned from the model if wished; the job as plain JSON."""
         return self._send(Call("DELETE", f"/v1/users/{_id(user)}", dict, {"unlearn": str(unlearn).lower()}))
 
+    def promote(self, name: str) -> Any:
+        """Have a challenger served; the job as plain JSON."""
+        return self._send(Call("POST", f"/v1/challengers/{_id(name)}/promote", dict))
+
+    def rollback(self) -> Any:
+        """Have the model served again that was served before the last promotion; the job as plain JSON."""
+        return self._send(Call("POST", "/v1/rollback", dict))
+
     def status(self) -> Any:
         """The service in one look, as plain JSON."""
         return self._send(Call("GET", "/v1/status", dict))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -14,19 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.data.frames import interactions_from
-from melon.errors import CheckpointError, DataError, NotFittedError
-from melon.fitting import values
-from melon.fitting.arguments import Arguments, id_list, plain_events, plan_of
+from melon.data.ids import Id
+from melon.errors import CheckpointError, DataError, NotFittedError, unknown_name
 from melon.fitting.auto import AUTO, settle_auto
+from melon.fitting.config import BUDGET, check_values, name_or_class, number, one_of, settings_table, whole_number
 from melon.fitting.fit import fit
-from melon.fitting.plan import name_of
+from melon.fitting.plan import DTYPES, EvaluationProtocol, Plan, name_of
 from melon.fitting.search import words
 from melon.kernels.threads import cores, using_threads
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.lists import Recommendation, Recommended, as_table
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, Recommendation, Recommended, as_table
 from melon.learning.updater import Updater
-from melon.progress import Progress, Reported, model_progress
+from melon.progress import Progress, model_progress
 from melon.stream.split import BATCH_SIZE
 from melon.types import Plain
 
@@ -38,7 +40,13 @@ _NAMES = ("recommender", "strategy")
 _SAVED = ("seed", "epochs", "batch_size", "budget", "minutes", "half_life", "settings", "pretrain_settings")
 
 
-class Melon(Arguments):
+#: Up to this number, events are learned without building a log of them first.
+_FEW = 1_024
+_ID_TYPES = (int, str, uuid.UUID)
+_MAY_BE_NONE = ("epochs", "max_pairs", "minutes", "half_life")
+
+
+class Melon:
     """A recommender that keeps up with its users.
 
     Args:
@@ -75,7 +83,7 @@ class Melon(Arguments):
         settings: Mapping[str, Any] | None = None,
         recommender_settings: Mapping[str, Any] | None = None,
         pretrain_settings: Mapping[str, Any] | None = None,
-        budget: int = values.BUDGET,
+        budget: int = BUDGET,
         minutes: float | None = None,
         threads: int = 1,
         max_pairs: int | None = None,
@@ -94,6 +102,18 @@ class Melon(Arguments):
         self._columns: dict[str, str | None] = {}
         self._model: LiveModel | None = None
         plan_of(self).check()  # wrong names, values and pairings are refused before anything is spent
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, as scikit-learn's tools want them."""
+        return {name: getattr(self, name) for name in _ARGUMENTS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Change arguments of the constructor; they count from the next `fit` on."""
+        for name in parameters:
+            if name not in _ARGUMENTS:
+                raise unknown_name("parameter of Melon", name, _ARGUMENTS)
+        self.__dict__.update(type(self)(**{**self.get_params(), **parameters}).get_params())
+        return self
 
     def __repr__(self) -> str:
         learned = f"{self.n_interactions} interactions" if self._model else "nothing yet"
@@ -186,10 +206,10 @@ class Melon(Arguments):
         it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
         """
         events, model = plain_events(interactions), self._model or cold_start(self)[0]
-        batch_size = values.whole_number("batch_size", self.batch_size, 1)
+        batch_size = whole_number("batch_size", self.batch_size, 1)
         if model.updater.history.max_pairs != self.max_pairs:
             model.updater.history.bound(self.max_pairs)
-        with using_threads(values.whole_number("threads", self.threads, 1)):
+        with using_threads(whole_number("threads", self.threads, 1)):
             try:
                 if events is not None:
                     model.learn_events(*events, batch_size=batch_size)
@@ -222,7 +242,7 @@ class Melon(Arguments):
         polars frame with the columns user, rank, item, score and source.
         """
         model = self._fitted("recommend")
-        values.whole_number("k", k, 1)
+        whole_number("k", k, 1)
         with using_threads(self.threads):
             lists = model.recommend(id_list(users), k, filter_seen=filter_seen)
         return as_table(lists) if as_frame else lists
@@ -230,7 +250,7 @@ class Melon(Arguments):
     def similar_items(self, items: Any, k: int = 10) -> list[list[Recommendation]]:
         """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
         model = self._fitted("compare items")
-        values.whole_number("k", k, 1)
+        whole_number("k", k, 1)
         with using_threads(self.threads):
             return model.similar_items(id_list(items), k)
 
@@ -263,7 +283,7 @@ class Melon(Arguments):
         return {"estimator": about | results}
 
     def _shown(self) -> Progress:
-        return Reported(model_progress() if self.progress else Progress(), self.report or (lambda _: None))
+        return model_progress(self.report) if self.progress else Progress(self.report)
 
     def _names(self) -> str:
         settled = settle_auto({"recommender": self.recommender, "strategy": self.strategy})
@@ -280,6 +300,70 @@ class Melon(Arguments):
         self._model, self._columns, self.choices_ = model, about["columns"], about["choices"]
         self.notes_ = tuple(about.get("notes", ()))
         return self
+
+
+#: The arguments of the constructor, in its order.
+_ARGUMENTS = tuple(inspect.signature(Melon).parameters)
+
+
+def plan_of(given: Melon) -> Plan:
+    """The plan that the arguments describe. Wrong values are refused; the others are stored back as plain ones."""
+    name_or_class("recommender", given.recommender)
+    name_or_class("strategy", given.strategy)
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        **dict.fromkeys(("seed", "batch_size", "budget", "threads", "epochs"), whole_number),
+        "max_pairs": partial(whole_number, least=2),
+        **dict.fromkeys(("minutes", "half_life"), number),
+        **dict.fromkeys(("settings", "recommender_settings", "pretrain_settings"), settings_table),
+    }
+    for name, checked in checks.items():
+        value = getattr(given, name)
+        if not (value is None and name in _MAY_BE_NONE) and not (name == "half_life" and isinstance(value, str)):
+            setattr(given, name, checked(name, value))
+    one_of("dtype", given.dtype, DTYPES)
+    request: Plain = {"recommender": given.recommender, "strategy": given.strategy}
+    request["recommender_settings"] = dict(given.recommender_settings or {})
+    request |= {name: getattr(given, name) for name in ("half_life", "minutes") if getattr(given, name) is not None}
+    settled = settle_auto(request)
+    half_life, minutes = settled.get("half_life", "off"), settled.get("minutes")
+    check_values({**given.get_params(), "minutes": minutes, "half_life": half_life})
+    return Plan(
+        settled["recommender"],
+        settled["strategy"],
+        settings=dict(given.settings or {}),
+        recommender_settings=settled["recommender_settings"],
+        pretrain_settings=dict(given.pretrain_settings or {}),
+        half_life=half_life,
+        budget=given.budget,
+        epochs=given.epochs,
+        minutes=minutes,
+        protocol=EvaluationProtocol(given.seed, given.batch_size, by_lists=settled.get("auto", False)),
+        dtype=given.dtype,
+        threads=given.threads,
+    )
+
+
+def id_list(ids: Any) -> list[Id]:
+    """One id, or any sequence of ids, as a list."""
+    if isinstance(ids, str | int | uuid.UUID | np.generic):
+        ids = [ids]
+    if not isinstance(ids, Iterable) or isinstance(ids, bytes | Mapping):
+        raise DataError(f"{ids!r} is neither an id nor a sequence of ids.")
+    listed = ids.reshape(-1).tolist() if isinstance(ids, np.ndarray) else ids
+    return [one.item() if isinstance(one, np.generic) else one for one in listed]
+
+
+def plain_events(source: Any) -> tuple[list[Id], list[Id], list[int]] | None:
+    """A few (user, item, time) tuples of plain values as columns; None for anything that needs a closer look."""
+    if not isinstance(source, list | tuple) or not 0 < len(source) <= _FEW:
+        return None
+    for event in source:
+        if type(event) is not tuple or len(event) != 3 or type(event[2]) is not int or not 0 <= event[2] < 2**63:
+            return None
+        if type(event[0]) not in _ID_TYPES or type(event[1]) not in _ID_TYPES or "" in event[:2]:
+            return None
+    users, items, times = map(list, zip(*source, strict=True))
+    return users, items, times
 
 
 def cold_start(given: Melon) -> tuple[LiveModel, Plain]:

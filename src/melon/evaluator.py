@@ -18,9 +18,8 @@ from melon.evaluation.cell import Cell
 from melon.evaluation.record import write_result
 from melon.evaluation.result import Evaluation
 from melon.evaluation.work import Work, start_afresh, work_folder
-from melon.fitting import values
 from melon.fitting.auto import AUTO, settle_auto
-from melon.fitting.config import CellConfig, config_from
+from melon.fitting.config import CellConfig, config_from, name_or_class, whole_number
 from melon.fitting.plan import RecommenderChoice, StrategyChoice, name_of, search_space
 from melon.kernels.threads import cores
 from melon.kernels.threads import using_threads as limited_threads
@@ -139,9 +138,9 @@ def _seeds(seed: int, seeds: int | Iterable[int] | None) -> list[int]:
     if seeds is None:
         return [seed]
     if isinstance(seeds, Iterable):
-        listed = [values.whole_number("seeds", one, 0) for one in seeds]
+        listed = [whole_number("seeds", one, 0) for one in seeds]
     else:
-        listed = list(range(values.whole_number("seeds", seeds, 1)))
+        listed = list(range(whole_number("seeds", seeds, 1)))
     if not listed or len(set(listed)) != len(listed):
         raise SettingsError(f"seeds = {seeds!r} must name each seed once, and at least one.")
     return listed
@@ -164,7 +163,7 @@ class _ClassEntry(Entry):
 @contextmanager
 def _named(registry: Registry, choice: RecommenderChoice | StrategyChoice) -> Iterator[str]:
     """The name under which a registry knows the choice; a class is lent to it."""
-    values.name_or_class(registry.kind, choice)
+    name_or_class(registry.kind, choice)
     if isinstance(choice, str):
         yield choice
         return

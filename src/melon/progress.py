@@ -1,6 +1,6 @@
 """What a long run reports while it works: one vocabulary for fitting, evaluating and benching.
 
-Code that works calls these methods and prints nothing; `melon.terminal` has the subclasses that show them to people.
+Code that works calls these methods and prints nothing; subclasses show them to people.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -26,25 +25,28 @@ _set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
 class Progress:
-    """Ignores every report; a subclass shows those that it cares about.
+    """Shows nothing, and calls `report` with each line; a subclass shows what it cares about.
 
     One model reports stages, notes, ticks and batches. A run of many jobs reports its jobs and their outcomes; what a
     job and an outcome are is the run's own business.
     """
 
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
+        self._report = report or (lambda _: None)
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close what is shown."""
 
     def stage(self, name: str) -> None:
         """A new stage begins."""
+        self._report(name)
 
     def note(self, text: str) -> None:
         """Something worth a line happened inside a stage."""
+        self._report(text)
 
     def notice(self, text: str) -> None:
         """Something that people should know when the run is over: a line that stays."""
@@ -52,6 +54,7 @@ class Progress:
 
     def tick(self, text: str) -> None:
         """One of many small steps of a stage is done."""
+        self._report(text)
 
     def share(self, done: int | None, total: int) -> None:
         """So much of the stage is done: a number of steps, or one step more."""
@@ -72,41 +75,6 @@ class Progress:
         """About a second has passed without an outcome."""
 
 
-class Reported(Progress):
-    """Shows what another one shows, and calls `report` with each line."""
-
-    def __init__(self, shown: Progress, report: Callable[[str], None]) -> None:
-        self._shown, self._report = shown, report
-
-    def __enter__(self) -> Self:
-        self._shown.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shown.__exit__(kind, error, trace)
-
-    def stage(self, name: str) -> None:
-        self._shown.stage(name)
-        self._report(name)
-
-    def note(self, text: str) -> None:
-        self._shown.note(text)
-        self._report(text)
-
-    def notice(self, text: str) -> None:
-        self._shown.notice(text)
-        self._report(text)
-
-    def tick(self, text: str) -> None:
-        self._shown.tick(text)
-        self._report(text)
-
-    def share(self, done: int | None, total: int) -> None:
-        self._shown.share(done, total)
-
-
 def say(text: str) -> None:
     """A line on standard output, as it is."""
     sys.stdout.write(text + "\n")
@@ -122,7 +90,8 @@ def say_aside(text: str) -> None:
 class LiveProgress(Progress):
     """Draws something live where standard error is a terminal; lines are printed in a pipe as well."""
 
-    def __init__(self, live: Live | RichProgress) -> None:
+    def __init__(self, live: Live | RichProgress, report: Callable[[str], None] | None = None) -> None:
+        super().__init__(report)
         self.terminal, self._drawn = sys.stderr.isatty(), live
 
     def __enter__(self) -> Self:
@@ -130,9 +99,7 @@ class LiveProgress(Progress):
             self._drawn.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.terminal:
             self._drawn.stop()
 
@@ -169,7 +136,7 @@ def counted(count: int, noun: str) -> str:
 class BarProgress(LiveProgress):
     """A live bar for the stage under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
@@ -183,19 +150,22 @@ class BarProgress(LiveProgress):
             console=Console(stderr=True),
             transient=True,
         )
-        super().__init__(self._progress)
+        super().__init__(self._progress, report)
         self.terminal = True  # `model_progress` makes it for terminals only
         self._task = self._progress.add_task("starting", total=None, extra="")
         self._began = time.perf_counter()
 
     def stage(self, name: str) -> None:
+        super().stage(name)
         self._began = time.perf_counter()
         self._progress.reset(self._task, description=name, total=None, extra="")
 
     def note(self, text: str) -> None:
+        super().note(text)
         self._progress.update(self._task, extra=text)
 
     def notice(self, text: str) -> None:
+        self._report(text)
         self.line(text)
 
     def tick(self, text: str) -> None:
@@ -215,31 +185,39 @@ class BarProgress(LiveProgress):
 class LineProgress(Progress):
     """Plain lines on standard error, a few seconds apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
+        super().__init__(report)
         self._began = self._last = time.perf_counter()
         self._done = self._total = 0
 
     def stage(self, name: str) -> None:
+        super().stage(name)
         self._began = self._last = time.perf_counter()
         self._done = self._total = 0
-        say_aside(name)
+        self._say(name)
 
     def note(self, text: str) -> None:
-        say_aside(f"  {text}{self._left()}")
+        super().note(text)
+        self._say(f"  {text}{self._left()}")
 
     def share(self, done: int | None, total: int) -> None:
         self._done, self._total = self._done + 1 if done is None else done, total
 
     def notice(self, text: str) -> None:
-        say_aside(text)
+        self._report(text)
+        self._say(text)
 
     def tick(self, text: str) -> None:
+        super().tick(text)
         if self._due():
-            say_aside(f"  {text}{self._left()}")
+            self._say(f"  {text}{self._left()}")
 
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         if self._due() or done == total:
-            say_aside(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+            self._say(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+
+    def _say(self, text: str) -> None:
+        say_aside(text)
 
     def _left(self) -> str:
         """How much of the stage is left, where that is known."""
@@ -255,58 +233,36 @@ class LineProgress(Progress):
         return due
 
 
+class NotebookProgress(LineProgress):
+    """One line under a notebook's cell, replaced as the work goes on; standard error would be a red block there."""
+
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
+        from importlib import import_module
+
+        super().__init__(report)
+        self._shown = import_module("IPython.display").display({"text/plain": "starting"}, raw=True, display_id=True)
+
+    def __exit__(self, *error: object) -> None:
+        self._say("")
+
+    def notice(self, text: str) -> None:
+        self._report(text)
+        say(text)
+
+    def _say(self, text: str) -> None:
+        self._shown.update({"text/plain": text}, raw=True)
+
+
 def _rate_and_score(done: int, began: float, hit_rate: float | None) -> str:
     return f"{done / max(time.perf_counter() - began, 1e-9):,.0f}/s  HR@5 {shown(hit_rate)}"
 
 
-class NotebookProgress(LineProgress):
-    """One line under a notebook's cell, replaced as the work goes on; lines that stay are printed."""
-
-    def __init__(self) -> None:
-        from importlib import import_module
-
-        super().__init__()
-        self._stage = ""
-        self._shown = import_module("IPython.display").display({"text/plain": "starting"}, raw=True, display_id=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._show(f"stopped: {self._stage}" if kind else "")
-
-    def stage(self, name: str) -> None:
-        self._began, self._stage, self._done, self._total = time.perf_counter(), name, 0, 0
-        self._show(name)
-
-    def note(self, text: str) -> None:
-        self._show(f"{self._stage}: {text}{self._left()}")
-
-    def notice(self, text: str) -> None:
-        say(text)
-
-    def tick(self, text: str) -> None:
-        if self._due():
-            self.note(text)
-
-    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
-        if self._due():
-            self.note(f"{done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
-
-    def _show(self, text: str) -> None:
-        self._shown.update({"text/plain": text}, raw=True)
-
-
-def _in_notebook() -> bool:
-    """Whether output goes to a notebook, whose standard error is a red block."""
+def model_progress(report: Callable[[str], None] | None = None) -> BarProgress | LineProgress:
+    """The one that fits where the output goes: a notebook, a terminal, or a pipe."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
-
-
-def model_progress() -> Progress:
-    """The one that fits where the output goes: a terminal, a notebook, or a pipe."""
-    if _in_notebook():
-        return NotebookProgress()
-    return BarProgress() if sys.stderr.isatty() else LineProgress()
+    if hasattr(shell, "kernel"):
+        return NotebookProgress(report)
+    return BarProgress(report) if sys.stderr.isatty() else LineProgress(report)
 
 
 class Stop:

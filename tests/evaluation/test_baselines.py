@@ -154,7 +154,7 @@ def test_the_best_of_the_grid_is_what_a_stream_through_the_window_gives(log: Int
 def listed(selection: Selection, baseline: Popularity | Baseline) -> float:
     """The mean NDCG@10 of both tracks, over events on known items."""
     log, judged_from = selection.log, selection.parts.judged_from
-    lister, ranks = Lister(log, judged_from), {"all": list[float](), "first_time": list[float]()}
+    lister, ranks = Lister(log, judged_from, item_users=0), {"all": list[float](), "first_time": list[float]()}
     share = 2_000 / (selection.parts.validation_stop - judged_from)
     for batch in selection.window_batches():
         if batch.first_event >= judged_from:

@@ -24,7 +24,7 @@ def tally(*, full: bool) -> Tally:
         count = int(usable.sum())
         ranks = Ranks(1 + rng.integers(0, 20, count) / 2, rng.integers(0, 3, count))
         tracks = {track: TrackLists(rng.random(size), rng.integers(-1, 9, (size, 10), np.int32)) for track in TRACKS}
-        lists = BatchLists(start, tracks) if full else None
+        lists = BatchLists(start, rng.random(size) < 0.5, tracks) if full else None
         made.add(Point(start, start + size, usable, ranks, lists, *rng.random(4).tolist()))
         start += size
     return made

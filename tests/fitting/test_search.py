@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from melon.fitting.search import Curve, Search, Trial, neighbours, search
-from melon.fitting.workers import Workers
+from melon.fitting.search import Curve, Search, Trial, Workers, neighbours, search
 from melon.models.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.registry import STRATEGIES

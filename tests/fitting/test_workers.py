@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from melon.errors import LearningError, MelonError
-from melon.fitting.workers import Workers
+from melon.fitting.search import Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
 from melon.stream import pairs
-from melon.stream.candidates import MODES, Candidates
+from melon.stream.candidates import MODES, Candidates, Negatives
 from melon.stream.draws import Draws
 from melon.stream.history import NOBODY, History
-from melon.stream.negatives import Negatives
 from melon.stream.pairs import PairSet
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 14)), min_size=1, max_size=200)

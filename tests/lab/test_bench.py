@@ -24,8 +24,7 @@ from melon.evaluation.cell import Cell
 from melon.evaluation.work import Work
 from melon.fitting.config import CellConfig
 from melon.kernels.threads import use_threads
-from melon.lab.bench import BenchFolder, BenchPlan, CellOutcome, Task, run_grid, tasks_of
-from melon.lab.executors import LocalExecutor, environment
+from melon.lab.bench import BenchFolder, BenchPlan, CellOutcome, LocalExecutor, Task, environment, run_grid, tasks_of
 from melon.lab.terminal import bench_table
 from melon.progress import Progress
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from melon.evaluation.table import ResultTable, podium
-from melon.lab.numbers import (
+from melon.lab.comparisons import (
     PairedTests,
     batch_sizes,
     curve,

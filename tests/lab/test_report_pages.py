@@ -14,8 +14,8 @@ from commands import Run
 from melon import cli
 from melon.demo import write_synthetic
 from melon.evaluation.table import ResultTable, TableCell, inline, interval, number, signed
+from melon.lab.comparisons import read_bench
 from melon.lab.page import html_page
-from melon.lab.records import read_bench
 from melon.lab.report import report, report_folders, results_csv, results_table, write_report
 from report_scenes import ranks_with, write_run
 

@@ -7,7 +7,7 @@ import pytest
 
 from melon.errors import DataError
 from melon.evaluation.labels import label
-from melon.lab.records import read_bench
+from melon.lab.comparisons import read_bench
 from report_scenes import write_run
 
 

@@ -10,8 +10,7 @@ import pytest
 from melon.errors import CheckpointError, DataError
 from melon.fitting.auto import SETTINGS
 from melon.learning.deltas import NOTHING, Delta, Interacted, Recorder, apply, chained, state_digest
-from melon.learning.forgetting import forget, observe_only
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget, observe_only
 from melon.learning.updater import Updater
 from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR

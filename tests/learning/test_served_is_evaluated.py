@@ -49,7 +49,7 @@ def test_lists_that_are_served_have_the_ranks_that_are_evaluated(
     log: Interactions, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "FROM", 50)
-    model, lister = live(log, name), Lister(log, START)
+    model, lister = live(log, name), Lister(log, START, item_users=0)
     kinds = set[str]()
     for start in range(START, STOP, SIZE):
         batch, known = batch_of(log, start, start + SIZE), int(log.known_items[start])

@@ -28,7 +28,6 @@ from melon.models.evidence import Examples
 from melon.strategies.default import Default
 from melon.stream.batch import batch_of
 from melon.stream.history import History
-from melon.stream.pairs import pair_keys
 from melon.tables import Table
 from melon.testing import check_pairing, check_recommender
 from melon.testing.toys import toy_batches, toy_log
@@ -363,17 +362,6 @@ class TestLearning:
         assert not head_examples.allowed.all()
         assert Updater(Blend(SMALL), Default()).head_examples(batch) is None
         assert Updater(BPR({"dim": 4}), Default()).head_examples(batch) is None
-
-    def test_without_repeats_only_first_times_are_head_batches(self) -> None:
-        updater, batch = self.updater(), toy_batches()[6]
-        had = updater.history.seen.contains(pair_keys(batch.users, batch.items))
-        known = updater.history.of_items.met(batch.items) > 0
-        assert 0 < (known & had).sum() < known.sum()
-        every, first = updater.head_examples(batch), self.updater(head_repeats=False).head_examples(batch)
-        assert every is not None
-        assert first is not None
-        assert len(every) == known.sum()
-        assert len(first) == (known & ~had).sum()
 
     def test_a_head_examples_is_what_was_scored(self) -> None:
         """Newcomers have no row yet when they are predicted, and none when the head is taught."""

@@ -17,9 +17,8 @@ from claims import (
     together,
     two_directions,
 )
-from melon.lab.numbers import PairedTests
+from melon.lab.comparisons import MethodComparison, PairedTests
 from melon.lab.page import html_page
-from melon.lab.records import MethodComparison
 from melon.lab.report import report
 from report_scenes import bench_of, comparison_of, ranks_with, write_run
 

@@ -37,6 +37,7 @@ class Service:
         self.url = url_of(settings, listening)
         self.port = int(listening.getsockname()[1])
         self.server = make_server(settings)
+        self.app.state.backend.log.announce(self.url)
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}),
@@ -60,8 +61,10 @@ class Service:
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
-        if self.key is not None:
-            sent.setdefault("Authorization", f"Bearer {self.key}")
+        state = self.app.state
+        key = self.key or (None if state.keys.required else state.token)
+        if key is not None:
+            sent.setdefault("Authorization", f"Bearer {key}")
         request = urllib.request.Request(self.url + path, content, sent, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as response:

@@ -169,7 +169,7 @@ def test_what_was_shown_and_not_taken_comes_later(model: LiveModel, facts: ItemF
     (second,) = lists.make(model, AT, [rotated], NOW + 1)
     assert not set(names) & {one.item for one in second.items[:5]}
     assert served.take("u3", names[0], f"{name}/1", NOW + 2)
-    assert served.taken == 1
+    assert served.taken.total() == 1
     (third,) = lists.make(model, AT, [Query(user="u3", k=60, rules=Rules(rotate_s=60))], NOW + 3)
     assert {one.item for one in third.items if one.why == "shown before"} == set(names[1:])
     (later,) = lists.make(model, AT, [rotated], NOW + 61)

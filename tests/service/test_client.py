@@ -17,7 +17,7 @@ from melon.errors import MissingExtraError, ServiceError
 
 
 def test_the_way_of_the_documentation(service: Service) -> None:
-    with melon.Client(service.url) as client:
+    with melon.Client(service.url, key=service.app.state.token) as client:
         seen = client.record("u17", "i23")
         assert isinstance(seen, Recorded)
         assert seen.accepted == 1

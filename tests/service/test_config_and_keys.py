@@ -35,7 +35,9 @@ class TestSettings:
     ) -> None:
         default = ServeSettings.model_fields[name].default
         value = {bool: not default, int: 7777, float: 77.5, str: "::1", tuple: ("x",)}.get(type(default), "a/b")
-        more = {"tls_cert": {"tls_key": "k"}, "tls_key": {"tls_cert": "c"}}.get(name, {})
+        value = ("https://a/",) if name == "webhooks" else value
+        pairs = {"tls_cert": "tls_key", "tls_key": "tls_cert", "webhooks": "webhook_secret"}
+        more = {pairs[name]: "k"} if name in pairs else {}
         plain = list(value) if isinstance(value, tuple) else value
         wanted = ServeSettings.parse({name: plain, **more}, "test")
         file = tmp_path / "melon.toml"

@@ -74,7 +74,8 @@ class TestOverview:
         assert sum(series["ranked"]) == quality["models"]["served"]["ranked"]
         hits = sum(share * ranked for share, ranked in zip(series["HR@10"], series["ranked"], strict=True) if ranked)
         assert hits / sum(series["ranked"]) == pytest.approx(quality["models"]["served"]["HR@10"], abs=1e-4)
-        assert series["low"][-1] <= series["HR@10"][-1] <= series["high"][-1]
+        for name in ("HR@10", "NDCG@10"):
+            assert series[f"{name} low"][-1] <= series[name][-1] <= series[f"{name} high"][-1]
         organic = service.get("/v1/overview?points=5&part=organic")["series"]["served"]["ranked"]
         assert sum(organic) == quality["models"]["served"]["parts"]["organic"]["ranked"]
 
@@ -96,10 +97,12 @@ class TestOverview:
 
     def test_whole_lists_are_compared_too(self, service: Service) -> None:
         learn(service, [(f"u{n % 30}", f"i{n * 11 % 150}") for n in range(400)])
-        full = service.get("/v1/quality")["full_rank"]
-        assert full["ranked"] == full["popular"]["ranked"] == full["frozen"]["ranked"] > 0
-        low, high = full["popular"]["served_ahead"]["interval"]
-        assert low <= full["HR@10"] - full["popular"]["HR@10"] <= high
+        lists = service.get("/v1/quality")["lists"]
+        for whole in (lists["all"], lists["first"]):
+            assert whole["served"]["ranked"] == whole["popular"]["ranked"] == whole["frozen"]["ranked"] > 0
+            low, high = whole["popular"]["served_ahead"]["interval"]
+            assert low <= whole["served"]["HR@10"] - whole["popular"]["HR@10"] <= high
+        assert lists["all"]["own"]["ranked"] == lists["all"]["served"]["ranked"]
 
     def test_many_who_ask_at_once_get_one_answer(self) -> None:
         made = []

@@ -109,7 +109,8 @@ def test_the_page_says_what_the_api_says(busy: Service, browser: Browser) -> Non
     popular = text_of(page, ".quality table:has-text('Ranked among 99') tbody tr:has-text('recent popularity')")
     assert f"{abs(quality['models']['popular']['served_ahead']['HR@10']):.3f}" in popular
     whole = text_of(page, ".quality table:has-text('Whole lists') tbody tr:has-text('served model')")
-    assert f"{quality['full_rank']['HR@10']:.3f}" in whole
+    assert f"{quality['lists']['all']['served']['HR@10']:.3f}" in whole
+    assert "own history" in text_of(page, ".quality table:has-text('Whole lists')")
     assert f"{status['log']['events']:,}" in text_of(page, ".tile:has-text('events in the log') dd")
     assert str(status["users"]) in text_of(page, ".tile:has-text('users') dd")
     assert page.locator(".chart canvas").count() >= 4
@@ -129,6 +130,8 @@ def test_every_control_works(busy: Service, browser: Browser) -> None:
     )
     page.get_by_label("NDCG@10").check(force=True)
     page.wait_for_selector("figcaption:has-text('NDCG@10')")
+    page.get_by_role("radio", name="whole lists").check(force=True)
+    page.wait_for_selector("figcaption:has-text('NDCG@10 of whole lists') .legend:has-text('own history')")
     for label in ("1 h", "7 d", "15 min"):
         page.get_by_label(label, exact=True).check(force=True)
     page.get_by_label("dark").check(force=True)
@@ -141,8 +144,9 @@ def test_every_control_works(busy: Service, browser: Browser) -> None:
 
 
 def test_why_this_is_answered_by_keyboard_alone(busy: Service, browser: Browser) -> None:
-    page = browser.open(busy.url)
+    page = browser.open(f"{busy.url}/#key={busy.app.state.token}")
     page.wait_for_selector("#why-user")
+    assert "mk_" not in page.evaluate("location.href")
     before = busy.get("/v1/status")["served"]["lists"]
     page.focus("#why-user")
     page.keyboard.type("u3")

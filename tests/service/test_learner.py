@@ -15,8 +15,7 @@ from service_scenes import LOG, PAIRINGS, clean_replay, learn_all, saved_model, 
 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import state_digest
-from melon.learning.forgetting import forget
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
 from melon.service.learner.fitting import Fitter
 from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
@@ -182,8 +181,15 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
                 assert served["ranked"] == other["ranked"]
                 assert served["HR@10"] - other["HR@10"] == other["won@10"] - other["lost@10"]
         told = quality_between(None, learner.book.last())
-        assert 0.9 < told["full_rank"]["sampled"] + totals["served"]["repeats"]["ranked"] / 200 <= 2
-        assert 0 < told["full_rank"]["HR@10"] < 1
+        assert 0.9 < told["lists"]["sampled"] <= 1
+        for track, names in (
+            ("all", {"served", "frozen", "popular", "own"}),
+            ("first", {"served", "frozen", "popular"}),
+        ):
+            assert set(told["lists"][track]) == names
+            for one in told["lists"][track].values():
+                assert one["ndcg_interval"][0] <= one["NDCG@10"] <= one["ndcg_interval"][1]
+                assert 0 < one["HR@10"] < 1
         low, high = told["models"]["popular"]["served_ahead"]["interval"]
         assert low <= told["models"]["popular"]["served_ahead"]["HR@10"] <= high
         live, events = learner.replay.model, stream(6, seed=77)
@@ -191,15 +197,23 @@ def test_live_quality_is_paired_and_has_exact_ranks_of_a_sample(
         batch = learner.replay.events(241, 246)
         counts = learner.quality.measure(live, batch)
         seen = live.updater.history.seen
-        expected, hits = 0, 0
+        expected, hits, owns = 0, 0, 0
         for event in batch.stored:
             user, item = int(live.users.rows([event.user])[0]), int(live.items.rows([event.item])[0])
-            if min(user, item) < 0 or seen.contains(pair_keys(np.array([user]), np.array([item])))[0]:
+            if min(user, item) < 0:
+                continue
+            own = Counter(live.updater.history.of_users.recent(np.array([user])).partners[0].tolist())
+            popular = live.popular.read(np.arange(live.updater.history.known_items))[:, 0]
+            better = [n for n in range(len(popular)) if (own[n], popular[n]) > (own[item], popular[item])]
+            owns += len(better) < 10
+            if seen.contains(pair_keys(np.array([user]), np.array([item])))[0]:
                 continue
             scores = live.updater.score_catalogue(np.array([user]), live.updater.history.known_items, live.last_time)[0]
             free = [n for n in range(len(scores)) if not seen.contains(pair_keys(np.array([user]), np.array([n])))[0]]
             expected, hits = expected + 1, hits + (sum(scores[n] > scores[item] for n in free) < 10)
-        assert (counts["full"]["ranked"], counts["full"]["HR@10"]) == (expected, hits)
+        first = counts["lists"]["first"]["served"]
+        assert (first["ranked"], first["HR@10"]) == (expected, hits)
+        assert counts["lists"]["all"]["own"]["HR@10"] == owns
 
 
 def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import apsw
 import numpy as np
 import pytest
-from service_scenes import wait_until
+from service_scenes import LOG, wait_until
 
-from melon.errors import BusyError, DiskFullError, LogError
+from melon.errors import BusyError, DiskFullError, LogError, SettingsError
 from melon.service.clock import WallClock
 from melon.service.config import ServeSettings
-from melon.service.log.base import Event
+from melon.service.log.base import CONTROLS, ControlRule, Event
 from melon.service.log.erasure import left_over
 from melon.service.log.events import EventLog, LogReader
 from melon.service.log.files import EVENTS, Reserve
@@ -355,3 +355,21 @@ def test_facts_are_changed_from_what_they_are(tmp_path: Path) -> None:
         with pytest.raises(TypeError):
             log.change_facts("nothing", add).result()
         assert log.writable
+
+
+def test_controls_are_of_known_kinds_and_give_up_ids_of_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONTROLS, "greet", ControlRule("somebody was greeted", ("who",)))
+    with EventLog(tmp_path, LOG) as log:
+        with pytest.raises(SettingsError, match="greet"):
+            log.control("gret", {})
+        log.append([Event("u1", "i1"), Event("u2", "i1")])
+        log.control("greet", {"who": "u1", "how": "u1"}).result()
+        log.control("greet", {"who": "u2"}).result()
+        wish = log.forget("u1").result()
+        with StepBook(tmp_path) as book:
+            book.state(forgotten=wish)
+        log.tidy()
+        with LogReader(tmp_path) as reader:
+            first, second = reader.controls("greet")
+            assert str(first.body["who"]).startswith("forgotten-")
+            assert (first.body["how"], second.body) == ("u1", {"who": "u2"})

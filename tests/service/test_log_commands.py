@@ -78,7 +78,6 @@ def test_export_and_import_go_round(live: Path, run: Run, tmp_path: Path) -> Non
 
 def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, tmp_path: Path) -> None:
     service, lines = start(), tmp_path / "events.ndjson"
-    service.app.state.backend.log.announce(service.url)
     folder = service.settings.folder
     events = [{"user": "ann", "item": f"i{n}", "event_id": f"e{n}", "time": 5_000 + n} for n in range(1_200)]
     lines.write_text("".join(f"{json.dumps(event)}\n" for event in events))
@@ -94,7 +93,11 @@ def test_import_and_forget_go_through_a_running_service(start: Start, run: Run, 
     service.key = key
     service.wait(lambda: service.get("/v1/jobs/forget-1201")["done"])
     assert service.get("/v1/users/ann/history")["events"] == []
-    assert run("log", "forget", folder, "u2").code == 1  # no key
+    token = folder / "admin.token"
+    token.chmod(0o644)
+    assert "others may read" in run("log", "forget", folder, "u2").err
+    token.unlink()
+    assert run("log", "forget", folder, "u2").code == 1  # a new token is not that of the service that runs
     assert "forgotten at offset 1202" in run("log", "forget", folder, "u2", "--key", key).out
 
 

@@ -25,7 +25,7 @@ def empty(start: Start) -> Service:
 def test_examples_run(empty: Service, program: list[str]) -> None:
     done = subprocess.run(
         program, cwd=ROOT / "examples" / "service", capture_output=True, text=True, check=False,
-        env={**os.environ, "MELON_URL": empty.url},
+        env={**os.environ, "MELON_URL": empty.url, "MELON_KEY": empty.app.state.token},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ann" in done.stdout

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.errors import StreamError
+from melon.stream.candidates import Negatives
 from melon.stream.draws import Draws
 from melon.stream.history import History
-from melon.stream.negatives import Negatives
 
 PAST = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=60)
 NOW = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=20)

@@ -23,6 +23,9 @@ def test_proven_items_against_counting(users: int) -> None:
         assert (wanted if users else None) == (
             flags.tolist() if flags is not None else [True] * n_items if users else None
         )
+        if flags is not None:
+            alone = {item for item, found in takers.items() if 0 in found and not wanted[item]}
+            assert set(kept.own(history, 0).tolist()) == alone
 
 
 def test_an_item_of_one_busy_user_is_not_forgotten() -> None:

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from melon.cli.data import data
-from melon.cli.experiments import advise, bench, demo, report, reproduce
-from melon.cli.help import Commands, epilog
-from melon.cli.log import log
-from melon.cli.models import evaluate, explain, pretrain
+from melon.cli.experiments import bench, demo, report, reproduce
+from melon.cli.log import log, promote, rollback
+from melon.cli.models import evaluate, explain, learn, pretrain, recommend, similar
+from melon.cli.options import Commands, epilog
 from melon.cli.serve import backup, doctor, keys, restore, serve
-from melon.cli.use import learn, recommend, similar
 from melon.errors import MelonError, SettingsError, StoppedError
 
 app = Commands(
@@ -23,8 +22,8 @@ app = Commands(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_COMMANDS = (pretrain, recommend, similar, learn, evaluate, advise, bench, report, explain, reproduce, demo)
-for _command in (*_COMMANDS, serve, doctor, backup, restore):
+_COMMANDS = (pretrain, recommend, similar, learn, evaluate, bench, report, explain, reproduce, demo)
+for _command in (*_COMMANDS, serve, promote, rollback, doctor, backup, restore):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _name, _group in (("data", data), ("keys", keys), ("log", log)):
     app.add_typer(_group, name=_name)

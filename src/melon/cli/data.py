@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import RAW, AsJson, Stream, takes
+from melon.cli.options import RAW, AsJson, Commands, Stream, takes
 from melon.data.raw.formats import MISSING
 
 data = Commands(help="Prepare raw interaction files as a stream, and look at streams.", no_args_is_help=True)

@@ -1,4 +1,4 @@
-"""Commands about experiments: advise, bench, report, reproduce, demo."""
+"""Commands about experiments: bench, report, reproduce, demo."""
 
 from __future__ import annotations
 
@@ -7,49 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, Stream, requested, takes
-
-
-@takes("config", EVALUATION, only=("batch_size", "negatives", "seed", "threads"))
-def advise(
-    stream: Stream,
-    minutes: Annotated[
-        float, typer.Option(help="How long it may take; with more time, more data and more strategies are tried.")
-    ] = 5.0,
-    recommenders: Annotated[
-        str | None,
-        typer.Option(help="Names, separated by commas. (default: all that a strategy can update)"),
-    ] = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            help="Names, separated by commas, in the order in which to try them. (default: seven, quick ones first)"
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Strategies at a time, each in its own process.")] = 1,
-    *,
-    config: dict[str, Any],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
-) -> None:
-    """Say which strategy fits a stream: a quick run on its most recent part, judged on what came last.
-
-    Settings are chosen on the earlier part of it. A more expensive strategy is advised only where the data show that it
-    is better; otherwise the cheapest is.
-    """
-    from melon.lab.advice import advise_stream
-    from melon.lab.terminal import AdviceProgress, show_advice
-
-    advice = advise_stream(
-        stream,
-        minutes=minutes,
-        recommenders=recommenders,
-        strategies=strategies,
-        config=config,
-        jobs=jobs,
-        progress=AdviceProgress(minutes),
-    )
-    show_advice(advice, as_json=json)
-
+from melon.cli.options import EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, requested, takes
 
 #: A bench names many of these, each in a way of its own.
 _OF_ONE_CELL = ("recommender", "strategy", "seed", "config", "split", "minutes")

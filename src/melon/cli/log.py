@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import AsJson
+from melon.cli.options import AsJson, Commands
 
 log = Commands(
     help="Look at the log of a service, check it, replay it, and bring events out and in.", no_args_is_help=True
@@ -106,30 +105,59 @@ def log_export(
 @log.command("import")
 def log_import(
     folder: Folder,
-    source: Annotated[Path, typer.Argument(help="Lines of JSON, as melon log export writes them.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="Lines of JSON (as melon log export writes them), .csv, .tsv, .parquet or Gorse's export."),
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=NAME", help="The column of a role: user, item, time, type, event_id. Repeatable."),
+    ] = None,
+    event_type: Annotated[str, typer.Option("--type", help="The type of events that have none.")] = "view",
+    time_unit: Annotated[str, typer.Option(help="The unit of times that are numbers: s, ms, us, ns.")] = "s",
+    name: Annotated[
+        str | None, typer.Option(help="The source's name in event ids, NAME/ROW. (default: the file's name)")
+    ] = None,
+    learn: Annotated[str | None, typer.Option(help="Event types that are learned, as for melon serve.")] = None,
+    hide: Annotated[str | None, typer.Option(help="Event types that hide an item from the user.")] = None,
+    store: Annotated[str | None, typer.Option(help="Event types that are stored only.")] = None,
     key: KeyOption = None,
 ) -> None:
-    """Append events from lines of JSON; those whose event_id the log knows are not stored again.
+    """Append events from a file; those whose event_id the log knows are not stored again.
 
-    Where a service runs in the folder, the events are posted to it.
+    An event without an id gets its place in the file as one, so an import may be repeated. Where a service runs in the
+    folder, the events are posted to it, and it decides what types are for.
     """
     from melon.client import Client
-    from melon.errors import DataError, HeldError
+    from melon.errors import HeldError, SettingsError
+    from melon.service.config import read_settings
+    from melon.service.importing import Reading, describes, events_of, import_described
     from melon.service.log.events import EventLog
-    from melon.service.log.exchange import imported, over_http
+    from melon.service.log.exchange import imported, kinds_of, over_http
 
+    columns = dict(text.partition("=")[::2] for text in column or ())
+    for role, named in columns.items():
+        if role not in ("user", "item", "time", "type", "event_id") or not named:
+            raise SettingsError(f"--column {role}={named} is not ROLE=NAME with user, item, time, type or event_id.")
+    if time_unit not in ("s", "ms", "us", "ns"):
+        raise SettingsError(f"--time-unit {time_unit} is none of s, ms, us, ns.")
+    uses = read_settings(None, {"learn": learn, "hide": hide, "store": store}).uses()
+    reading = Reading(name or source.name, uses, columns, event_type, time_unit, kinds_of(folder))
     try:
-        with source.open(encoding="utf-8") as lines:
-            try:
-                with EventLog(folder) as opened:
-                    done = imported(opened.append, lines, str(source))
-            except HeldError as held:
-                if held.url is None:
-                    raise
-                with Client(held.url, key=key) as client:
-                    done = imported(over_http(client), lines, str(source))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise DataError(f"{source} cannot be read as lines of JSON: {problem}.") from None
+        with EventLog(folder) as opened:
+            if kind := describes(source):
+                typer.echo(f"{import_described(opened, source, kind)} {kind}s stored")
+                return
+            done = imported(opened.submit, events_of(source, reading))
+    except HeldError as held:
+        if held.url is None:
+            raise
+        if kind := describes(source):
+            raise SettingsError(
+                f"{source} describes {kind}s; stop the service on {held.url} first, or POST them to /api/{kind}s."
+            ) from None
+        with Client(held.url, key=_key(key, folder)) as client:
+            done = imported(over_http(client), events_of(source, reading))
     typer.echo(
         f"{done.accepted} events appended up to offset {done.offset}, {done.duplicates} were known already, "
         f"{done.conflicting} have the id of another event and were left out"
@@ -157,9 +185,38 @@ def log_forget(
     except HeldError as held:
         if held.url is None:
             raise
-        with Client(held.url, key=key) as client:
+        with Client(held.url, key=_key(key, folder)) as client:
             offset, when = client.forget(named)["offset"], f"by the service on {held.url}"
     typer.echo(f"{user} will be forgotten at offset {offset}, {when}")
+
+
+def promote(
+    name: Annotated[str, typer.Argument(help="The challenger's name.")], folder: Folder, key: KeyOption = None
+) -> None:
+    """Have a challenger served from this place in the log on; what was served goes on learning for a rollback."""
+    from melon.client import Client
+    from melon.service.log.files import address_of
+
+    with Client(address_of(folder), key=_key(key, folder)) as client:
+        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner is there")
+
+
+def rollback(folder: Folder, key: KeyOption = None) -> None:
+    """Have the model served again that was served before the last promotion; it has learned everything since."""
+    from melon.client import Client
+    from melon.service.log.files import address_of
+
+    with Client(address_of(folder), key=_key(key, folder)) as client:
+        typer.echo(
+            f"the model before is served from offset {client.rollback()['offset']} on, once the learner is there"
+        )
+
+
+def _key(given: str | None, folder: Path) -> str | None:
+    """The key to send: the one that was given, or the token that only the service's user can read."""
+    from melon.service.keys import local_token
+
+    return given or local_token(folder)
 
 
 def _moment(text: str) -> float:

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.help import Commands
-from melon.cli.options import AsJson
+from melon.cli.options import AsJson, Commands
 
-_WHERE, _WHAT = "Where", "Events"
+_WHERE, _WHAT, _DOORS = "Where", "Events", "Other clients"
 keys = Commands(help="Keys of a service: add, list and revoke them while it runs.", no_args_is_help=True)
 
 MaybeModel = Annotated[
@@ -51,9 +50,22 @@ def serve(
     learn: Learn = None,
     hide: Hide = None,
     store: Store = None,
+    gorse: Annotated[
+        bool, typer.Option("--gorse", help="Answer the clients of Gorse under /api, too.", rich_help_panel=_DOORS)
+    ] = False,
+    segment: Annotated[
+        bool,
+        typer.Option(
+            "--segment", help="Take what the clients of Segment and RudderStack send, too.", rich_help_panel=_DOORS
+        ),
+    ] = False,
     challenger: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="A model that learns beside it and serves nobody. Repeatable."),
+        typer.Option(metavar="NAME=MODEL", help="A model that learns beside the one that is served. Repeatable."),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=10%", help="The share of users who get a challenger's lists. Repeatable."),
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
@@ -76,14 +88,24 @@ def serve(
     from melon.service.config import read_settings
 
     named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
+    named |= {"gorse": gorse or None, "segment": segment or None}
     named["challengers"] = ",".join(challenger) if challenger else None
+    named["split"] = ",".join(split) if split else None
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
     if show_config:
         typer.echo(settings.toml(), nl=False)
         return
     if role not in ("all", "learner", "api"):
         raise unknown_name("role", role, ("all", "learner", "api"))
-    from melon.service.supervisor import Supervisor, check_free, check_model, check_reachable, listen, run_role
+    from melon.service.supervisor import (
+        Supervisor,
+        check_free,
+        check_model,
+        check_reachable,
+        greeting,
+        listen,
+        run_role,
+    )
 
     if demo:
         from melon.service.demo import run_demo_service
@@ -97,11 +119,7 @@ def serve(
         return
     check_free(settings.folder)
     supervisor = Supervisor(settings, listen(settings))
-    supervisor.run(
-        lambda url: say(
-            f"serving on {url}; the console is at {url}/; the log is in {settings.folder}; stop with Ctrl-C"
-        )
-    )
+    supervisor.run(lambda url: say(greeting(url, settings)))
 
 
 def doctor(

@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 
 from melon.atomic import replacing
-from melon.data.columns import find_columns, first_line
 from melon.data.frames import interactions_from
 from melon.data.ids import Ids, as_array
 from melon.data.interactions import Interactions
+from melon.data.raw.formats import find_columns, first_line
 from melon.errors import DataError
 
 STAMP = "melon.stream"  # the same in a stream and in its side-cars, so that strangers are recognised

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from melon.data.columns import USUAL_NAMES, find_columns, first_line, plain_name
 from melon.data.ids import (
     MOST_EXACT_FLOAT,
     Ids,
@@ -27,6 +26,7 @@ from melon.data.ids import (
 )
 from melon.data.interactions import Interactions
 from melon.data.raw import times as notations
+from melon.data.raw.formats import USUAL_NAMES, find_columns, first_line, plain_name
 from melon.errors import DataError
 from melon.types import Flags, Floats, Ints
 

@@ -157,10 +157,3 @@ class Interactions:
         n_users = int(users.max()) + 1 if len(users) else 0
         n_items = int(items.max()) + 1 if len(items) else 0
         return Interactions(users, items, self.times[:stop], self.user_ids[:n_users], self.item_ids[:n_items])
-
-    def tail(self, start: int) -> Interactions:
-        """The events from `start` on, as if nothing had preceded them: rows are numbered anew."""
-        users, user_rows = rows_by_first_appearance(self.users[start:])
-        items, item_rows = rows_by_first_appearance(self.items[start:])
-        ids = self.user_ids[user_rows.astype(np.int64)], self.item_ids[item_rows.astype(np.int64)]
-        return Interactions(users, items, self.times[start:], *ids)

@@ -35,6 +35,9 @@ from melon.stream.draws import Draws
 from melon.stream.split import SealedStream, batches, split
 from melon.types import Plain
 
+#: Where lists of every event of the test part would take more scores than this, some events are listed.
+LISTED_SCORES = 1e9
+
 
 @dataclass(frozen=True)
 class CellResult:
@@ -217,7 +220,8 @@ class Cell:
         if self._watches and name == "strategy" and isinstance(predictor, Updater):
             predictor = watched = RateCapture(predictor, self._last_full_batch(log))
         total = self.parts.stop - self.parts.train_stop
-        lister = Lister(log, self.parts.validation_stop) if self.config.lists else None
+        share = LISTED_SCORES / max((self.parts.stop - self.parts.validation_stop) * log.n_items, 1)
+        lister = Lister(log, self.parts.validation_stop, share) if self.config.lists else None
         for first, last in (
             (self.parts.train_stop, self.parts.validation_stop),
             (self.parts.validation_stop, self.parts.stop),

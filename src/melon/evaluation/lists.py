@@ -1,13 +1,14 @@
 """Evaluation by lists: where the item taken stands in the list of all known items that `recommend` would show.
 
 Two tracks: `all` events with nothing filtered, and `first_time` pairs with the items filtered that the user has had. A
-rank counts better scores among all items that somebody had before the batch, and half of the equal ones. An item that
-nobody has had by then is a miss; where lists have two stages, so is one outside the shortlist.
+rank counts better scores among all items that may be listed, and half of the equal ones: as in the service, those that
+two different users had before the batch, or the user alone. An item that may not be listed is a miss; where lists have
+two stages, so is one outside the shortlist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -17,9 +18,11 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError
 from melon.evaluation.ranking import LIST_METRICS, metrics
 from melon.kernels import policy
-from melon.models.catalogue import Best, Catalogue, Within, best
+from melon.models.catalogue import ALL, Best, Catalogue, Within, best
 from melon.stream.batch import Batch
+from melon.stream.history import History
 from melon.stream.pairs import SeenPairs, pair_keys
+from melon.stream.proven import ITEM_USERS, ProvenItems
 from melon.types import Flags, Floats, Ints, Plain, Scores, SmallInts
 
 Track = Literal["all", "first_time"]
@@ -44,75 +47,100 @@ class TrackLists:
 
 @dataclass(frozen=True)
 class BatchLists:
-    """Both tracks of one batch, and how many items were known when it began."""
+    """Both tracks of one batch, how many items were known when it began, and which events' items could be listed."""
 
     known: int
+    listable: Flags
     tracks: Mapping[Track, TrackLists]
 
 
 class Lister:
     """Ranks the batches of a recorded stream by lists, from an event on; it sees each batch once, in order.
 
-    With a `share` below 1 only some events are listed, the same ones for every method.
+    With a `share` below 1 only some events are listed, the same ones for every method. An item is listed once
+    `item_users` different users have had it.
     """
 
-    def __init__(self, log: Interactions, start: int, share: float = 1.0) -> None:
-        self._seen, self._share = SeenPairs(log.head(start).taken), share
+    def __init__(self, log: Interactions, start: int, share: float = 1.0, item_users: int = ITEM_USERS) -> None:
+        past = log.head(start)
+        self._history, self._share, self._proven = History(), share, ProvenItems(item_users)
+        self._history.expect(past)
+        self._history.append(past.users, past.items)
 
     def rank(self, catalogue: Callable[[int, int], Catalogue], batch: Batch, known: int, place: str) -> BatchLists:
         """Rank a batch that has yet to be learned, among items 0 … known-1."""
         ranks: dict[Track, Floats] = {track: np.full(len(batch), np.nan) for track in TRACKS}
         listed = {track: np.full((len(batch), LENGTH), _NOBODY, dtype=np.int32) for track in TRACKS}
         lines = np.flatnonzero(chosen_events(batch.events, self._share))
-        keys = pair_keys(batch.users, batch.items)
-        first = ~self._seen.contains(keys)
+        first = ~self._history.seen.contains(pair_keys(batch.users, batch.items))
+        listable = batch.items < known
         if known and len(lines):
             scorer, at_once = catalogue(known, int(batch.times[0])), max(_SCORES_AT_ONCE // known, 1)
             for start in range(0, len(lines), at_once):
                 some = lines[start : start + at_once]
-                self._rank_lines(scorer, batch, some, first[some], known, ranks, listed, place)
-        else:
-            for track in TRACKS:
-                ranks[track][lines] = np.inf
-        ranks["first_time"][~first] = np.nan
-        self._seen.add(keys)
-        return BatchLists(known, {track: TrackLists(ranks[track], listed[track]) for track in TRACKS})
+                scores = None if scorer.two_stage else scorer.scores(batch.users[some])
+                for of_lines, allowed in self._allowed(batch.users[some], known):
+                    places = some[of_lines]
+                    if len(allowed):
+                        listable[places] &= allowed[np.minimum(batch.items[places], known - 1)]
+                    part = scorer if scores is None else scores[of_lines]
+                    self._rank_lines(part, batch, places, allowed, ranks, listed, place)
+        for track in TRACKS:
+            ranks[track][lines[~listable[lines]]] = np.inf
+        ranks["first_time"][~first], listed["first_time"][~first] = np.nan, _NOBODY
+        self._history.append(batch.users, batch.items)
+        tracks = {track: TrackLists(ranks[track], listed[track]) for track in TRACKS}
+        return BatchLists(known, listable, tracks)
+
+    def _allowed(self, users: Ints, known: int) -> Iterator[tuple[Ints, Flags]]:
+        """Lines that may list the same items, and these; none: all. Users with items of their own stand alone."""
+        flags = self._proven.flags(self._history, known)
+        if flags is None:
+            yield np.arange(len(users)), ALL
+            return
+        own = [self._proven.own(self._history, user) for user in users.tolist()]
+        yield np.array([line for line, rows in enumerate(own) if not len(rows)], dtype=np.int64), flags
+        for line, rows in enumerate(own):
+            if len(rows):
+                allowed = flags.copy()
+                allowed[rows] = True
+                yield np.array([line]), allowed
 
     def _rank_lines(
         self,
-        scorer: Catalogue,
+        scored: Catalogue | Scores,
         batch: Batch,
         lines: Ints,
-        first: Flags,
-        known: int,
+        allowed: Flags,
         ranks: Mapping[Track, Floats],
         listed: Mapping[Track, SmallInts],
         place: str,
     ) -> None:
-        users, targets = batch.users[lines], batch.items[lines]
-        within: dict[Track, Within] = {"all": Within(), "first_time": Within(self._seen)}
-        if scorer.two_stage:
+        """Ranks of some lines by their scores, or by two-stage lists; without those of items that may not be listed."""
+        users, targets, seen = batch.users[lines], batch.items[lines], self._history.seen
+        within: dict[Track, Within] = {"all": Within(None, allowed), "first_time": Within(seen, allowed)}
+        if isinstance(scored, Catalogue):
             for track, limits in within.items():
-                lists = scorer.best(users, DEPTH, limits)
+                lists = scored.best(users, DEPTH, limits)
                 ranks[track][lines] = [_place(*each, item) for each, item in zip(lists, targets.tolist(), strict=True)]
                 _write(listed[track], lines, lists)
-        else:
-            scores = scorer.scores(users)
-            counts = better_and_equal(scores, users, np.where(targets < known, targets, 0), self._seen, place)
-            for number, (track, limits) in enumerate(within.items()):
-                found = 1.0 + counts[:, 2 * number] + counts[:, 2 * number + 1] / 2
-                ranks[track][lines] = np.where(targets < known, found, np.inf)
-                _write(listed[track], lines, best(scores, LENGTH, limits, users))
-        listed["first_time"][lines[~first]] = _NOBODY
+            return
+        targets = np.minimum(targets, scored.shape[1] - 1)
+        counts = better_and_equal(scored, users, targets, seen, place, allowed)
+        for number, (track, limits) in enumerate(within.items()):
+            ranks[track][lines] = 1.0 + counts[:, 2 * number] + counts[:, 2 * number + 1] / 2
+            _write(listed[track], lines, best(scored, LENGTH, limits, users))
 
 
-def better_and_equal(scores: Scores, users: Ints, targets: Ints, seen: SeenPairs, place: str) -> Ints:
-    """How many other items score higher than each line's target and how many the same; of all items, then of those that
-    the user has not had: n × 4.
+def better_and_equal(
+    scores: Scores, users: Ints, targets: Ints, seen: SeenPairs, place: str, allowed: Flags = ALL
+) -> Ints:
+    """How many other items score higher than each line's target and how many the same; of all `allowed` items, then of
+    those that the user has not had: n × 4.
     """
     counts = np.empty((len(scores), 4), dtype=np.int64)
     scores, users = np.ascontiguousarray(scores), np.ascontiguousarray(users)
-    broken = policy.load("lists").count_better(scores, users, targets, *seen.storage, counts)
+    broken = policy.load("lists").count_better(scores, users, allowed, *seen.storage, targets, counts)
     if broken >= 0:
         column = int(np.argmin(np.isfinite(scores[broken])))
         raise LearningError(
@@ -122,10 +150,10 @@ def better_and_equal(scores: Scores, users: Ints, targets: Ints, seen: SeenPairs
     return counts
 
 
-def list_summary(batches: Sequence[BatchLists], users: Ints, items: Ints, track: Track) -> Plain:
+def list_summary(batches: Sequence[BatchLists], users: Ints, track: Track) -> Plain:
     """Metrics of one track over a run of batches, and what its lists are like; empty where nothing was listed.
 
-    `users` and `items` are those of the events, batch after batch. `new` counts misses on items that nobody had had.
+    `users` are those of the events, batch after batch. `new` counts misses on items that could not be listed yet.
     `coverage` is the share of known items that stand in some list, `gini` how unequal their numbers of lists are, and
     `similarity` the mean Jaccard index of the lists of two users that follow each other.
     """
@@ -133,13 +161,13 @@ def list_summary(batches: Sequence[BatchLists], users: Ints, items: Ints, track:
     judged = ~np.isnan(rank)
     if not judged.any():
         return {}
-    known = np.concatenate([np.full(len(lists.tracks[track].rank), lists.known) for lists in batches])
+    listable = np.concatenate([lists.listable for lists in batches])
     listed = np.concatenate([lists.tracks[track].listed for lists in batches])[judged]
     times = np.bincount(listed[listed >= 0], minlength=batches[-1].known)
     return {
         **metrics(rank[judged], LIST_METRICS),
         "events": int(judged.sum()),
-        "new": int((items >= known)[judged].sum()),
+        "new": int((~listable[judged]).sum()),
         "coverage": float((times > 0).mean()) if len(times) else 0.0,
         "gini": gini(times),
         "similarity": similarity(listed, users[judged]),
@@ -189,6 +217,6 @@ def _write(listed: SmallInts, lines: Ints, lists: Sequence[Best]) -> None:
         listed[line, : min(len(rows), LENGTH)] = rows[:LENGTH]
 
 
-def list_summaries(batches: Sequence[BatchLists], users: Ints, items: Ints) -> dict[str, Any] | None:
+def list_summaries(batches: Sequence[BatchLists], users: Ints) -> dict[str, Any] | None:
     """`list_summary` of both tracks; None where nothing was listed."""
-    return {track: list_summary(batches, users, items, track) for track in TRACKS} if batches else None
+    return {track: list_summary(batches, users, track) for track in TRACKS} if batches else None

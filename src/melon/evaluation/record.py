@@ -72,10 +72,7 @@ class CellRecord:
             name: {**metrics(tally.rank), "without_repeats": metrics(tally.rank[~repeats])}
             for name, tally in self._baselines.items()
         }
-        lists = {
-            name: list_summaries(tally.lists, log.users[tested], log.items[tested])
-            for name, tally in self.tallies.items()
-        }
+        lists = {name: list_summaries(tally.lists, log.users[tested]) for name, tally in self.tallies.items()}
         for name, summary in baselines.items():
             summary["lists"] = lists[name]
         for name in ("recent_popularity", *BASELINES):
@@ -136,7 +133,7 @@ class CellRecord:
         }
 
     def ranks(self) -> RankColumns:
-        """The rank of every evaluated event under every method, and what is known of the event."""
+        """The rank of every evaluated event under every method, and what is known of the event; NaN for no rank."""
         log, events = self.log, self._ours.events
         columns: RankColumns = {
             "event": events,
@@ -216,7 +213,7 @@ def write_result(record: Plain, ranks: Mapping[str, np.ndarray[Any, Any]], path:
     beside = path.with_suffix(".ranks.parquet")
     written = {**record, "ranks": beside.name}
     with replacing(beside) as unfinished:
-        pl.DataFrame(dict(ranks)).write_parquet(unfinished, compression="zstd")
+        pl.DataFrame(dict(ranks)).fill_nan(None).write_parquet(unfinished, compression="zstd")
     write_text(path, json.dumps(written, indent=1, allow_nan=False) + "\n")
     return written
 

@@ -101,7 +101,8 @@ class Evaluation:
     def ranks(self) -> pl.DataFrame:
         """The rank of every evaluated event under every method: `rank` is the strategy's, `rank_NAME` a baseline's."""
         frames = [
-            pl.DataFrame(columns).with_columns(pl.lit(record["seed"]).alias("seed")) for record, columns in self.runs
+            pl.DataFrame(columns).fill_nan(None).with_columns(pl.lit(record["seed"]).alias("seed"))
+            for record, columns in self.runs
         ]
         return pl.concat(frames).select("seed", pl.exclude("seed"))
 

@@ -110,6 +110,7 @@ class TallyKeeper:
         }
         if result.lists:
             arrays["known"] = np.array([lists.known for lists in result.lists])
+            arrays["listable"] = np.concatenate([lists.listable for lists in result.lists])
             for track in TRACKS:
                 tracks = [lists.tracks[track] for lists in result.lists]
                 arrays[f"{track}/rank"] = np.concatenate([each.rank for each in tracks])
@@ -129,7 +130,7 @@ class TallyKeeper:
                     track: TrackLists(arrays[f"{track}/rank"][of_events], arrays[f"{track}/listed"][of_events])
                     for track in TRACKS
                 }
-                lists = BatchLists(int(arrays["known"][number]), tracks)
+                lists = BatchLists(int(arrays["known"][number]), arrays["listable"][of_events], tracks)
             own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
             usable = arrays["usable"][of_events]
             tally.add(Point(start, stop, usable, own, lists, loss, score_ms, update_ms, moved))

@@ -1,10 +1,10 @@
-"""The configuration of one evaluation: recommender, strategy, protocol and budget; and its files."""
+"""The configuration of one evaluation: recommender, strategy, protocol and budget; its files, and checks of values."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 import numpy as np
 
 from melon.errors import SettingsError, unknown_name
-from melon.fitting import values
 from melon.fitting.auto import AUTO, RECOMMENDER, STRATEGY
 from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES
@@ -22,6 +21,14 @@ from melon.types import Plain
 
 if TYPE_CHECKING:
     from melon.fitting.plan import Plan
+
+
+#: Trials for each choice.
+BUDGET = 8
+#: More threads than any machine has use for; far more than this ends the process.
+MOST_THREADS = 1_024
+#: `off`, `auto` (searched, or learned by the strategy), or a half-life.
+HalfLifeChoice = str | float
 
 
 PretrainMode = Literal["shared", "own"]
@@ -41,7 +48,7 @@ class CellConfig:
     pretrain: PretrainMode = "shared"
     seed: int = 0
     epochs: int | None = None
-    budget: int = values.BUDGET
+    budget: int = BUDGET
     minutes: float | None = None
     split: tuple[float, float, float] = DEFAULT_SPLIT
     batch_size: int = BATCH_SIZE
@@ -61,15 +68,7 @@ class CellConfig:
     def __post_init__(self) -> None:
         RECOMMENDERS[self.recommender]
         STRATEGIES[self.strategy].preset(self.preset)
-        values.check_values(
-            budget=self.budget,
-            epochs=self.epochs,
-            minutes=self.minutes,
-            threads=self.threads,
-            half_life=self.half_life,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
+        check_values(self.__dict__)
         for name in ("negatives", "epochs", "retrain_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -116,10 +115,77 @@ class CellConfig:
         return {name: value for name, value in content.items() if value is not None or name not in _LEFT_OUT}
 
 
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """An integer, numpy's included."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise SettingsError(f"{name} = {value!r} must be a whole number{bound}.")
+    return int(value)
+
+
+def number(name: str, value: Any) -> float:
+    """A number, numpy's included; an integer becomes a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise SettingsError(f"{name} = {value!r} must be a number.")
+    return float(value)
+
+
+def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
+    """One of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise SettingsError(f"{name} = {value!r} must be one of: {', '.join(choices)}.")
+    return value
+
+
+def name_or_class(name: str, value: Any) -> str | Callable[..., Any]:
+    """The name of something in a registry, or something that is called like its class."""
+    if isinstance(value, str):
+        return value
+    if callable(value):
+        factory: Callable[..., Any] = value
+        return factory
+    raise SettingsError(f"{name} = {value!r} must be a name such as 'auto', or a class.")
+
+
+def settings_table(name: str, value: Any) -> Mapping[str, Any] | None:
+    """Settings by name; numpy's numbers become Python's."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise SettingsError(f"{name} = {value!r} must be a dict from names of settings to values.")
+    table = {key: _plain(f"{name}[{key!r}]", setting) for key, setting in value.items()}
+    return value if all(table[key] is value[key] for key in value) else table
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for a value outside its range; the same for Python and for the command line."""
+    for name, bound in (("batch_size", 1), ("budget", 0), ("epochs", 0), ("seed", 0)):
+        if given[name] is not None and given[name] < bound:
+            raise SettingsError(f"{name} = {given[name]} must be at least {bound}.")
+    threads, minutes, half_life = given["threads"], given["minutes"], given["half_life"]
+    if not 1 <= threads <= MOST_THREADS:
+        raise SettingsError(f"threads = {threads} must be between 1 and {MOST_THREADS:,}.")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise SettingsError(
+            f"minutes = {minutes:g} must be a finite number of more than 0; a large one such as 1e6 sets no limit."
+        )
+    if isinstance(half_life, str) and half_life not in ("off", "auto"):
+        raise SettingsError(f"half_life = {half_life!r} must be off, auto, or a half-life such as 5000.")
+    if not isinstance(half_life, str) and not 0 < half_life < float("inf"):
+        raise SettingsError(f"half_life = {half_life:g} must be off, auto, or a half-life of more than 0 such as 5000.")
+
+
+def _plain(name: str, value: Any) -> Any:
+    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    try:
+        json.dumps(plain)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{name} = {value!r} is no plain value ({error}).") from None
+    return plain
+
+
 def parse_assignments(assignments: list[str]) -> dict[str, Plain]:
     """`lr=0.1 recommender.dim=32 pretrain.l2=0.01` by section; a bare key belongs to the strategy."""
-    import json
-
     sections: dict[str, Plain] = {section: {} for section in SECTIONS}
     for text in assignments:
         key, equals, value = text.partition("=")
@@ -160,7 +226,7 @@ def typed(key: str, value: Any, place: str) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     if key in TABLES:
-        value = values.settings_table(f"{place}{key}", value) or {}
+        value = settings_table(f"{place}{key}", value) or {}
     elif key == "split" and isinstance(value, str):
         value = parse_split(value)
     elif isinstance(value, np.generic):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from melon.fitting.values import BUDGET, HalfLifeChoice
+from melon.fitting.config import BUDGET, HalfLifeChoice
 from melon.learning.checkpoint import RecommenderFactory, StrategyFactory
 from melon.learning.pretrain import PretrainSettings
 from melon.learning.updater import Updater

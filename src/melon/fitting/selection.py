@@ -24,8 +24,7 @@ from melon.fitting.auto import RECOMMENDER
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import Plan, StrategyChoice, name_of, search_space
 from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, deploy, refit
-from melon.fitting.search import Choice, Curve, Search, Trial, search, words
-from melon.fitting.workers import Workers
+from melon.fitting.search import Choice, Curve, Search, Trial, Workers, search, words
 from melon.learning.pretrain import PRETRAIN_SPACE, Pretraining, PretrainSettings, most_epochs
 from melon.learning.updater import Updater
 from melon.progress import Progress, Stop

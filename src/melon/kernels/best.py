@@ -28,8 +28,8 @@ from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
 #: Users, allowed items, pairs seen (`SeenPairs.storage`), and where the best rows go.
 _TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
 
-#: Users, the target of each, pairs seen, and where the counts go.
-_RANKED: Signature = (INTS, INTS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
+#: Users, allowed items, pairs seen, the target of each line, and where the counts go.
+_RANKED: Signature = (*_TOP[:-1], INTS, INT_TABLE)
 
 SIGNATURES: dict[str, Signature] = {
     "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
@@ -197,10 +197,11 @@ def top(
 
 
 def count_better(
-    scores: Scores, users: Ints, targets: Ints, seen: Ints, bits: int, starts: Ints, past: SmallInts, counts: Ints
-) -> int:
-    """For each line, how many other columns score higher than its target and how many the same: first of all columns,
-    then of those whose pair with the line's user has not been seen. Returns -1, or a line with a NaN or an infinity.
+    scores: Scores, users: Ints, allowed: Flags, seen: Ints, bits: int, starts: Ints, past: SmallInts, targets: Ints,
+    counts: Ints,
+) -> int:  # fmt: skip
+    """For each line, how many other columns score higher than its target and how many the same: of all that are
+    allowed, then of those whose pair with the line's user is new. Returns -1, or a line with a NaN or an infinity.
     """
     for n in range(scores.shape[0]):
         line, target, broken = scores[n], targets[n], _ZERO
@@ -214,7 +215,7 @@ def count_better(
             if reaches == 0:
                 continue
             for column in range(start, stop):
-                if line[column] < own or column == target:
+                if line[column] < own or column == target or (allowed.size and not allowed[column]):
                     continue
                 kind = 0 if line[column] > own else 1
                 counts[n, kind] += 1

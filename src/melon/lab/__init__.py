@@ -1,1 +1,1 @@
-"""Research tools: bench, report, advice, figures and the paper's reproduction."""
+"""Research tools: bench, report, figures and the paper's reproduction."""

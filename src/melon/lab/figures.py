@@ -16,7 +16,7 @@ from melon.atomic import replacing, require_writable
 from melon.data.files import load_stream
 from melon.errors import SettingsError, require_plots
 from melon.evaluation.labels import INK, LINE, SOFT, color
-from melon.lab.numbers import Compared, trailing_mean
+from melon.lab.comparisons import Compared, trailing_mean
 from melon.lab.page import Drawing
 from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import BatchRates, explain_batch

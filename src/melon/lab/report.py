@@ -20,26 +20,32 @@ from melon.evaluation.labels import AUTO, color, label, recommender_label
 from melon.evaluation.ranking import METRICS
 from melon.evaluation.table import Mark, ResultTable, TableCell, interval, marks, metric_table, number, podium, signed
 from melon.evaluation.work import RatesKeeper
-from melon.lab.figures import cost, forest, rates, trend
-from melon.lab.numbers import (
+from melon.lab.comparisons import (
+    BASELINES,
     METRIC,
+    REFERENCE,
     SECOND_METRIC,
+    Bench,
     Compared,
     Estimate,
+    MethodComparison,
     PairedTests,
+    Run,
+    View,
     batch_sizes,
     curve,
     frontier,
     milliseconds,
     on_top,
     rate_texts,
+    read_bench,
     slope,
     split_by,
     table_of,
     trailing_width,
 )
+from melon.lab.figures import cost, forest, rates, trend
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
-from melon.lab.records import REFERENCE, Bench, MethodComparison, Run, View, read_bench
 from melon.learning.rate_matrix import BatchRates
 from melon.progress import counted
 from melon.types import Floats, Plain
@@ -79,7 +85,7 @@ def report(bench: Bench, command: str, tests: PairedTests | None = None) -> Docu
     """The whole document."""
     compared = tests or PairedTests()
     sections: list[Section | None] = [
-        short(bench),
+        short(bench, compared),
         results(bench, compared),
         over_time(bench),
         costs(bench),
@@ -230,13 +236,39 @@ def _entrants(bench: Bench, stream: str) -> list[_Entrant]:
     return entrants
 
 
-def short(bench: Bench) -> Section:
-    """The overview."""
+def short(bench: Bench, tests: PairedTests) -> Section:
+    """The overview, and what to take."""
     note = (
         "The mean over seeds, best of each comparison in bold, second underlined. A stream is fast where what was "
         "popular lately beats a recommender that is never updated."
     )
-    return Section("short", f"{METRIC} at a glance", note, [overview(bench)])
+    return Section(
+        "short",
+        f"{METRIC} at a glance",
+        note,
+        [overview(bench), Bullets([advice(comparison, tests) for comparison in bench.main])],
+    )
+
+
+def advice(comparison: MethodComparison, tests: PairedTests) -> str:
+    """What to take: the cheapest method that no other is shown to beat, by a rule that is fixed beforehand."""
+    family = tests.family(comparison, comparison.strategies)
+    winners = [method for method, each in family.items() if each.conclusion == "better"]
+    taken, reason = REFERENCE, "no other strategy is shown to be better" if family else "no other strategy was compared"
+    if winners:
+        best = max(winners, key=comparison.hit_rate)
+        beaten = tests.against(comparison, best, winners)
+        equal = [method for method in winners if method == best or beaten[method].conclusion != "better"]
+        taken = min(equal, key=lambda method: milliseconds(comparison, method) or 0.0)
+        gain = family[taken].difference
+        reason = f"{signed(gain.difference)} {interval(gain.by_user)} over {comparison.label(REFERENCE)}"
+    simple = tests.against(comparison, taken, BASELINES[:-1])
+    unbeaten = [method for method, each in simple.items() if each.conclusion != "better"]
+    if unbeaten:
+        reason = f"{comparison.label(taken)} is not shown to be better, and costs more"
+        taken = max(unbeaten, key=comparison.hit_rate)
+    value = f"{METRIC} {number(comparison.hit_rate(taken))}"
+    return f"{where(comparison)}: take {comparison.label(taken)} ({value}); {reason}."
 
 
 def overview(bench: Bench) -> ResultTable:

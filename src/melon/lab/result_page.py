@@ -13,8 +13,8 @@ from melon.evaluation import labels
 from melon.evaluation.ranking import LIST_METRICS, METRICS
 from melon.evaluation.record import ResultLine, is_auto, method_name, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table
+from melon.lab.comparisons import trailing_width
 from melon.lab.figures import StoryLine, story
-from melon.lab.numbers import trailing_width
 from melon.lab.page import Bullets, Document, Figure, Figures, Fold, Section, html_page
 from melon.progress import counted
 from melon.types import Plain

@@ -20,14 +20,13 @@ from rich.markup import escape
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
 from melon.evaluation import labels
-from melon.evaluation.ranking import METRICS, metrics
+from melon.evaluation.ranking import METRICS
 from melon.evaluation.record import ResultLine, judged_section, lists_sentence, result_lines
-from melon.evaluation.table import ResultTable, TableCell, metric_table, number
-from melon.lab.advice import Advice, difference_text, method_text
+from melon.evaluation.table import ResultTable, TableCell, metric_table
 from melon.lab.bench import BenchResult, CellOutcome, Task
-from melon.lab.numbers import rate_texts
+from melon.lab.comparisons import rate_texts
 from melon.learning.rate_matrix import BatchRates
-from melon.progress import LiveProgress, Progress, counted, last_line, say, say_aside, time_left
+from melon.progress import LiveProgress, counted, last_line, say, time_left
 
 #: A filter that drops a larger share than this is worth a warning.
 _MUCH = 0.1
@@ -271,45 +270,3 @@ def _kinds(task: Task) -> list[tuple[str, ...]]:
     """What a cell is like, from the most to the least alike."""
     config = task.config
     return [(task.stream, config.recommender, config.strategy), (config.recommender, config.strategy), ()]
-
-
-class AdviceProgress(Progress):
-    """A line for each cell, with the time that is left."""
-
-    def __init__(self, minutes: float) -> None:
-        self._until = time.monotonic() + 60 * minutes
-
-    def started(self, job: Task) -> None:
-        say_aside(f"{job.config.recommender} {job.config.strategy} …")
-
-    def ended(self, outcome: CellOutcome) -> None:
-        config = outcome.task.config
-        left = max(self._until - time.monotonic(), 0)
-        say_aside(f"{config.recommender} {config.strategy}: {outcome_text(outcome)}  ({left:.0f} s left)")
-
-
-def show_advice(advice: Advice, *, as_json: bool) -> None:
-    """On the screen, or as JSON."""
-    if as_json:
-        Console(soft_wrap=True).print_json(json.dumps(advice.plain(), allow_nan=False))
-        return
-    first, last = (datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M") for moment in advice.span)
-    say(f"The last {advice.recent:,} of {advice.interactions:,} interactions of {advice.stream}, {first} to {last}.")
-    after = f"{advice.judged:,} that came after{', repeats left out' if advice.without_repeats else ''}"
-    say(f"Settings were chosen on their earlier part; these figures are about {after}.")
-    Console(soft_wrap=True).print(_advice_table(advice).rich())
-    for line in advice.sentences():
-        say(line)
-
-
-def _advice_table(advice: Advice) -> ResultTable:
-    rows = []
-    for method in sorted(advice.methods, key=lambda method: -method.hit_rate):
-        scores, against = metrics(method.rank), advice.conclusion.challengers.get(method.name)
-        mark = " *" if advice.conclusion.better.get(method.name) else ""
-        cells = [method_text(method.name), number(scores["HR@5"]), number(scores["NDCG@10"])]
-        cells.append(f"{difference_text(against)}{mark}" if against else "")
-        cells.append(f"{method.update_ms:.1f}" if method.name in advice.chosen else "")
-        rows.append([TableCell(text) for text in cells])
-    caption = "95 % intervals from resampling users; * better, corrected for the number of comparisons"
-    return ResultTable(["", "HR@5", "NDCG@10", f"over {advice.conclusion.reference.name}", "ms a batch"], rows, caption)

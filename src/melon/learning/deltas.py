@@ -17,8 +17,7 @@ import numpy as np
 
 from melon.data.ids import Id, IdBook
 from melon.errors import CheckpointError
-from melon.learning.forgetting import forget_past
-from melon.learning.model import LiveModel
+from melon.learning.model import Edit, LiveModel, edit_past, forget_past
 from melon.learning.tensorfiles import pieces
 from melon.models.blend.recommender import Blend
 from melon.stream.saved import MOST, part_of, require, saved_array
@@ -51,7 +50,9 @@ class Interacted:
 
 @dataclass(frozen=True)
 class Delta:
-    """One step's changes. `books` are new ids by side, and how many there were before; `forgotten` is a row."""
+    """One step's changes. `books` are new ids by side, and how many there were before; `forgotten` is a row, `edit` a
+    change of the past that no event made.
+    """
 
     number: int
     events: int
@@ -64,6 +65,7 @@ class Delta:
     tables: Mapping[str, ChangedRows]
     head: Mapping[str, AnyArray]
     forgotten: tuple[int, Id] | None = None
+    edit: Edit | None = None
 
     def to_bytes(self) -> bytes:
         """The delta in the layout of safetensors; equal deltas are equal bytes.
@@ -81,6 +83,8 @@ class Delta:
             "sizes": {name: rows.size for name, rows in self.tables.items()},
             "forgotten": None if self.forgotten is None else self.forgotten[0],
         }
+        if self.edit is not None:
+            about["edit"] = list(self.edit)
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         tensors: dict[str, AnyArray] = {"about": np.frombuffer(text, dtype=np.uint8).copy()}
         tensors |= {f"past.{name}": getattr(self.past, name) for name in ("users", "items", "times")}
@@ -123,6 +127,7 @@ class Delta:
                 tables={name: _rows_of(name, size, arrays) for name, size in about["sizes"].items()},
                 head={name.removeprefix("head."): held for name, held in arrays.items() if name.startswith("head.")},
                 forgotten=None if row is None else (int(row), new["forgotten"].ids([0]).tolist()[0]),
+                edit=_edit(about["edit"]) if "edit" in about else None,
             )
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"these bytes are no delta of a model: {error!r}.") from error
@@ -142,7 +147,9 @@ class Recorder:
             table.record_changes()
         self._known = {side: len(getattr(model, side)) for side in _SIDES}
 
-    def take(self, number: int, past: Interacted, forgotten: tuple[int, Id] | None = None) -> Delta:
+    def take(
+        self, number: int, past: Interacted, forgotten: tuple[int, Id] | None = None, edit: Edit | None = None
+    ) -> Delta:
         """The changes since the last call, which made the model's step of this number."""
         model, updater = self._model, self._model.updater
         recommender, tables = updater.recommender, dict[str, ChangedRows]()
@@ -169,6 +176,7 @@ class Recorder:
             if isinstance(recommender, Blend)
             else {},
             forgotten,
+            edit,
         )
 
 
@@ -192,6 +200,8 @@ def apply(model: LiveModel, delta: Delta) -> None:
         recommender.head.recall(delta.head)
     if delta.forgotten is not None:
         forget_past(model, *delta.forgotten)
+    if delta.edit is not None:
+        edit_past(model, delta.edit)
     recommender.clock.now = delta.clock
     updater.follow(delta.half_lives)
     model.last_time, model.late = delta.last_time, delta.late
@@ -227,6 +237,13 @@ def _count(about: Mapping[str, Any], name: str) -> int:
     value = about[name]
     require(type(value) is int and 0 <= value <= MOST, f"{name} = {value!r} of a delta")
     return int(value)
+
+
+def _edit(given: Any) -> Edit:
+    kind, row, other = given
+    require(kind in ("retract", "move", "rename"), f"the edit {kind!r} of a delta")
+    require(type(row) is int and row >= 0 and (kind == "rename" or type(other) is int), "the rows of a delta's edit")
+    return kind, row, other
 
 
 def _rows_of(name: str, size: int, arrays: Mapping[str, AnyArray]) -> ChangedRows:

@@ -9,9 +9,9 @@ import numpy as np
 from melon.models.base import Recommender
 from melon.strategies.base import Strategy
 from melon.stream.batch import Batch
+from melon.stream.candidates import Negatives
 from melon.stream.draws import Draws
 from melon.stream.history import NOBODY, History
-from melon.stream.negatives import Negatives
 from melon.tables import Table
 from melon.types import Ints
 

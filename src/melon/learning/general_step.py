@@ -15,7 +15,7 @@ from torch import Tensor
 
 from melon.errors import LearningError
 from melon.learning.examples import Offered, RowStateTables
-from melon.learning.rows import ComputedStep, NewRows, Write
+from melon.learning.step import ComputedStep, NewRows, Write
 from melon.models.base import Recommender, SummedSteps
 from melon.models.evidence import Examples, RowGradient
 from melon.strategies.base import Proposal, Situation, Strategy, Surroundings

@@ -43,9 +43,6 @@ class HeadTeacher:
         if headed is None or self._history.known_items < 2:
             return None
         users, lines, allowed = self._lines(batch, headed.head.settings.negatives)
-        if not headed.head.settings.repeats:
-            first = ~self._history.seen.contains(pair_keys(users, lines[:, 0]))
-            users, lines, allowed = users[first], lines[first], allowed[first]
         if not len(users):
             return None
         examples = headed.head_examples(users, lines, allowed, context)

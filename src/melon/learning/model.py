@@ -1,12 +1,14 @@
-"""A model in use: an updater that knows the caller's ids, answers with the best items, and is saved as one state."""
+"""A model in use: an updater that knows the caller's ids, answers with lists, forgets people, and is saved whole."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +19,65 @@ from melon.errors import CheckpointError, DataError, MelonError
 from melon.kernels import policy
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
-from melon.learning.lists import Recommendation, Recommended, Source
 from melon.learning.updater import Updater
 from melon.models.catalogue import Best, Within, best, limited
 from melon.models.streaming.counts import ItemCounts
 from melon.progress import uninterrupted
 from melon.stream.batch import Batch
 from melon.stream.saved import MOST, part_of, require, saved_array
+from melon.tables import Table, TableSpec
 from melon.types import Flags, Ints, Scores
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Source = Literal["model", "popular"]
+
+
+class Recommendation(NamedTuple):
+    """An item and its score; scores of one list compare with each other and with nothing else."""
+
+    item: Id
+    score: float
+
+
+@dataclass(frozen=True)
+class Recommended(Sequence[Recommendation]):
+    """One user's list, best first. `source` is "model", or "popular" where the model scores a newcomer all alike."""
+
+    user: Id
+    source: Source
+    items: tuple[Recommendation, ...]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, place: int) -> Recommendation: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Recommendation, ...]: ...
+    def __getitem__(self, place: int | slice) -> Recommendation | tuple[Recommendation, ...]:
+        return self.items[place]
+
+
+def as_table(lists: Sequence[Recommended]) -> pl.DataFrame:
+    """One line for each recommendation: user, rank (from 1), item, score and source; UUIDs as texts."""
+    import polars as pl
+
+    def plain(ids: Iterable[Id]) -> list[Any]:
+        return [str(one) if isinstance(one, uuid.UUID) else one for one in ids]
+
+    lines = [(listed, rank, one) for listed in lists for rank, one in enumerate(listed, start=1)]
+    return pl.DataFrame(
+        {
+            "user": plain(listed.user for listed, _, _ in lines),
+            "rank": [rank for _, rank, _ in lines],
+            "item": plain(one.item for _, _, one in lines),
+            "score": [one.score for _, _, one in lines],
+            "source": [listed.source for listed, _, _ in lines],
+        }
+    )
+
 
 #: "Recent" for popular items: a count halves in this many interactions.
 POPULAR_HALF_LIFE = 5_000
@@ -353,3 +406,76 @@ def _looked_ahead(book: IdBook, ids: npt.NDArray[Any], batch: Ints) -> Ints:
     rows = book.rows(ids[distinct])
     rows[rows < 0] = len(book) + np.arange(int((rows < 0).sum()))
     return rows[inverse.reshape(-1)]
+
+
+def observe_only(model: LiveModel, user_ids: IdSequence, item_ids: IdSequence, times: Ints) -> None:
+    """Take note of events in the order given without learning from them: the past knows them, no row is taught.
+
+    Newcomers get their first rows. Times before `last_time` count as `last_time`.
+    """
+    updater = model.updater
+    users, items = model.users.rows(user_ids, add=True), model.items.rows(item_ids, add=True)
+    late, moments = times < model.last_time, np.maximum(times, model.last_time)
+    keys = model.users.keys(users), model.items.keys(items)
+    updater.make_rows(Batch(updater.history.events, users, items, moments, *keys))
+    updater.recommender.observe(users, items, moments, updater.history)
+    updater.history.append(users, items)
+    model.popular.observe(items)
+    model.late += int(late.sum())
+    model.last_time = int(moments[-1])
+
+
+def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
+    """Forget a person: the row is the first row of the pseudonym, which has no past; None where nobody is known.
+
+    The row number is not given to anybody else. What others learned from the person's interactions stays.
+    """
+    row = int(model.users.rows([user])[0])
+    if row < 0:
+        return None
+    # The decay clock may stand where the last batch began: a model that was saved and loaded would write other bytes.
+    model.updater.recommender.clock.now = model.updater.moment(model.last_time).now
+    forget_past(model, row, pseudonym)
+    key, place = model.users.keys([row]), np.array([row])
+    updater, recommender = model.updater, model.updater.recommender
+    for name, table in recommender.tables.items():
+        if table.spec.role == "user" and row < table.rows:
+            table.scatter(place, first_rows(table.spec, key, like=table, seed=recommender.seed))
+            for state in updater.row_state.get(name, {}).values():
+                if row < state.rows:
+                    state.scatter(place, first_rows(state.spec, key, like=table, seed=0))
+    return row
+
+
+def forget_past(model: LiveModel, row: int, pseudonym: Id) -> None:
+    """Take a user's interactions out of the past, and the id out of the book."""
+    model.updater.history.forget(row)
+    model.updater.recommender.forget_user(row)
+    model.users.rename(row, pseudonym)
+
+
+#: A change of the past that no event makes: ("retract", user row, item row), ("move", user row, to another's), or
+#: ("rename", user row, id as JSON has it).
+Edit = tuple[str, int, int | str]
+
+
+def edit_past(model: LiveModel, edit: Edit) -> None:
+    """Change the past alone: no row of a table is written."""
+    kind, row, other = edit
+    history = model.updater.history
+    if kind == "rename":
+        model.users.rename(row, uuid.UUID(str(other)) if model.users.kind == "uuid" else other)
+        return
+    partner = int(other)
+    if kind == "retract":
+        history.retract(row, partner)
+    else:
+        history.move(row, partner)
+        model.updater.recommender.forget_user(row)
+
+
+def first_rows(spec: TableSpec, keys: Ints, *, like: Table, seed: int) -> Scores:
+    """What rows of a table are when they are made."""
+    fresh = Table(spec, seed=seed, dtype=like.dtype)
+    fresh.grow(len(keys), keys)
+    return fresh.everything()

@@ -13,9 +13,9 @@ from melon.kernels.threads import ahead
 from melon.models.base import Recommender, SummedSteps
 from melon.registry import Space
 from melon.settings import Settings
+from melon.stream.candidates import Negatives
 from melon.stream.draws import Draws
 from melon.stream.history import History
-from melon.stream.negatives import Negatives
 from melon.stream.pairs import SeenPairs
 from melon.stream.split import batches
 from melon.types import Ints

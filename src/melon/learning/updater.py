@@ -12,8 +12,7 @@ from melon.errors import CheckpointError, SettingsError
 from melon.kernels import policy
 from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.rows import ComputedStep, NewRows
-from melon.learning.step import StepMaker
+from melon.learning.step import ComputedStep, NewRows, StepMaker
 from melon.models.base import Context, Recommender
 from melon.models.blend.head import HeadExamples, HeadStep
 from melon.models.catalogue import Catalogue

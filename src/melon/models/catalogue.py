@@ -21,7 +21,7 @@ Best = tuple[Ints, Scores]
 
 #: An empty set of pairs, as compiled kernels take it, and what leaves out and adds nothing.
 NO_PAIRS: Storage = (np.empty(0, dtype=np.int64), 0, *Taken.none())
-_ALL: Flags = np.empty(0, dtype=np.bool_)
+ALL: Flags = np.empty(0, dtype=np.bool_)
 _NO_BOOST: Singles = np.empty(0, dtype=np.float32)
 
 
@@ -31,7 +31,7 @@ class Within(NamedTuple):
     """
 
     seen: SeenPairs | None = None
-    allowed: Flags = _ALL
+    allowed: Flags = ALL
     boost: Singles = _NO_BOOST
 
 
@@ -46,7 +46,7 @@ def limited(
 
     Items beyond the end of `allowed` are not allowed; those beyond the end of `boost` have none.
     """
-    mask, added = _ALL, _NO_BOOST
+    mask, added = ALL, _NO_BOOST
     if allowed is not None and (allowed.dtype != np.bool_ or allowed.ndim != 1):
         raise DataError(f"allowed must be one row of truth values, got {allowed.dtype} of {allowed.shape}.")
     if allowed is not None or exclude is not None:

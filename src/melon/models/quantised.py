@@ -11,8 +11,7 @@ import numpy as np
 from melon.kernels import policy
 from melon.kernels.quantised import BLOCK, TOGETHER
 from melon.models.catalogue import Near, Within, filled
-from melon.tables import Moment, Table
-from melon.tables.decay import Changes, reference
+from melon.tables import Changes, Moment, Table, reference
 from melon.types import Ints, Singles, TinyInts
 
 

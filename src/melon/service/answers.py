@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -103,9 +103,10 @@ class ListMaker:
         hidden: Callable[[Id], Iterable[Id]],
         owner: Callable[[Id], str] = str,
         item_users: int = 0,
+        challenger: str | None = None,
     ) -> None:
         self._facts, self._served, self._hidden, self._owner = facts, served, hidden, owner
-        self._proven = ProvenItems(item_users)
+        self._proven, self._challenger = ProvenItems(item_users), challenger
         self._masks = Masks(facts)
         self._rows: RowFacts | None = None
 
@@ -121,6 +122,8 @@ class ListMaker:
         self._rows.slots(n_items)
         works = [self._planned(model, query, n_items, now) for query in queries]
         pools, about = self._pools(model, works, n_items), about_model(model, position)
+        if self._challenger is not None:
+            about["challenger"] = self._challenger
         answers = [self._finished(model, work, pool, n_items) for work, pool in zip(works, pools, strict=True)]
         return [AnsweredList(source, items, filtered, position, about) for source, items, filtered in answers]
 
@@ -135,7 +138,13 @@ class ListMaker:
         if source == "history" and not any(row >= 0 for row in _item_rows(model, query.items, n_items)):
             source = "popular"
         taken = None if query.candidates is not None else self._proven.flags(model.updater.history, n_items)
-        mask = self._masks.mask(rules.filter, rows, n_items, now, (self._proven.version, taken))
+        version: Hashable = self._proven.version
+        if taken is not None and known and not query.filter_seen:
+            own = self._proven.own(model.updater.history, user_row)
+            if len(own):  # a user's own items need no other user
+                taken, version = taken.copy(), (version, user_row)
+                taken[own[own < n_items]] = True
+        mask = self._masks.mask(rules.filter, rows, n_items, now, (version, taken))
         exclude = {"excluded": _item_rows(model, query.exclude, n_items)}
         if query.user is not None:
             exclude["hidden"] = _item_rows(model, tuple(self._hidden(query.user)), n_items)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import heapq
 import itertools
 import json
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +27,7 @@ from melon.service.answers import AnsweredList, ListMaker, Query, about_model
 from melon.service.coalesce import Coalescer
 from melon.service.config import ServeSettings
 from melon.service.ids import plain_id, read_id
+from melon.service.learner.challenger import challenger_states, home
 from melon.service.learner.guard import REMEDIES
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogReader
@@ -33,6 +37,7 @@ from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quali
 from melon.service.replica import Replica
 from melon.service.rules.items import Facts, ItemFacts
 from melon.service.served import Served
+from melon.service.webhook import Webhooks
 
 T = TypeVar("T")
 S = TypeVar("S", LogReader, StepReader)
@@ -41,10 +46,23 @@ _RECENT_STEPS = 50
 _LOG = logging.getLogger("melon.service")
 #: The status gives freshness over this many events.
 _FRESHNESS = 4_096
+#: Seconds between two looks whether alarms have changed.
+_TOLD_EVERY_S = 5.0
 #: Messages that a slow reader of the stream may be behind before older ones are dropped for it.
 _STREAM_BEHIND = 256
 #: Clients of the stream, at most: each takes a part of the loop that answers everybody.
 MOST_LISTENERS = 100
+
+
+@dataclass
+class Arm:
+    """A challenger whose lists some users get: its share of them, and what makes the lists."""
+
+    name: str
+    share: float
+    replica: Replica
+    coalescer: Coalescer
+    ready: bool = False
 
 
 class Backend:
@@ -54,12 +72,14 @@ class Backend:
         self.settings = settings
         self.metrics = ServiceMetrics()
         self.started = time.time()
+        self._hooks = Webhooks(settings)
         self.log = EventLog(settings.folder, settings)
         self.replica = Replica(settings.folder)
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
         self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
         self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
+        self._arms = [self._arm(name, share) for name, share in settings.shares().items()]
         self.uses = settings.uses()
         self.problem: str | None = None
         self.stopping = False
@@ -67,7 +87,8 @@ class Backend:
         #: Whether kernels are compiled; before that, lists are of what is popular.
         self.warm = False
         self._damage: str | None = None
-        self._beats: asyncio.Task[None] | None = None
+        self._beats: list[asyncio.Task[None]] = []
+        self._alarmed: deque[tuple[float, str]] = deque(maxlen=100)
         self._fact_versions: dict[Id, int] = {}
         self.kinds: dict[str, IdKind | None] = {"user": None, "item": None}
         self._hidden: dict[Id, set[Id]] = {}
@@ -79,6 +100,12 @@ class Backend:
         self._listeners: set[asyncio.Queue[str]] = set()
         self._freshness: deque[float] = deque(maxlen=_FRESHNESS)
 
+    def _arm(self, name: str, share: float) -> Arm:
+        """What makes the lists of users who get those of a challenger."""
+        replica, given = Replica(home(self.settings.folder, name)), self.settings
+        maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=given.item_users, challenger=name)
+        return Arm(name, share, replica, Coalescer(replica, maker, given.queue_lists, self.metrics.scored))
+
     # Life.
 
     async def start(self) -> None:
@@ -86,8 +113,11 @@ class Backend:
         self._loop = asyncio.get_running_loop()
         self.coalescer.start()
         self.replica.when_applied(self._applied)
-        self._beats = asyncio.create_task(self._beat())
+        self._beats = [asyncio.create_task(self._beat()), asyncio.create_task(self._watch_alarms())]
         threading.Thread(target=self._load, name="loading", daemon=True).start()
+        for arm in self._arms:
+            arm.coalescer.start()
+            threading.Thread(target=self._load_arm, args=(arm,), name=f"loading {arm.name}", daemon=True).start()
         threading.Thread(target=self._check_log, name="checking", daemon=True).start()
 
     async def settle(self, seconds: float) -> None:
@@ -99,12 +129,39 @@ class Backend:
     async def stop(self) -> None:
         """Answer what waits, commit what waits, and close everything."""
         self.stopping = True
-        if self._beats is not None:
-            self._beats.cancel()
-        await asyncio.to_thread(self.coalescer.stop)
-        await asyncio.to_thread(self.replica.stop)
+        for task in self._beats:
+            task.cancel()
+        for coalescer in (self.coalescer, *(arm.coalescer for arm in self._arms)):
+            await asyncio.to_thread(coalescer.stop)
+        for replica in (self.replica, *(arm.replica for arm in self._arms)):
+            await asyncio.to_thread(replica.stop)
         await asyncio.to_thread(self.log.close)
         self._pool.shutdown(wait=True)
+
+    async def _watch_alarms(self) -> None:
+        """Remember when alarms were raised and were over, and tell the configured addresses."""
+        known = dict[str, str]()
+        while True:
+            await asyncio.sleep(_TOLD_EVERY_S)
+            try:
+                status = await self.status()
+            except MelonError as problem:
+                _LOG.warning("alarms cannot be read: %s", problem)
+                continue
+            now = dict(zip(status["alarm_names"], status["alarms"], strict=True))
+            for name in now.keys() ^ known.keys():
+                state, text = ("raised", now[name]) if name in now else ("over", known[name])
+                self._alarmed.append((time.time(), f"alarm {name}" if name in now else f"alarm {name} is over"))
+                if self.settings.webhooks:
+                    news = {"alarm": name, "state": state, "text": text, "remedy": REMEDIES.get(name, "")}
+                    await asyncio.to_thread(self._hooks.send, {**news, "log": self.log.log_id})
+            known = now
+
+    def marks(self, since: float) -> list[dict[str, Any]]:
+        """What happened in this process: alarms, and checkpoints that were loaded after the first one."""
+        loaded = [(when, "reload", f"this server loaded a checkpoint ({why})") for when, why in self.replica.reloaded]
+        told = [*loaded, *((when, "alarm", text) for when, text in self._alarmed)]
+        return [{"time": when, "kind": kind, "text": text} for when, kind, text in told if when >= since]
 
     async def _beat(self) -> None:
         """Give signs of life, from the loop that answers: the supervisor restarts a process that gives none."""
@@ -129,8 +186,10 @@ class Backend:
                 reader = LogReader(self.settings.folder)
                 for item, version, facts in reader.facts():
                     self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
+                users = reader.users_of()
                 for event in reader.hidden():
-                    self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
+                    user = self.user(users.get(event.user, event.user))
+                    self._hidden.setdefault(user, set()).add(self.item(event.item))
                 reader.close()
                 self._loaded = True  # events are stored and popular lists made from here on
                 self._warm_up()
@@ -143,6 +202,32 @@ class Backend:
             else:
                 self.problem = None
                 return
+
+    def _load_arm(self, arm: Arm) -> None:
+        """Have the model of a challenger, once it has one; until it has caught up, its users get the served model."""
+        try:
+            arm.replica.load(timeout=math.inf)
+            with arm.replica.reading() as (model, _):
+                pass
+            model.warm_up()
+            arm.replica.start()
+        except MelonError as problem:
+            _LOG.warning("challenger %s makes no lists: %s", arm.name, problem)
+        else:
+            arm.ready = True
+
+    def arm_of(self, user: Id | None) -> Arm | None:
+        """The challenger whose lists a user gets, by a hash of the id; None: the served model's."""
+        if user is None or not self._arms:
+            return None
+        digest = hashlib.blake2b(f"{self.settings.seed}/{user}".encode(), digest_size=8).digest()
+        place = int.from_bytes(digest) / 2**64
+        for arm in self._arms:
+            if place < arm.share:
+                behind = self.log.offset - arm.replica.position.offset if arm.ready else math.inf
+                return arm if behind <= self.settings.max_lag else None
+            place -= arm.share
+        return None
 
     def _warm_up(self) -> None:
         """Load compiled kernels, those that follow the learner too, and make one list before somebody waits for one."""
@@ -190,6 +275,21 @@ class Backend:
             if event.use == "hide":
                 self._hidden.setdefault(self.user(event.user), set()).add(self.item(event.item))
         return appended
+
+    async def retract(self, user: Id, item: Id, kind: str | None = None) -> int:
+        """Take a user's events of an item out of histories; returns how many they were. What was learned stays."""
+        count, _ = await asyncio.wrap_future(self.log.retract(plain_id(user), plain_id(item), kind))
+        if count and item in self._hidden.get(user, ()):
+            events = await self.from_log(lambda log: log.of_user(plain_id(user), 1 << 62))
+            if not any(event.use == "hide" and event.item == plain_id(item) for event in events):
+                self._hidden[user].discard(item)
+        return count
+
+    async def alias(self, previous: Id, user: Id) -> int:
+        """Let a visitor be a user from here on; returns the offset at which the model knows."""
+        offset = await asyncio.wrap_future(self.log.alias(plain_id(previous), plain_id(user)))
+        self._hidden.setdefault(user, set()).update(self._hidden.pop(previous, ()))
+        return offset
 
     def hidden_from(self, user: Id) -> frozenset[Id]:
         return frozenset(self._hidden.get(user, ()))
@@ -242,7 +342,17 @@ class Backend:
         if not self.warm:
             plain = {"source": "popular", "candidates": None, "filter_seen": False}
             queries = [dataclasses.replace(query, **plain) for query in queries]  # type: ignore[arg-type]
-        return await self.coalescer.lists(queries)
+        if not self._arms:
+            return await self.coalescer.lists(queries)
+        by_arm: dict[Coalescer, list[int]] = {}
+        for place, query in enumerate(queries):
+            arm = self.arm_of(query.user) if query.source == "model" else None
+            by_arm.setdefault(self.coalescer if arm is None else arm.coalescer, []).append(place)
+        answers: dict[int, AnsweredList] = {}
+        for coalescer, places in by_arm.items():
+            lists = await coalescer.lists([queries[place] for place in places])
+            answers.update(zip(places, lists, strict=True))
+        return [answers[place] for place in range(len(queries))]
 
     def alarms(self) -> dict[str, str]:
         """What an operator should know of this process, by name."""
@@ -320,13 +430,24 @@ class Backend:
             **model,
             **learned,
             "alarms": list(alarms.values()),
+            "alarm_names": list(alarms),
             "remedies": [REMEDIES.get(name, "") for name in alarms],
             "freshness_s": self.freshness(),
             "lag": max(offset - known, 0),
             "reloads": dict(self.replica.reloads),
-            "served": {"lists": self.served.lists, "taken": self.served.taken},
+            "served": {"lists": self.served.lists.total(), "taken": self.served.taken.total()},
+            "challengers": await self.reading(self._challengers),
             "uptime_s": round(now - self.started, 1),
         }
+
+    def _challengers(self) -> dict[str, dict[str, Any]]:
+        """How far each challenger is, which users get its lists, and how many of these were taken from."""
+        shares, states = self.settings.shares(), challenger_states(self.settings.folder)
+        for name, state in states.items():
+            state["lag"] = max(self.log.offset - state.pop("offset"), 0)
+            if name in shares:
+                state |= {"share": shares[name], "lists": self.served.lists[name], "taken": self.served.taken[name]}
+        return states
 
     async def metrics_text(self) -> bytes:
         """Everything for Prometheus."""
@@ -335,14 +456,27 @@ class Backend:
         families: dict[str, MetricFamily] = {
             "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
             "melon_quarantined": ("Batches that are quarantined.", (), [((), status["quarantined"])]),
+            "melon_alarm": (
+                "1 for each alarm that is raised now.", ("name",), [((name,), 1) for name in status["alarm_names"]]
+            ),
             "melon_rows": (
                 "Rows of the model.", ("table",), [(("users",), status["users"]), (("items",), status["items"])]
             ),
             "melon_replica_reloads_total": (
                 "Checkpoints loaded.", ("why",), [((why,), count) for why, count in status["reloads"].items()]
             ),
-            "melon_served_total": ("Lists served to users.", (), [((), self.served.lists)]),
-            "melon_taken_total": ("Lists from which something was taken.", (), [((), self.served.taken)]),
+            "melon_served_total": (
+                "Lists served to users, by the challenger that made them.", ("challenger",),
+                [((name,), self.served.lists[name]) for name in {"", *self.served.lists}],
+            ),
+            "melon_taken_total": (
+                "Lists from which something was taken.", ("challenger",),
+                [((name,), self.served.taken[name]) for name in {"", *self.served.lists}],
+            ),
+            "melon_challenger_lag_events": (
+                "Offsets that a challenger has not learned yet.", ("challenger",),
+                [((name,), one["lag"]) for name, one in status["challengers"].items()],
+            ),
             "melon_disk_free_bytes": ("Room where the log is.", (), [((), disk_free(self.settings.folder))]),
             **counters,
         }  # fmt: skip
@@ -352,8 +486,14 @@ class Backend:
         with self.replica.reading() as (model, position):
             return {"model": about_model(model, position), "users": len(model.users), "items": len(model.items)}
 
-    async def wait_for(self, offset: int, seconds: float) -> bool:
-        """Wait until the replica knows an offset; False where it does not in time."""
+    async def wait_for(self, offset: int, seconds: float, user: Id | None = None) -> bool:
+        """Wait until the model that answers a user knows an offset; False where it does not in time."""
+        arm = self.arm_of(user)
+        if arm is not None:
+            end = time.monotonic() + seconds
+            while arm.replica.position.offset < offset and time.monotonic() < end:
+                await asyncio.sleep(0.01)
+            return arm.replica.position.offset >= offset
         if self.replica.position.offset >= offset:
             return True
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

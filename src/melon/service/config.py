@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tomllib
@@ -14,8 +15,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from melon.errors import SettingsError, unknown_name
-from melon.fitting.values import BUDGET
+from melon.fitting.config import BUDGET
 from melon.settings import Settings
+from melon.stream.proven import ITEM_USERS
 
 PREFIX = "MELON_SERVE_"
 #: Addresses that only this machine can reach.
@@ -47,7 +49,8 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 #: Names that a comparison has already, and the form of others.
-COMPARED = ("served", "popular", "frozen")
+FORMER = "former"
+COMPARED = ("served", "popular", "frozen", "own", FORMER)
 _CHALLENGER = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -68,6 +71,9 @@ class ServeSettings(Settings, BaseSettings):
     hide: Names = Field(("dislike", "owned"), description="Event types that hide the item from the user's lists.")
     store: Names = Field(("impression",), description="Event types that are stored only.")
 
+    gorse: bool = Field(False, description="Answer the clients of Gorse under /api, too.")
+    segment: bool = Field(False, description="Take what the clients of Segment and RudderStack send, too.")
+
     batch_most: Annotated[int, Field(ge=1, le=10_000)] = Field(256, description="Events in a batch, at most.")
     batch_every_ms: NotNegative = Field(20.0, description="Milliseconds between two cuts, at least.")
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
@@ -81,7 +87,8 @@ class ServeSettings(Settings, BaseSettings):
     fit_minutes: Positive = Field(10.0, description="Minutes for which that fit may choose settings.")
     fit_budget: Whole = Field(BUDGET, description="Settings that this fit tries for each choice.")
 
-    challengers: Challengers = Field((), description="Models that learn beside it and serve nobody: NAME=MODEL, ….")
+    challengers: Challengers = Field((), description="Models that learn beside it: NAME=MODEL, ….")
+    split: Challengers = Field((), description="Shares of users who get a challenger's lists: NAME=10%, ….")
 
     negatives: Whole = Field(99, description="Items beside each one taken when quality is measured; 0: no measure.")
     frozen: bool = Field(True, description="Measure the model as it was deployed too; takes its memory once more.")
@@ -91,7 +98,12 @@ class ServeSettings(Settings, BaseSettings):
     stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
     resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
     user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
-    item_users: Whole = Field(2, description="Users that an item without facts needs before others are shown it.")
+    item_users: Whole = Field(
+        ITEM_USERS, description="Users that an item without facts needs before others are shown it."
+    )
+    webhooks: Challengers = Field((), description="Addresses (https://…) that are told of alarms, signed.")
+    webhook_secret: Path | None = Field(None, description="The file with the secret that signs them.")
+    webhook_private: bool = Field(False, description="Allow webhooks to private networks and this machine.")
     max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
 
     dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")
@@ -113,7 +125,7 @@ class ServeSettings(Settings, BaseSettings):
     )
     log_ids: bool = Field(False, description="Write ids into the service's log lines instead of their hashes.")
 
-    @field_validator("learn", "hide", "store", "challengers", mode="before")
+    @field_validator("learn", "hide", "store", "challengers", "split", "webhooks", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else value
@@ -131,6 +143,11 @@ class ServeSettings(Settings, BaseSettings):
             raise ValueError(f"the event type {twice[0]!r} is named twice in learn, hide and store")
         if not self.learn:
             raise ValueError("no event type is learned; name at least one in learn")
+        for address in self.webhooks:
+            if not re.fullmatch(r"https?://[^/@?#\s]+(/[^\s#]*)?", address):
+                raise ValueError(f"webhook {address!r} is no address such as https://ops.example.org/melon")
+        if self.webhooks and self.webhook_secret is None:
+            raise ValueError("webhooks are signed; name the file of their secret with webhook_secret")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together; give both or neither")
         return self
@@ -160,6 +177,21 @@ class ServeSettings(Settings, BaseSettings):
                 )
             models[name] = model
         return models
+
+    def shares(self) -> dict[str, float]:
+        """The share of users who get the lists of a challenger, by its name."""
+        shares: dict[str, float] = {}
+        for text in self.split:
+            name, _, share = text.partition("=")
+            try:
+                shares[name] = float(share.removesuffix("%")) / 100
+            except ValueError:
+                shares[name] = math.nan
+            if name not in self.challenger_models() or not 0 < sum(shares.values()) < 1 or not shares[name] > 0:
+                raise SettingsError(
+                    f"split {text!r} is not NAME=10% of a challenger of that name, with less than 100 % in all."
+                )
+        return shares
 
     def uses(self) -> dict[str, Use]:
         """What is done with each event type."""

@@ -26,6 +26,8 @@ KeyScope = Literal["read", "write", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 #: A file of the data folder that says that there were keys once.
 MARKER = "keys.required"
+#: A file of the data folder with the token of whoever may read it: a key with the scope admin, on this machine.
+TOKEN = "admin.token"
 _CHECK_EVERY_S = 1.0
 _LOG = logging.getLogger("melon.service")
 
@@ -169,6 +171,19 @@ def _checked(line: dict[str, Any]) -> ApiKey:
 def keys_of(settings: ServeSettings) -> KeyFile:
     """The keys of a service; an operator who names their file wants them."""
     return KeyFile(settings.key_file, settings.folder, required=settings.keys is not None)
+
+
+def local_token(folder: Path) -> str:
+    """The token of a folder's administrator: random, in a file that only the service's user can read; made once."""
+    path = folder / TOKEN
+    try:
+        if path.stat().st_mode & 0o077:
+            raise SettingsError(f"others may read {path}; delete it, and it is made anew.")
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_text(path, f"mk_local_{secrets.token_hex(32)}\n", mode=0o600)
+        return path.read_text(encoding="utf-8").strip()
 
 
 class Bucket:

@@ -22,7 +22,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from melon.evaluation.ranking import METRICS
-from melon.service.learner.quality import MODELS, PARTS, added, between, difference, shares
+from melon.service.learner.quality import (
+    MODELS,
+    PARTS,
+    TRACKS,
+    added,
+    between,
+    difference,
+    mean_interval,
+    shares,
+)
 from melon.service.log.base import Appended, LoggedStep, Position
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -139,20 +148,19 @@ def disk_free(folder: Path) -> int:
 
 
 _LABELS = ("model", "part", "metric")
-_Z = 1.96
 
 
 def quality_between(first: LoggedStep | None, last: LoggedStep | None) -> dict[str, Any]:
     """Hit rates and gains of every model between two steps, on the same events."""
     counts = {} if last is None else between(last.totals, {} if first is None else first.totals)
     events = max(counts.get("events", 0), 1)
-    full, ranked = counts.get("full", {}), sum(part["ranked"] for part in counts.get("served", {}).values())
+    lists, ranked = counts.get("lists", {}), sum(part["ranked"] for part in counts.get("served", {}).values())
+    sampled = lists.get("all", {}).get("served", {}).get("ranked", 0)
     return {
         "models": {name: told(counts[name]) for name in MODELS if name in counts},
-        "full_rank": {
-            "sampled": round(full.get("ranked", 0) / max(ranked, 1), 5),
-            **_shares(full),
-            **{name: _shares(full[name]) for name in MODELS if name in full},
+        "lists": {
+            "sampled": round(sampled / max(ranked, 1), 5),
+            **{track: {name: _shares(one) for name, one in lists.get(track, {}).items()} for track in TRACKS},
         },
         "events": counts.get("events", 0),
         "cold_events": round(counts.get("cold", 0) / events, 4),
@@ -181,23 +189,17 @@ def quality_counters(last: LoggedStep | None) -> dict[str, MetricFamily]:
 def told(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of one model from its counters by part, and of each part."""
     whole: dict[str, Any] = {}
-    for counts in parts.values():
-        whole = added(whole, counts)
-    return {**_shares(whole), "parts": {name: _shares(counts) for name, counts in parts.items()}}
+    for name in PARTS:
+        whole = added(whole, parts.get(name, {}))
+    return {**_shares(whole), "parts": {name: _shares(parts[name]) for name in PARTS if name in parts}}
 
 
 def _shares(counts: Mapping[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {name: round(value, 5) for name, value in shares(counts).items()}
     answer["ranked"] = counts.get("ranked", 0)
-    if "HR@10" in answer:
-        answer["interval"] = wilson(counts["HR@10"], counts["ranked"])
+    for name, key in (("HR@10", "interval"), ("NDCG@10", "ndcg_interval")):
+        if name in answer and (ends := mean_interval(counts, name)) is not None:
+            answer[key] = [round(end, 5) for end in ends]
     if "won@10" in counts and (ahead := difference(counts)) is not None:
         answer["served_ahead"] = {"HR@10": round(ahead[0], 5), "interval": [round(end, 5) for end in ahead[1:]]}
     return answer
-
-
-def wilson(hits: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share."""
-    share, square = hits / of, _Z * _Z
-    centre, spread = share + square / (2 * of), _Z * math.sqrt(share * (1 - share) / of + square / (4 * of * of))
-    return round((centre - spread) / (1 + square / of), 5), round((centre + spread) / (1 + square / of), 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +45,8 @@ class Replica(Closing):
         self._loaded: Callable[[], None] = lambda: None
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="replica", daemon=True)
         self.reloads: Counter[str] = Counter()
+        #: When and why checkpoints were loaded after the first one.
+        self.reloaded: deque[tuple[float, str]] = deque(maxlen=100)
         #: Interactions in a batch when the model's settings were chosen, where that is known.
         self.tuned: int | None = None
 
@@ -174,11 +176,15 @@ class Replica(Closing):
             return False
         if saved is None:
             return False
+        if self._model is not None:
+            saved.model.warm_up()  # another recommender has other kernels; lists go on meanwhile
         with self._lock:
             self._model, self._position = saved.model, saved.position
         self.tuned = saved.extra.get("estimator", {}).get("batch_size")
         del saved
         self.reloads[why] += 1
+        if why != "start":
+            self.reloaded.append((time.time(), why))
         self._loaded()
         with self._moved:
             self._moved.notify_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from melon.data.ids import Id
@@ -15,8 +15,9 @@ RECENTLY_S = 1800.0
 KEPT_S = 86_400.0
 
 
-#: Whom a list was made for, when, and its items. A plain tuple of plain values: the garbage collector passes it by.
-_ServedList = tuple[Id, float, tuple[Id, ...]]
+#: Whom a list was made for, when, its items, and the challenger that made it ("": the served model). A plain tuple of
+#: plain values: the garbage collector passes it by.
+_ServedList = tuple[Id, float, tuple[Id, ...], str]
 
 
 class Served:
@@ -24,20 +25,20 @@ class Served:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.lists = 0
-        self.taken = 0
+        #: Lists, and those from which something was taken, by who made them.
+        self.lists, self.taken = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
         self._lists: OrderedDict[str, _ServedList] = OrderedDict()
         self._of_user: dict[Id, dict[str, None]] = {}
         self._taken: dict[str, set[Id]] = {}
 
-    def record(self, user: Id, items: Sequence[Id], now: float) -> str:
+    def record(self, user: Id, items: Sequence[Id], now: float, maker: str = "") -> str:
         """Remember a list that is about to be sent; returns its id."""
         name = f"r-{secrets.token_hex(8)}"
         with self._lock:
-            self._lists[name] = (user, now, tuple(items))
+            self._lists[name] = (user, now, tuple(items), maker)
             self._of_user.setdefault(user, {})[name] = None
-            self.lists += 1
+            self.lists[maker] += 1
             while len(self._lists) > self.most or self._oldest()[1] < now - KEPT_S:
                 self._drop(next(iter(self._lists)))
         return name
@@ -58,9 +59,9 @@ class Served:
             wanted = (recommendation or "").partition("/")[0]
             recommended = False
             for name in names:
-                _, shown, items = self._lists[name]
+                _, shown, items, maker = self._lists[name]
                 if item in items and (name == wanted or shown >= now - RECENTLY_S):
-                    self.taken += name not in self._taken
+                    self.taken[maker] += name not in self._taken
                     self._taken.setdefault(name, set()).add(item)
                     recommended = True
             return recommended
@@ -75,7 +76,7 @@ class Served:
         return next(iter(self._lists.values()))
 
     def _drop(self, name: str) -> None:
-        user, _, _ = self._lists.pop(name)
+        user = self._lists.pop(name)[0]
         self._taken.pop(name, None)
         names = self._of_user[user]
         del names[name]

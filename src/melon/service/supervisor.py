@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.kernels import policy
-from melon.service.config import LOOPBACK, ServeSettings
-from melon.service.keys import keys_of
+from melon.service.config import FORMER, LOOPBACK, ServeSettings
+from melon.service.keys import keys_of, local_token
+from melon.service.learner.challenger import FOLDER, home
+from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.files import Held
 from melon.service.process import die_with, log_as_json
 
@@ -91,11 +93,20 @@ def url_of(settings: ServeSettings, listening: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def greeting(url: str, settings: ServeSettings) -> str:
+    """Where the service and its console are; without keys, the address that lets this user administrate."""
+    key = "" if keys_of(settings).required else f"#key={local_token(settings.folder)}"
+    return f"serving on {url}; the console is at {url}/{key}; the log is in {settings.folder}; stop with Ctrl-C"
+
+
 class Supervisor:
     """Two children and a stop. Signals end it: first the API process, then the learner."""
 
-    def __init__(self, settings: ServeSettings, listening: socket.socket) -> None:
+    def __init__(self, settings: ServeSettings, listening: socket.socket, later: Collection[str] = ()) -> None:
+        """`later` names challengers that `add_challenger` starts."""
         self._settings, self._listening = settings, listening
+        self._challengers = [f"{_CHALLENGER}{name}" for name in settings.challenger_models() if name not in later]
+        self._watches: dict[ProcessRole, threading.Thread] = {}
         self._stop = threading.Event()
         self._children: dict[ProcessRole, subprocess.Popen[bytes]] = {}
         self.problem: str | None = None
@@ -104,24 +115,37 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT, or until a child cannot be started."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        challengers = [f"{_CHALLENGER}{name}" for name in self._settings.challenger_models()]
-        watches = [threading.Thread(target=self._watch, args=(role,)) for role in ("learner", "api", *challengers)]
-        for watch in watches:
-            watch.start()
+        self._settings.shares()  # a split that cannot be is refused here
+        for role in ("learner", "api", *self._challengers):
+            self._begin(role)
         try:
             started(url_of(self._settings, self._listening))
             while not self._stop.wait(0.5):
-                pass
+                former = f"{_CHALLENGER}{FORMER}"
+                if Checkpoints(home(self._settings.folder, FORMER)).numbers():
+                    self._begin(former)  # the model that a promotion has replaced
         finally:
             self._stop.set()
             self._end("api", self._settings.stop_s + 5)
-            for role in challengers:
+            for role in [role for role in self._children if role.startswith(_CHALLENGER)]:
                 self._end(role, self._settings.stop_s)
             self._end("learner", self._settings.stop_s + 60)
-            for watch in watches:
+            for watch in self._watches.values():
                 watch.join()
         if self.problem is not None:
             raise SettingsError(self.problem)
+
+    def _begin(self, role: ProcessRole) -> None:
+        """Start a process and watch it, unless that is done already."""
+        watch = self._watches.get(role)
+        if watch is None or not watch.is_alive():
+            self._watches[role] = threading.Thread(target=self._watch, args=(role,))
+            self._watches[role].start()
+
+    def add_challenger(self, name: str) -> None:
+        """Start a challenger that was left out at the start: its model is there now."""
+        if not self._stop.is_set():
+            self._begin(f"{_CHALLENGER}{name}")
 
     def pid(self, role: ProcessRole) -> int | None:
         child = self._children.get(role)
@@ -138,8 +162,10 @@ class Supervisor:
             long_run = time.monotonic() - began > _LONG_RUN
             # A process that was killed is started again for ever; one that fails by itself right away, a few times.
             failures = failures + 1 if code > 0 and not long_run else 0
-            if failures > _MOST_FAILURES and role.startswith(_CHALLENGER):
-                sys.stderr.write(f"melon: the {role} fails again and again; the service goes on without it\n")
+            if role.startswith(_CHALLENGER) and (
+                failures > _MOST_FAILURES or (code == CANNOT_START and role not in self._challengers)
+            ):
+                sys.stderr.write(f"melon: the {role} fails; the service goes on without it\n")
                 return
             if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
                 self.problem = f"the {role} could not be started; its message is above."
@@ -151,8 +177,9 @@ class Supervisor:
 
     def _ended(self, child: subprocess.Popen[bytes], role: ProcessRole) -> int:
         """Wait for the end of a child; one that gives no sign of life for long is killed: it hangs."""
-        patience = self._settings.hung_s * (_LEARNER_PATIENCE if role == "learner" else 1)
-        lock = self._settings.folder / f"{'writer' if role == 'api' else role}.lock"
+        patience = self._settings.hung_s * (1 if role == "api" else _LEARNER_PATIENCE)
+        folder, name = self._settings.folder, {"api": "writer"}.get(role, role.removeprefix(_CHALLENGER))
+        lock = (folder / FOLDER if role.startswith(_CHALLENGER) else folder) / f"{name}.lock"
         seen = since = 0.0
         alive = False  # by a sign of its own, not of the process before it
         while True:

@@ -115,6 +115,14 @@ class PartnerRings:
         if row < self.rows:
             self._ring[row], self._met[row] = 0, 0
 
+    def retract(self, row: int, partner: int) -> None:
+        """Let a row not have met a partner; of what it met, only the partners that are remembered count then."""
+        held = self.recent(np.array([row])).partners[0][::-1]
+        if partner in held:
+            self.forget(row)
+            kept = held[(held != NOBODY) & (held != partner)]
+            self.append(np.full(len(kept), row), kept)
+
     def undo_point(self, rows: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` to these rows."""
         count, held = self.rows, rows[rows < self.rows]
@@ -225,6 +233,19 @@ class History:
         self.of_users.forget(user)
         self.seen.forget(user)
 
+    def retract(self, user: int, item: int) -> None:
+        """Take one pair out, in O(pairs); the item still remembers the user."""
+        self.of_users.retract(user, item)
+        self.seen.remove(np.array([user << 32 | item]))
+
+    def move(self, user: int, to: int) -> None:
+        """Give a user's items and pairs to another one, as the newest, in O(pairs)."""
+        items = self.of_users.recent(np.array([user])).partners[0][::-1]
+        items, keys = items[items != NOBODY], self.seen.keys()
+        self.of_users.append(np.full(len(items), to), items)
+        self.seen.add((keys[keys >> 32 == user] & 0xFFFFFFFF) | to << 32)
+        self.forget(user)
+
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same history."""
         parts = {"users": self.of_users.state(), "items": self.of_items.state()}
@@ -251,13 +272,10 @@ class History:
         require(not len(seen) or int(seen[-1] >> 32) < n_users, "a pair was seen of a user without partners")
         require(int((seen & 0xFFFFFFFF).max(initial=-1)) < n_items, "a pair was seen of an item without partners")
         history.seen = SeenPairs(Taken.of(seen))
-        for rows, last in (
-            (np.arange(n_users), history.of_users.last(np.arange(n_users))),
-            (history.of_items.last(np.arange(n_items)), np.arange(n_items)),
-        ):
-            known = (rows != NOBODY) & (last != NOBODY) & (history.of_users.met(np.maximum(rows, 0)) > 0)
-            pairs = pair_keys(rows, last)[known]
-            require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
+        # Not so from the items' side: an item still remembers a user who took it back.
+        last = history.of_users.last(np.arange(n_users))
+        pairs = pair_keys(np.arange(n_users), last)[last != NOBODY]
+        require(bool(history.seen.contains(pairs).all()), "an interaction is remembered whose pair was never seen")
         history.events = events
         if "max_pairs" in state:
             history.max_pairs = int(saved_array(state, "max_pairs", np.int64, (1,), least=2, most=MOST)[0])

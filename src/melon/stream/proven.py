@@ -1,4 +1,4 @@
-"""Which items may be shown to everybody: those that enough different users have taken.
+"""Which items may be shown to everybody: those that enough different users have taken. Others are their takers' own.
 
 One event is no evidence: an id that one user invented, or a typing error, would stand in the lists of others.
 """
@@ -9,6 +9,9 @@ import numpy as np
 
 from melon.stream.history import RING, History
 from melon.types import Flags, Ints
+
+#: So many different users have to have taken an item.
+ITEM_USERS = 2
 
 
 def proven(history: History, items: Ints, users: int) -> Flags:
@@ -58,3 +61,9 @@ class ProvenItems:
                 self._open, self._met = self._open[left], met[left]
                 self.version += 1
         return self._flags[:n_items] if len(self._open) else None
+
+    def own(self, history: History, user: int) -> Ints:
+        """Items among the user's last ones that may be shown to this user, and are not proven by `flags`."""
+        rows: Ints = history.of_users.recent(np.array([user])).partners[0]
+        rows = rows[(rows >= 0) & (rows < len(self._flags))]
+        return rows[~self._flags[rows]]

@@ -24,8 +24,7 @@ from melon.errors import ConformanceError, MissingExtraError, SettingsError, unk
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
 from melon.models.registry import RECOMMENDERS
-from melon.testing.pairing import Family, MakeStrategy, Pairing
-from melon.testing.pairings import PAIRING_CHECKS
+from melon.testing.pairing import PAIRING_CHECKS, Family, MakeStrategy, Pairing
 from melon.testing.recommenders import RECOMMENDER_CHECKS, MakeRecommender
 
 __all__ = [

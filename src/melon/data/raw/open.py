@@ -16,8 +16,16 @@ from typing import IO
 import polars as pl
 from polars.expr.whenthen import ChainedThen, Then
 
-from melon.data.columns import find_columns, first_line
-from melon.data.raw.formats import FORMATS, Layout, ReadOptions, Sample, guess_format, layout_of
+from melon.data.raw.formats import (
+    FORMATS,
+    Layout,
+    ReadOptions,
+    Sample,
+    find_columns,
+    first_line,
+    guess_format,
+    layout_of,
+)
 from melon.errors import DataError, SettingsError
 
 CHUNK = 1 << 22

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from melon.data.columns import first_line
 from melon.data.ids import MOST_EXACT_FLOAT
-from melon.data.raw.formats import FRONT_PAGE, ReadOptions
+from melon.data.raw.formats import FRONT_PAGE, ReadOptions, first_line
 from melon.data.raw.open import EXAMPLES, BadRow, BadRows, RawFile, open_raw
 from melon.data.raw.times import (
     EXCEL,

@@ -45,8 +45,6 @@ class HeadSettings:
     passes: int
     #: A head that was not trained on a window rests for this many interactions, and its inputs are then scaled by them.
     rest: int = 256
-    #: Whether events on items that the user has had are training examples, too.
-    repeats: bool = True
     #: How many of the negatives are items that the user had, and how many are drawn from the latest events.
     own_negatives: int = 0
     popular_negatives: int = 0

@@ -52,7 +52,6 @@ class BlendSettings(RecommenderSettings):
     head_negatives: int = Field(30, ge=1)
     head_own_share: float = Field(0.0, ge=0, le=0.4)
     head_popular_share: float = Field(0.0, ge=0, le=0.4)
-    head_repeats: bool = True
     head_rest: int = Field(256, ge=0)
     head_lr: float = Field(0.001, ge=0)
     head_decay: float = Field(0.01, ge=0)
@@ -87,7 +86,6 @@ class Blend(Recommender):
                 chosen.head_training_lr,
                 chosen.head_passes,
                 chosen.head_rest,
-                chosen.head_repeats,
                 int(chosen.head_own_share * chosen.head_negatives),
                 int(chosen.head_popular_share * chosen.head_negatives),
             ),

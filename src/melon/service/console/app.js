@@ -38,16 +38,20 @@ function useTheme() {
   return [theme, setTheme, document.documentElement.dataset.theme];
 }
 
+// The address that `melon serve` prints has a key behind its #: it is taken out of the address at once.
+const given = location.hash.match(/[#&]key=([^&]*)/);
+if (given) { setKey(decodeURIComponent(given[1])); history.replaceState(null, "", location.pathname); }
+
 function App() {
   const [range, setRange] = useState(Object.keys(RANGES).find((one) => location.hash.includes(`range=${one}`)) ?? "15m"), [part, setPart] = useState("all");
-  const [session, setSession] = useState(0), [theme, setTheme, shown] = useTheme();
+  const [session, setSession] = useState(0), [asks, setAsks] = useState(false), [theme, setTheme, shown] = useTheme();
   const [fitted, setFitted] = useState(null), points = innerWidth < 700 ? 45 : 90;
   const poll = usePoll(`v1/overview?window=${fitted ?? range}&points=${points}&part=${part}`, SECONDS[range] <= 900 ? 4 : 10, session);
   const [tone, words] = state(poll), { data } = poll;
   useEffect(() => { if (data) setFitted(fit(data, SECONDS[range])); }, [data, range]);
-  const signIn = (key) => { setKey(key); setSession(session + 1); };
+  const signIn = (key) => { setKey(key); setAsks(false); setSession(session + 1); };
   useEffect(() => { document.title = `${words} · melon`; }, [words]);
-  const locked = poll.error?.status === 401;
+  const locked = asks || poll.error?.status === 401;
   const frame = data && { time: data.time, span: [data.now - data.window_s, data.now], marks: data.annotations, theme: shown };
   return html`<a class="skip" href="#main">Skip to the content</a>
     <header><h1><img src="console/melon.svg" alt="" width="26" height="26" />melon</h1>
@@ -55,7 +59,7 @@ function App() {
       ${data?.status.model && !locked && html`<p class="model"><b>${data.status.model.recommender}</b> with <b>${data.status.model.strategy}</b> <span class="soft">${data.status.model.version}, batch ${num(data.status.model.batch)}</span></p>`}
       <nav aria-label="Console">${!locked && html`<${Choice} label="Time range of all charts" name="range" value=${range} values=${RANGES} onChange=${(one) => { history.replaceState(null, "", `#range=${one}`); setRange(one); }} />`}
         <${Choice} label="Colours" name="theme" value=${theme} values=${Object.fromEntries(Object.entries(THEMES).map(([name, sign]) => [name, html`<span title=${`${name} colours`}><span aria-hidden="true">${sign}</span><span class="hidden">${name}</span></span>`]))} onChange=${setTheme} />
-        <a href="docs">API</a>${hasKey() && html`<button onClick=${() => signIn(null)}>Sign out</button>`}</nav></header>
+        <a href="docs">API</a>${hasKey() ? html`<button onClick=${() => signIn(null)}>Sign out</button>` : poll.error?.status !== 401 && html`<button onClick=${() => setAsks(!asks)}>${asks ? "Back" : "Sign in"}</button>`}</nav></header>
     <main id="main" tabindex="-1">${locked ? html`<${SignIn} error=${hasKey() ? poll.error : null} onKey=${signIn} />`
       : !data ? html`<p class="wait">${poll.error ? `${poll.error.message} ${poll.error.hint ?? ""}` : "Asking the service…"}</p>`
       : html`${poll.error && html`<p class="stale" role="alert">${poll.error.message} What is shown is from ${clock(data.now)}.</p>`}
@@ -68,7 +72,7 @@ function App() {
 function SignIn({ error, onKey }) {
   const [key, setText] = useState("");
   return html`<form class="card signin" onSubmit=${(event) => { event.preventDefault(); onKey(key.trim()); }}><h2>Sign in</h2>
-    <p>This service has keys. One with the scope <b>read</b> shows the console; <b>admin</b> also shows people’s events and quarantined batches. Make one with <code>melon keys add --scope read</code>.</p>
+    <p>A key with the scope <b>read</b> shows the console; <b>admin</b> also shows people’s events and quarantined batches, and promotes. Make one with <code>melon keys add --scope read</code>. On the service’s own machine, the content of <code>admin.token</code> in its folder is a key for administration.</p>
     <label>Key <input type="password" autocomplete="off" required value=${key} onInput=${(event) => setText(event.currentTarget.value)} placeholder="mk_…" autofocus /></label>
     <button class="main">Sign in</button>${error && html`<p class="bad" role="alert">${error.message}</p>`}
     <p class="note">The key stays in this page’s memory and is gone when it is closed or loaded again.</p></form>`;

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./htm-preact.js";
 import { clock, num } from "./text.js";
 
-const MARKS = { quarantined: "--bad", switch: "--served", start: "--warn" };
+const MARKS = { quarantined: "--bad", alarm: "--bad", switch: "--served", promote: "--served", rollback: "--served", start: "--warn", reload: "--warn" };
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Vertical lines where something happened, the same in every chart.

@@ -1,6 +1,6 @@
 // The panels that answer an operator's questions from one overview of the service.
 import { html, useState } from "./htm-preact.js";
-import { call, usePoll } from "./api.js";
+import { call, hasKey, usePoll } from "./api.js";
 import { Bars, Chart, Heat, dashes } from "./charts.js";
 import { NAMES, between, clock, duration, last, none, num, percent, share, signed, times } from "./text.js";
 
@@ -8,6 +8,7 @@ const LOOK = {
   served: { color: "--served" },
   popular: { color: "--popular", dash: [6, 4] },
   frozen: { color: "--frozen", dash: [2, 3] },
+  own: { color: "--own", dash: [8, 3] },
 };
 
 // Challengers take the colours that are left, in order of their names.
@@ -55,43 +56,53 @@ export function verdict(overview) {
 
 function QualityTable({ caption, models }) {
   const look = looks(Object.keys(models)), rows = Object.keys(look).filter((name) => models[name]?.ranked).map((name) => [name, models[name]]);
-  return html`<div class="scroll quality" tabindex="0" role="region" aria-label=${caption}><table><caption>${caption}</caption><thead><tr><th scope="col">Model</th><th scope="col">HR@10 <small>95 %</small></th><th scope="col">NDCG@10</th><th scope="col">Events</th><th scope="col">Served ahead <small>95 %</small></th></tr></thead>
+  return html`<div class="scroll quality" tabindex="0" role="region" aria-label=${caption}><table><caption>${caption}</caption><thead><tr><th scope="col">Model</th><th scope="col">HR@10 <small>95 %</small></th><th scope="col">NDCG@10 <small>95 %</small></th><th scope="col">Events</th><th scope="col">Served ahead <small>95 %</small></th></tr></thead>
     <tbody>${rows.map(([name, model]) => html`<tr key=${name}><th scope="row"><i class="key ${dashes(look[name].dash)}" style=${{ borderColor: `var(${look[name].color})` }}></i>${nameOf(name)}</th>
-      <td>${share(model["HR@10"])} <small>${between(model.interval)}</small></td><td>${share(model["NDCG@10"])}</td><td>${num(model.ranked)}</td>
+      <td>${share(model["HR@10"])} <small>${between(model.interval)}</small></td><td>${share(model["NDCG@10"])} <small>${between(model.ndcg_interval)}</small></td><td>${num(model.ranked)}</td>
       <td>${model.served_ahead ? html`<span class=${model.served_ahead.interval[0] > 0 ? "good" : model.served_ahead.interval[1] < 0 ? "bad" : ""}>${signed(model.served_ahead["HR@10"])}</span> <small>${between(model.served_ahead.interval, signed)}</small>` : none}</td></tr>`)}
     ${!rows.length && html`<tr><td colspan="5" class="soft">Nothing was ranked in this window.</td></tr>`}</tbody></table></div>`;
 }
 
 export function Quality({ overview, part, setPart, frame }) {
-  const [metric, setMetric] = useState("HR@10");
-  const { quality, series } = overview, said = verdict(overview);
+  const [metric, setMetric] = useState("HR@10"), [among, setAmong] = useState("99");
+  const { quality } = overview, said = verdict(overview), series = among === "99" ? overview.series : overview.list_series;
   const lines = Object.entries(looks(Object.keys(series))).filter(([name]) => series[name]).map(([name, look]) => ({
     name: nameOf(name), ...look, values: series[name][metric],
-    ...(name === "served" && metric === "HR@10" ? { low: series[name].low, high: series[name].high } : {}),
+    ...(name === "served" ? { low: series[name][`${metric} low`], high: series[name][`${metric} high`] } : {}),
   }));
-  const full = quality.full_rank, { sampled, popular, frozen, ...served } = full;
+  const { sampled, all, first } = quality.lists, some = `on a sample of ${percent(sampled)} of the events`;
   const here = Object.fromEntries(Object.entries(quality.models).map(([name, model]) => [name, ofPart(model, part)]));
   return html`<${Card} id="quality" title="Is it better than doing nothing?" wide>
     <p class="verdict"><b class=${said.tone}>${said.word}.</b> ${said.text}</p>
     <div class="row"><${Choice} label="Metric" name="metric" value=${metric} values=${{ "HR@10": "HR@10", "NDCG@10": "NDCG@10" }} onChange=${setMetric} />
+      <${Choice} label="Ranked among" name="among" value=${among} values=${{ 99: "among 99 others", all: "whole lists" }} onChange=${setAmong} />
       <${Choice} label="Events" name="part" value=${part} values=${{ all: "all events", organic: "organic", recommended: "recommended", repeats: "repeats" }} onChange=${setPart} /></div>
-    ${lines.length ? html`<${Chart} ...${frame} name=${`${metric}, each event ranked before it is learned`} lines=${lines} format=${share} height=${240} />`
+    ${lines.length ? html`<${Chart} ...${frame} name=${`${metric}${among === "99" ? "" : " of whole lists"}, each event ranked before it is learned`} lines=${lines} format=${share} height=${240} />`
       : html`<p class="note">No event of this kind was ranked in this window. Events are ranked before they are learned, once the model knows enough items.</p>`}
-    <${Duels} sure=${overview.since_start} />
+    <${Duels} sure=${overview.since_start} challengers=${overview.status.challengers} />
     <div class="pair"><${QualityTable} caption="Ranked among 99 other items" models=${here} />
-      <${QualityTable} caption=${`Whole lists: all items the user has not had, on a sample of ${percent(sampled)} of the events`} models=${{ served, ...(popular ? { popular } : {}), ...(frozen ? { frozen } : {}) }} /></div>
+      <${QualityTable} caption=${`Whole lists of all items, ${some}`} models=${all} /></div>
+    <${QualityTable} caption=${`Whole lists without what the user has had, first-time pairs ${some}`} models=${first} />
     <p class="note">${times(quality.events, "event")} came in; ${percent(quality.cold_events)} were on items that nobody had taken before and are not ranked. Recommended means that the service had shown the item to this user. Intervals of a window hold for one look.</p>
   <//>`;
 }
 
 // Served model against each challenger: whether that is sure, however often one looks.
-function Duels({ sure }) {
-  const names = Object.keys(sure).filter((name) => !LOOK[name]).sort();
+function Duels({ sure, challengers }) {
+  const [said, setSaid] = useState(""), [asked, setAsked] = useState(null);
+  const names = Object.keys(challengers).sort(), words = (name) => (name === "former" ? "Roll back" : "Promote");
+  const act = async (name) => {
+    if (asked !== name) { setAsked(name); setSaid(name === "former" ? "Serve the former model again? Press once more." : `Serve ${name} from now on? Press once more.`); return; }
+    setAsked(null);
+    try { setSaid(`Asked for: ${(await call(name === "former" ? "v1/rollback" : `v1/challengers/${name}/promote`, { method: "POST" })).job}`); } catch (error) { setSaid(`${error.message} ${error.hint ?? ""}`); }
+  };
   return names.length > 0 && html`<ul class="duels">${names.map((name) => {
-    const { interval: [low, high], ranked, ...ahead } = sure[name];
-    const word = low > 0 ? "is better than" : high < 0 ? "is worse than" : "cannot be told from";
-    return html`<li key=${name}>The served model <b class=${low > 0 ? "good" : high < 0 ? "bad" : ""}>${word}</b> challenger <b>${name}</b>: ${signed(ahead["HR@10"])} (${signed(low)} to ${signed(high)}, however often one looks) on ${num(ranked)} events both have ranked.</li>`;
-  })}</ul>`;
+    const { interval: [low, high], ranked, ...ahead } = sure[name] ?? { interval: [-1, 1], ranked: 0, "HR@10": 0 };
+    const word = low > 0 ? "is better than" : high < 0 ? "is worse than" : "cannot be told from", state = challengers[name];
+    return html`<li key=${name}>The served model <b class=${low > 0 ? "good" : high < 0 ? "bad" : ""}>${word}</b> ${name === "former" ? "the former model" : html`challenger <b>${name}</b>`}${ranked ? `: ${signed(ahead["HR@10"])} (${signed(low)} to ${signed(high)}, however often one looks) on ${num(ranked)} events both have ranked.` : "."}
+      ${!state.running ? html` <b class="bad">It does not run.</b>` : state.lag > 2000 ? ` It is ${num(state.lag)} events behind.` : ""}${state.share ? ` ${percent(state.share)} of users get its lists; ${state.lists ? percent(state.taken / state.lists) : none} of ${num(state.lists)} were taken from.` : ""}
+      ${hasKey() && html` <button onClick=${() => act(name)}>${asked === name ? "Yes, " : ""}${words(name)}<span class="hidden"> ${name}</span></button>`}</li>`;
+  })}</ul>${said && html`<p class="note" role="status">${said}</p>`}`;
 }
 
 // Is it fresh?

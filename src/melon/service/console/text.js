@@ -1,7 +1,7 @@
 // Numbers and moments in words, the same on every panel.
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
-export const NAMES = { served: "served model", popular: "recent popularity", frozen: "frozen start" };
+export const NAMES = { served: "served model", popular: "recent popularity", frozen: "frozen start", own: "own history", former: "former model" };
 export const none = "–";
 
 export function num(value, digits = 3) {

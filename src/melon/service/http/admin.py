@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from melon.errors import ServiceError
 from melon.service.backend import Backend
+from melon.service.config import FORMER
 from melon.service.http.errors import answers
 from melon.service.http.recommendations import UserPath, path_id
 from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
@@ -21,7 +22,7 @@ from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import plain_id
 from melon.service.learner.challenger import compared_by
 from melon.service.learner.quality import between
-from melon.service.log.base import LoggedStep
+from melon.service.log.base import CONTROLS, LoggedStep
 from melon.service.log.erasure import VERIFIED
 from melon.service.log.exchange import exported
 from melon.service.metrics import quality_between, told
@@ -135,7 +136,7 @@ async def forget(
 @router.get("/v1/jobs/{job}", response_model=Job, responses=answers(404), tags=["users"], **needs("admin"))
 async def job(
     request: Request,
-    job: Annotated[str, Path(pattern=r"^(forget|retry|resume)-[0-9]{1,18}$", examples=["forget-184468"])],
+    job: Annotated[str, Path(pattern=rf"^({'|'.join(CONTROLS)})-[0-9]{{1,18}}$", examples=["forget-184468"])],
 ) -> JSONResponse:
     """How far a job is."""
     backend = ready_backend(request)
@@ -189,6 +190,42 @@ async def resume(request: Request) -> JSONResponse:
     backend = ready_backend(request)
     offset = await asyncio.wrap_future(backend.log.control("resume", {}))
     return JSONResponse(_job("resume", offset, backend), 202)
+
+
+@router.post(
+    "/v1/challengers/{name}/promote", status_code=202, response_model=Job, responses=answers(404, 409, 507),
+    tags=["service"], **needs("admin"),
+)  # fmt: skip
+async def promote(
+    request: Request, name: Annotated[str, Path(min_length=1, max_length=32, examples=["rates"])]
+) -> JSONResponse:
+    """Have a challenger served from this place in the log on; what was served before goes on as `former`."""
+    return await _promotion(request, "promote", name)
+
+
+@router.post(
+    "/v1/rollback", status_code=202, response_model=Job, responses=answers(404, 409, 507), tags=["service"],
+    **needs("admin"),
+)  # fmt: skip
+async def rollback(request: Request) -> JSONResponse:
+    """Have the model served again that was served before the last promotion; it has learned everything since."""
+    return await _promotion(request, "rollback", FORMER)
+
+
+async def _promotion(request: Request, kind: str, name: str) -> JSONResponse:
+    backend = ready_backend(request)
+    known = (await backend.status())["challengers"]
+    if name not in known:
+        what = "There is no model to go back to" if kind == "rollback" else f"There is no challenger {name[:40]!r}"
+        raise ServiceError(404, "not_found", f"{what}; there are: {', '.join(known) or 'none'}.")
+    state, most = known[name], backend.settings.max_lag
+    if not state["running"] or state["lag"] > most:
+        raise ServiceError(
+            409, "not_caught_up", f"{name} {'is' if state['running'] else 'does not run; it is'} {state['lag']} events "
+            "behind.", hint=f"It can be served when it runs and is at most {most} behind.",
+        )  # fmt: skip
+    offset = await asyncio.wrap_future(backend.log.control(kind, {"challenger": name}))
+    return JSONResponse(_job(kind, offset, backend), 202)
 
 
 @router.get(

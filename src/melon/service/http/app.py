@@ -19,12 +19,12 @@ from melon import __version__
 from melon.service.activity import Activity
 from melon.service.backend import Backend
 from melon.service.config import ServeSettings
-from melon.service.http import admin, console, errors, interactions, items, overview, recommendations
+from melon.service.http import admin, console, errors, gorse, interactions, items, overview, recommendations, segment
 from melon.service.http.gate import App, AsgiScope, Gate, Quick, Receive, Send
 from melon.service.http.overview import Sharing
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.shapes import EventIn
-from melon.service.keys import Bucket, keys_of
+from melon.service.keys import Bucket, keys_of, local_token
 from melon.service.process import log_as_json
 
 #: Requests wait this long for the model of a process that starts; after that they get a 503 with Retry-After.
@@ -64,8 +64,11 @@ def make_app(settings: ServeSettings) -> Application:
             await backend.stop()
 
     app = bare_app(life)
+    for door in [module.router for module, wanted in ((gorse, settings.gorse), (segment, settings.segment)) if wanted]:
+        app.include_router(door)
+        app.state.routes += door.routes
     app.state.settings = settings
-    app.state.keys = keys_of(settings)
+    app.state.keys, app.state.token = keys_of(settings), local_token(settings.folder)
     app.state.bucket = Bucket(settings.rate, settings.burst)
     backend = app.state.backend = Backend(settings)
     app.state.activity, app.state.sharing = Activity(backend), Sharing()

@@ -23,16 +23,26 @@ from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import RateCells, batch_rates, evenly_spaced
 from melon.service.activity import Activity, ActivitySample, apart, more, quantile
 from melon.service.backend import Backend
+from melon.service.config import FORMER
 from melon.service.http.errors import answers
 from melon.service.http.shapes import LearningOut, OverviewOut, TrendsOut
 from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.learner.challenger import compared_by
-from melon.service.learner.quality import MODELS, PARTS, added, anytime_difference, between, shares
+from melon.service.learner.quality import (
+    LISTED,
+    MODELS,
+    PARTS,
+    added,
+    anytime_difference,
+    between,
+    mean_interval,
+    shares,
+)
 from melon.service.learner.replay_state import typed
-from melon.service.log.base import LoggedStep, LogId, StoredEvent
+from melon.service.log.base import CONTROLS, LoggedStep, LogId, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
-from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, quality_between, told, wilson
+from melon.service.metrics import FRESHNESS_BOUNDS, LATENCY_BOUNDS, quality_between, told
 from melon.stream.batch import Batch
 
 router = APIRouter(route_class=Route, tags=["service"])
@@ -48,13 +58,6 @@ _LINES, _COLUMNS = 32, 64
 #: Items in each of the lists of what rises and falls.
 _TRENDS = 8
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: Steps that are vertical lines in every chart, by kind.
-_ANNOTATED = {
-    "switch": "another model is served",
-    "forget": "a person was forgotten",
-    "retry": "a quarantined batch was tried again",
-    "resume": "learning was resumed",
-}
 
 Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")]
 EventPart = Literal["all", "organic", "recommended", "repeats"]
@@ -128,6 +131,9 @@ async def overview(
         beside = await backend.reading(lambda: compared_by(backend.settings.folder, [learned.pop("began"), *edges]))
         for name, totals in beside.items():
             _challenged(learned, name, totals, part)
+        learned["annotations"] = sorted(
+            [*learned["annotations"], *backend.marks(edges[0])], key=lambda mark: float(mark["time"])
+        )
         stages = await backend.from_steps(lambda steps: _stages(steps, activity), _stages(None, activity))
         return {
             "now": now,
@@ -185,9 +191,11 @@ def _learned(
     gaps = [later - earlier for earlier, later in itertools.pairwise(edges)]
     counts = [between(later, earlier) for earlier, later in itertools.pairwise(totals)]
     series = {name: [_point(_part(one.get(name, {}), part)) for one in counts] for name in MODELS}
+    listed = {name: [_point(one.get("lists", {}).get("all", {}).get(name, {})) for one in counts] for name in LISTED}
     return {
         "quality": quality_between(found[0], found[-1]),
-        "series": {name: _lines(points) for name, points in series.items() if any(point["ranked"] for point in points)},
+        "series": _measured(series),
+        "list_series": _measured(listed),
         "learned_s": [
             None if step is None else _round(one.get("events", 0) / gap)
             for step, one, gap in zip(found[1:], counts, gaps, strict=True)
@@ -199,7 +207,7 @@ def _learned(
 
 def _since_start(steps: StepReader, last: LoggedStep | None, part: EventPart) -> dict[str, Any]:
     """How far the served model is ahead of each baseline since it began, with intervals that hold at all times."""
-    switches = steps.of_kind("switch", -1)
+    switches = steps.switches()
     began = switches[-1] if switches else None
     counts = {} if last is None else between(last.totals, began.totals if began else {})
     ahead = {name: _surely(_part(counts.get(name, {}), part)) for name in MODELS if name != "served"}
@@ -220,10 +228,13 @@ def _surely(counts: Mapping[str, Any]) -> dict[str, Any] | None:
 def _challenged(learned: dict[str, Any], name: str, totals: Sequence[Mapping[str, Any]], part: EventPart) -> None:
     """Add a challenger to what the learner recorded; its first totals are those of when the served model began."""
     began, *totals = totals
-    points = [_point(_part(between(later, earlier), part)) for earlier, later in itertools.pairwise(totals)]
-    if any(point["ranked"] for point in points):
-        learned["series"][name] = _lines(points)
-        learned["quality"]["models"][name] = told(between(totals[-1], totals[0]))
+    counts, whole = [between(*pair[::-1]) for pair in itertools.pairwise(totals)], between(totals[-1], totals[0])
+    learned["series"] |= _measured({name: [_point(_part(one, part)) for one in counts]})
+    learned["list_series"] |= _measured({name: [_point(one.get("lists", {}).get("all", {})) for one in counts]})
+    if name in learned["series"]:
+        learned["quality"]["models"][name] = told(whole)
+    for track, one in whole.get("lists", {}).items():
+        learned["quality"]["lists"][track][name] = told({PARTS[0]: one})
     ahead = _surely(_part(between(totals[-1], began), part))
     if ahead is not None:
         learned["since_start"][name] = ahead
@@ -236,15 +247,22 @@ def _part(parts: Mapping[str, Any], part: EventPart) -> Mapping[str, Any]:
     return counts
 
 
+def _measured(series: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
+    """Series of which something was ranked."""
+    return {name: _lines(points) for name, points in series.items() if any(point["ranked"] for point in points)}
+
+
 def _lines(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {key: [point[key] for point in points] for key in ("HR@10", "NDCG@10", "low", "high", "ranked")}
+    return {key: [point[key] for point in points] for key in points[0]}
 
 
 def _point(counts: Mapping[str, Any]) -> dict[str, Any]:
-    ranked, values = counts.get("ranked", 0), shares(counts)
-    low, high = wilson(counts["HR@10"], ranked) if ranked else (None, None)
-    names = {name: _round(values.get(name)) for name in ("HR@10", "NDCG@10")}
-    return {**names, "low": low, "high": high, "ranked": ranked}
+    values = shares(counts)
+    point: dict[str, Any] = {"ranked": counts.get("ranked", 0)}
+    for name in ("HR@10", "NDCG@10"):
+        ends = mean_interval(counts, name) or (None, None)
+        point |= {name: _round(values.get(name)), f"{name} low": _round(ends[0]), f"{name} high": _round(ends[1])}
+    return point
 
 
 def _annotations(steps: StepReader, since: float) -> list[dict[str, Any]]:
@@ -256,9 +274,18 @@ def _annotations(steps: StepReader, since: float) -> list[dict[str, Any]]:
     ]
     for step in steps.marked(since):
         kind = "quarantined" if step.status == "quarantined" else step.kind
-        text = f"batch {step.number} was quarantined" if kind == "quarantined" else _ANNOTATED.get(kind, kind)
+        text = f"batch {step.number} was quarantined" if kind == "quarantined" else _told(step)
         marks.append({"time": step.done or step.planned, "kind": kind, "text": text})
     return sorted(marks, key=lambda mark: mark["time"])
+
+
+def _told(step: LoggedStep) -> str:
+    if step.kind not in CONTROLS:
+        return "another model is served"
+    name = step.about.get("challenger")
+    if name is not None and not step.switched:
+        return f"challenger {name} was not promoted"
+    return CONTROLS[step.kind].text + (f": {name}" if name not in (None, FORMER) else "")
 
 
 def _process(activity: Activity, edges: Sequence[float], now: float) -> dict[str, Any]:

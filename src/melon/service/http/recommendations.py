@@ -204,7 +204,7 @@ async def list_for(
 ) -> bytes:
     """One list, as JSON, by a model that knows the offset `after` if it does in time."""
     started = time.perf_counter()
-    stale = after is not None and not await backend.wait_for(after, wait_ms / 1000)
+    stale = after is not None and not await backend.wait_for(after, wait_ms / 1000, wanted.user)
     (listed,) = await backend.lists([wanted])
     served = {"user": plain_id(wanted.user), "recommendation": None} if preview and wanted.user is not None else None
     served = served or _served(backend, listed, wanted.user)
@@ -237,7 +237,8 @@ def _served(backend: Backend, listed: AnsweredList, user: Id | None) -> dict[str
     backend.metrics.sources.labels(listed.source).inc()
     if user is None:
         return {"user": None, "recommendation": None}
-    name = backend.served.record(user, [one.item for one in listed.items], time.time())
+    maker = str(listed.about.get("challenger", ""))
+    name = backend.served.record(user, [one.item for one in listed.items], time.time(), maker)
     return {"user": plain_id(user), "recommendation": name}
 
 

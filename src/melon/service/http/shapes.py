@@ -92,6 +92,7 @@ class ModelOut(_Answer):
     strategy: str
     batch: int
     offset: int
+    challenger: str | None = Field(None, description="The challenger that answered, for users who get its lists.")
 
 
 class _List(_Answer):
@@ -242,7 +243,11 @@ class StatusOut(BaseModel):
     quarantined: int
     lag: int
     alarms: list[str]
+    alarm_names: list[str] = Field(description="The name of each alarm, as in the operator's page.")
     remedies: list[str] = Field(description="What to do about each alarm.")
+    challengers: dict[str, dict[str, Any]] = Field(
+        description="Models that learn beside it: whether each runs, its lag, and the users who get its lists."
+    )
     learner: dict[str, bool | int] = Field(description="Whether the learner runs, and how often it was started.")
     users: int
     items: int
@@ -258,14 +263,15 @@ class QualityOut(BaseModel):
     """Prequential quality in a window: each event was ranked among 99 others before it was learned.
 
     `models` has the served model, a frozen one and recent popularity; `parts` tells organic events, those that the
-    service recommended itself, and repeats apart. `interval` is the 95 % interval of HR@10, and `served_ahead` what the
-    served model has more than a baseline on these events. `full_rank` is the exact rank among all items that the user
-    had not had, for a sample: of the served model, and of baselines under their names.
+    service recommended itself, and repeats apart. `interval` and `ndcg_interval` are 95 % intervals of HR@10 and
+    NDCG@10, and `served_ahead` what the served model has more HR@10 than a baseline on these events. `lists` has exact
+    ranks in whole lists for a sample of events (`sampled`: its share): `all` items, and for `first`-time pairs the
+    items that the user had not had; `own` lists the user's own items by how often they were taken, then popular ones.
     """
 
     window_s: float
     models: dict[str, dict[str, Any]]
-    full_rank: dict[str, Any]
+    lists: dict[str, Any]
     events: int
     cold_events: float = Field(description="Share of events on items that nobody had taken before.")
     unranked: int
@@ -274,11 +280,12 @@ class QualityOut(BaseModel):
 class OverviewOut(BaseModel):
     """A window in equal steps: `time` has the end of each (Unix seconds), and every series has a value for each step.
 
-    `series` has HR@10 with its 95 % interval (`low`, `high`) and NDCG@10 of each model, `ranked` the events behind
-    them. `process` is what the answering process did since it started. `freshness` counts events by the seconds from
-    acknowledged to served (the last count is above all bounds), `stages_ms` has medians of the parts of that way.
-    `since_start` is how far the served model is ahead of each baseline since it began, with 95 % intervals that hold
-    at all times at once, however often one looks. `annotations` say what happened when.
+    `series` has HR@10 and NDCG@10 of each model with their 95 % intervals, `ranked` the events behind them, and
+    `list_series` the same of whole lists of all items, on a sample. `process` is what the answering process did since
+    it started. `freshness` counts events by the seconds from acknowledged to served (the last count is above all
+    bounds), `stages_ms` has medians of the parts of that way. `since_start` is how far the served model is ahead of
+    each baseline since it began, with 95 % intervals that hold at all times at once, however often one looks.
+    `annotations` say what happened when.
     """
 
     now: float
@@ -288,6 +295,7 @@ class OverviewOut(BaseModel):
     time: list[float]
     quality: dict[str, Any]
     series: dict[str, dict[str, list[float | None]]]
+    list_series: dict[str, dict[str, list[float | None]]]
     learned_s: list[float | None]
     process: dict[str, list[float | None]]
     freshness: dict[str, list[float]]

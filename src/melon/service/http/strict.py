@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import re
 import time
@@ -16,7 +17,7 @@ from fastapi.routing import APIRoute
 from melon.errors import ServiceError
 from melon.service.backend import Backend
 from melon.service.config import LOOPBACK, MOST_DEPTH
-from melon.service.keys import KeyScope
+from melon.service.keys import TOKEN, KeyScope
 
 #: Stands for a slash inside an id, which the path has as %2F. Ids have no control characters, so nothing is lost.
 SLASH = "\x1f"
@@ -85,7 +86,13 @@ def content_type(headers: Headers) -> str:
 
 
 def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
-    """The id of the key, if it has the scope; "-" where there never were keys and the request comes by loopback."""
+    """The id of the key, if it has the scope; "-" where there never were keys and the request comes by loopback.
+
+    Administration needs a key or, from this machine, the token that only the service's user can read.
+    """
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    text = (headers.get(b"x-api-key") or (token if scheme.lower() == b"bearer" else b"")).decode("latin-1")
+    local = hmac.compare_digest(text.encode(), state.token.encode())
     if not state.keys.required:
         host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)[0].strip("[]")
         # A page of the web must not reach us through a name that it had pointed to this machine, nor a proxy's client.
@@ -96,10 +103,15 @@ def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
         site = headers.get(b"sec-fetch-site", b"none")
         if (b"origin" in headers and origin != headers.get(b"host")) or site not in (b"none", b"same-origin"):
             raise ServiceError(403, "foreign_origin", "Without keys, pages of other origins are not answered.")
+        if scope == "admin" and not local:
+            raise ServiceError(
+                403, "token_needed", "Without keys, administration needs the token of this service's user.",
+                hint=f"Send the content of {TOKEN} in the data folder: Authorization: Bearer mk_local_….",
+            )  # fmt: skip
         name = "-"
+    elif local and scope == "admin" and state.settings.host in LOOPBACK and _FORWARDED.isdisjoint(headers):
+        name = "local"
     else:
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        text = (headers.get(b"x-api-key") or (token if scheme.lower() == b"bearer" else b"")).decode("latin-1")
         key = state.keys.find(text) if text else None
         now = time.time()
         if state.keys.problem is not None:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from melon.learning.deltas import NOTHING
-from melon.learning.forgetting import forget
 from melon.learning.manifest import MANIFEST
-from melon.learning.model import LiveModel
+from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
+from melon.service.learner.challenger import challenger_model
 from melon.service.learner.replay_state import ReplayState, typed
-from melon.service.learner.start import COLD, cold_model, deployed
+from melon.service.learner.start import COLD, cold_model
 from melon.service.log.base import LogId, Position
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
@@ -53,12 +53,16 @@ class Fitter:
         """Whether a fit was begun and its result not taken."""
         return self._process is not None
 
-    def begin(self, offset: int, version: str, without: Mapping[LogId, int] | None = None) -> None:
-        """Start to make a model that is called `version` from the log up to an offset.
+    def begin(
+        self, offset: int, version: str, without: Mapping[LogId, int] | None = None, start: str | None = None
+    ) -> None:
+        """Make a model that is called `version` from the log up to an offset.
 
-        One that was fitted is fitted. Another is replayed from its start `without` users, named with their rows.
+        One that was fitted is fitted. Another is replayed from its `start` (default: the service's own) `without`
+        users, named with their rows.
         """
         given, self.offset, self.version, self.without = self._settings, offset, version, dict(without or {})
+        start = start or (None if given.model is None else str(given.model))
         about = {
             "parent": os.getpid(),
             "folder": str(given.folder),
@@ -71,7 +75,7 @@ class Fitter:
             "max_pairs": given.max_pairs,
             "version": version,
             "without": list(self.without.items()),
-            "model": None if given.model is None else str(given.model),
+            "start": start,
         }
         logger.info("making a model from the first %d entries of the log, beside serving", offset)
         self._process = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE)
@@ -79,7 +83,9 @@ class Fitter:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(json.dumps(about).encode())  # many people may be named: more than a command line takes
 
-    def consider(self, replay: ReplayState, version: str, log: LogReader, steps: StepReader) -> None:
+    def consider(
+        self, replay: ReplayState, version: str, log: LogReader, steps: StepReader, start: str | None = None
+    ) -> None:
         """Begin where a model is due: a cold start has enough events, or (once a second) somebody is to be unlearned.
 
         Whoever was unlearned before stays so: all of them are left out.
@@ -104,7 +110,7 @@ class Fitter:
             )
             return
         self.unlearns = last
-        self.begin(offset, version, dict(zip(people, rows, strict=True)))
+        self.begin(offset, version, dict(zip(people, rows, strict=True)), start)
 
     def result(self) -> Path | None:
         """The model that was fitted, once it is; a fit that failed is forgotten and may be begun again."""
@@ -176,18 +182,23 @@ def _fit(folder: Path, out: Path, about: dict[str, Any], without: Collection[Log
     from melon.estimator import Melon
 
     with LogReader(folder) as log:
-        stored = [one for one in log.events(1, about["offset"]) if one.use == "learn" and one.user not in without]
+        gone, users = log.retracted(), log.users_of()
+        stored = [
+            one
+            for one in log.events(1, about["offset"])
+            if one.use == "learn" and one.user not in without and one.offset not in gone
+        ]
     model = Melon(
         seed=about["seed"], minutes=about["minutes"], budget=about["budget"], threads=about["threads"], progress=False
     )
-    model.fit([(event.user, event.item, event.time) for event in stored])
+    model.fit([(users.get(event.user, event.user), event.item, event.time) for event in stored])
     model.save(out)
 
 
 def _start_anew(out: Path, about: dict[str, Any], without: Mapping[LogId, int]) -> None:
     """The model before its first step; people whom it knows from before are forgotten, each in their row."""
     settings = ServeSettings(seed=about["seed"], threads=about["threads"])
-    model, extra = cold_model(settings) if about["model"] is None else deployed(Path(about["model"]))
+    model, extra = cold_model(settings) if about["start"] is None else challenger_model(about["start"], settings)[:2]
     for pseudonym, row in without.items():
         if 0 <= row < len(model.users):
             (name,) = typed(model.users, [pseudonym])

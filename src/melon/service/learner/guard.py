@@ -9,13 +9,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from melon.learning.updater import Updater
 from melon.service.config import ServeSettings
-from melon.service.learner.quality import between, difference
+from melon.service.learner.quality import SAMPLED, TRACKS, added, between, difference, mean_interval
 from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepBook
@@ -78,9 +78,12 @@ REMEDIES = {
     "quarantined": "Look at its events (GET /v1/batches). Retry it when the cause is gone, or leave it.",
     "halted": "Look at the quarantined batches and what was posted, then resume learning (POST /v1/resume), or wait.",
     "fit": "Read the fit's message in the service's log. The model that is served goes on, and the fit is repeated.",
+    "promote": "See whether the challenger runs and has caught up (GET /v1/status), then promote it again.",
     "checkpoint": "Make room on the disk and check the folder's rights; `melon doctor --data FOLDER` says more.",
     "loss": "Deploy the model with a smaller learning rate, or fit it again on the log.",
     "lag": "If it shrinks, wait. If it grows, give the learner a core of its own or post more events in one request.",
+    "promise": "See what changed in the traffic since the model was fitted; fit it again, or promote a challenger.",
+    "unknown": "See what is posted: a new catalogue, ids in another form, robots? New ids are learned by themselves.",
     "quality popular": "See what changed in the traffic; then fit a new model on the log and deploy it.",
     "quality frozen": "Learning does harm here: deploy with a smaller learning rate, or fit a new model on the log.",
     "learner": "The supervisor starts it again by itself; if it does not, the service's messages say why it ended.",
@@ -136,6 +139,62 @@ SIMPLE_BASELINES = {"popular": "recent popularity", "frozen": "the model as it w
 _JUDGED_S = 60.0
 
 
+#: Unknown ids are compared with those of this many seconds before; so many times as many, and standard errors more.
+_DAY_S, _JUMP, _JUMP_Z = 86_400.0, 2.0, 4.0
+#: An alarm is raised where live quality is surely below this share of what the selection window had.
+_KEPT = 0.9
+
+
+class Promise(NamedTuple):
+    """The score with which a model's settings were chosen, on its selection window; how depends on the model.
+
+    `by_lists`: NDCG@10 of whole lists, the mean of those of all items and of first-time pairs. Otherwise HR@5 + NDCG@10
+    among 99 other items.
+    """
+
+    score: float
+    by_lists: bool
+
+    @classmethod
+    def of(cls, extra: Mapping[str, Any]) -> Promise | None:
+        """What came with a model; None where nothing was chosen."""
+        about = extra.get("estimator") or {}
+        choices = [one for name, one in (about.get("choices") or {}).items() if name != "pretrain"]
+        score = choices[0].get("score") if choices else None
+        return cls(score, about.get("strategy") == "auto") if isinstance(score, float) else None
+
+    def broken(self, counts: Mapping[str, Any], least: int) -> str | None:
+        """Whether live quality is surely lower, in words."""
+        parts: Mapping[str, Any] = {}
+        for one in counts.get("served", {}).values():
+            parts = added(parts, one)
+        lists = [counts.get("lists", {}).get(track, {}).get("served", {}) for track in TRACKS]
+        measured = [(one, "NDCG@10", 0.5) for one in lists] if self.by_lists else []
+        measured = measured or [(parts, "HR@5", 1.0), (parts, "NDCG@10", 1.0)]
+        ends = [mean_interval(one, name) for one, name, _ in measured]
+        ranked = min(one.get("ranked", 0) for one, _, _ in measured)
+        if None in ends or ranked < (least // SAMPLED if self.by_lists else least):
+            return None
+        most = sum(weight * end[1] for end, (_, _, weight) in zip(ends, measured, strict=True) if end is not None)
+        if most >= _KEPT * self.score:
+            return None
+        what = "NDCG@10 of whole lists" if self.by_lists else "HR@5 + NDCG@10"
+        return f"{what} is at most {most:.3f} on {ranked} events; the selection window had {self.score:.3f}"
+
+
+def unknown_ids(now: Mapping[str, Any], before: Mapping[str, Any], least: int) -> str | None:
+    """Whether the share of events with an id that nobody knew has jumped, in words."""
+    n, m = now.get("events", 0), before.get("events", 0)
+    for name, what in (("cold", "items"), ("newcomers", "users")):
+        one, other = now.get(name, 0), before.get(name, 0)
+        if min(n, m) < least or one / n <= _JUMP * other / m:
+            continue
+        share = (one + other) / (n + m)
+        if one / n - other / m > _JUMP_Z * math.sqrt(share * (1 - share) * (1 / n + 1 / m)):
+            return f"{100 * one / n:.1f} % of the last events have unknown {what}; before, {100 * other / m:.1f} %"
+    return None
+
+
 class Watch:
     """Looks at lag, loss and quality, and raises alarms."""
 
@@ -160,7 +219,7 @@ class Watch:
         )
         self._alarm("loss", text if self._rising >= 3 else None)
 
-    def look(self, position: Position, totals: Mapping[str, Any]) -> None:
+    def look(self, position: Position, totals: Mapping[str, Any], promise: Promise | None = None) -> None:
         """Once a second: say so where the learner is too far behind; once a minute, where a baseline is better."""
         now = time.monotonic()
         if now < self._looked + 1.0:
@@ -170,12 +229,18 @@ class Watch:
         self._alarm("lag", late if lag > self._settings.max_lag else None)
         if now >= self._judged + _JUDGED_S:
             self._judged = now
-            self.quality(totals)
+            self.quality(totals, promise)
 
-    def quality(self, totals: Mapping[str, Any]) -> None:
-        """Say so where a baseline is better than the served model on the organic events of the last hour."""
-        before = self._book.since(time.time() - self._settings.quality_s)
+    def quality(self, totals: Mapping[str, Any], promise: Promise | None = None) -> None:
+        """Say so where the served model, on the events of the last hour, is worse than a baseline or than it was when
+        its settings were chosen, or where many more ids are unknown than on the day before.
+        """
+        now, given = time.time(), self._settings
+        before, earlier = (self._book.since(now - back) for back in (given.quality_s, given.quality_s + _DAY_S))
         counts = between(totals, before.totals if before else {})
+        past = between(before.totals, earlier.totals if earlier else {}) if before else {}
+        self._alarm("promise", None if promise is None else promise.broken(counts, given.quality_events))
+        self._alarm("unknown", unknown_ids(counts, past, given.quality_events))
         for baseline, what in SIMPLE_BASELINES.items():
             organic, text = counts.get(baseline, {}).get("organic", {}), None
             ahead = difference(organic) if organic.get("ranked", 0) >= self._settings.quality_events else None

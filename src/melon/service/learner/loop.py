@@ -15,9 +15,20 @@ from typing import Any
 
 from melon.errors import CheckpointError, LearningError, LogError
 from melon.learning.deltas import chained, state_digest
-from melon.service.config import ServeSettings
+from melon.service.config import FORMER, ServeSettings
+from melon.service.learner.challenger import START, forgotten_by_challengers, handed_over, home, named
 from melon.service.learner.fitting import Fitter, caught_up
-from melon.service.learner.guard import ENOUGH, REMEMBERED, Alarms, Guard, Watch, cut, norms, quarantined_in_a_row
+from melon.service.learner.guard import (
+    ENOUGH,
+    REMEMBERED,
+    Alarms,
+    Guard,
+    Promise,
+    Watch,
+    cut,
+    norms,
+    quarantined_in_a_row,
+)
 from melon.service.learner.quality import Quality, added
 from melon.service.learner.replay_state import ReplayState, StepOutcome, unlearned
 from melon.service.learner.start import COLD, begin, differences, surroundings, warm_up
@@ -33,6 +44,14 @@ _POLL = 0.004
 _LOOK = 1.0
 #: Batches are cut to this part of their size when learning goes on by itself.
 _SMALLER = 8
+#: Controls that have another model served, and the seconds for which they wait for it.
+PROMOTIONS = ("promote", "rollback")
+_HANDOVER_S = 120.0
+#: Seconds after which a challenger that does not run loses what it saved, if that knows a forgotten person.
+_FORGET_S = 60.0
+#: What a challenger's checkpoint says that one of the learner does not.
+OF_CHALLENGERS = ("model", "service", "totals", "without", "followed")
+BOOKS = ("users", "items")
 
 
 class Learner(Closing):
@@ -95,9 +114,14 @@ class Learner(Closing):
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
         self._must_save = False
         self.quality = Quality(self.settings.negatives, self.settings.seed, self._frozen())
+        #: A step that waits for a challenger's model, and until when.
+        self._promoting: tuple[LoggedStep, float] | None = None
+        self._forgetting: tuple[Position, float] | None = None
         for step in self.book.after(saved.position.batch):
             if step.done is None and step.kind == "switch":
                 self.book.drop(step)  # it was not made: the checkpoint comes first
+            elif step.done is None and step.kind in PROMOTIONS:
+                self._promoting = step, time.monotonic() + _HANDOVER_S
             elif step.done is None:
                 self._finish(step, self._take(step))
             else:
@@ -106,7 +130,7 @@ class Learner(Closing):
     def _again(self, step: LoggedStep) -> None:
         """Take a recorded step again; its delta is published where it is missing."""
         self._held.beat()
-        if step.kind == "switch":
+        if step.switched:
             where = self.checkpoints.path(step.number)
             raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
         outcome = self.replay.perform(step, self.book.retried_by(step))
@@ -132,6 +156,8 @@ class Learner(Closing):
 
     def step(self) -> bool:
         """Take the next step, if anything waits."""
+        if self._promoting is not None:
+            return self._promoted(*self._promoting)
         if self.halted():
             return False
         done = self.position.offset
@@ -143,6 +169,11 @@ class Learner(Closing):
         control = self.log.control_after(done)
         if control is None:
             return False
+        if control.kind in PROMOTIONS:
+            about = {"challenger": control.body.get("challenger", FORMER)}
+            step = self._planned(control.kind, control.offset, control.offset, about)
+            self._promoting = step, time.monotonic() + _HANDOVER_S
+            return self._promoted(*self._promoting)
         about = {"batch": control.body.get("batch")} if control.kind == "retry" else {}
         self._live(control.kind, control.offset, control.offset, about)
         return True
@@ -209,8 +240,8 @@ class Learner(Closing):
             self._small = max(self._small - (status == "learned"), 0)
 
     def _publish(self, step: LoggedStep, outcome: StepOutcome) -> None:
-        offset = self.position.offset
-        self.feed.publish(Published(step.number, offset, step.kind, outcome.digest, outcome.content, outcome.arrived))
+        kind, offset = "switch" if outcome.about.get("switched") else step.kind, self.position.offset
+        self.feed.publish(Published(step.number, offset, kind, outcome.digest, outcome.content, outcome.arrived))
 
     def _rebuild(self, number: int) -> None:
         """Be where the model was after a step: load a checkpoint and take the steps behind it again."""
@@ -229,12 +260,12 @@ class Learner(Closing):
         """Whether learning waits because too many batches in a row were quarantined.
 
         It goes on by a control `resume`, or by itself after `resume_s` with small batches and a guard that knows only
-        them. Nobody who is to be forgotten waits for that: up to such a control each batch is judged by itself.
+        them. Forgetting and promotions do not wait for that: up to such a control each batch is judged by itself.
         """
         most, now = self.settings.stop_after, time.monotonic()
         if not most or len(self._in_a_row) < most:
             return False
-        if self.log.control_after(self.position.offset, "forget") is not None:
+        if any(self.log.control_after(self.position.offset, kind) is not None for kind in ("forget", *PROMOTIONS)):
             return False
         self._halted_at = self._halted_at or now
         resumed = self.log.control_after(self._in_a_row[-1], "resume") is not None
@@ -257,7 +288,7 @@ class Learner(Closing):
     def consider_fitting(self) -> None:
         """Make a model from the log where one is due: a cold start has enough events, or somebody is unlearned."""
         fitter, book = self._fitter, self.book
-        fitter.consider(self.replay, self._version, self.log, book)
+        fitter.consider(self.replay, self._version, self.log, book, self.extra.get(START))
         fitted = fitter.result()
         self._alarm("fit", fitter.problem)
         if fitted is None:
@@ -268,25 +299,66 @@ class Learner(Closing):
             self._begin_at(self.position)  # what is older has learned from them
         fitter.cancel()
 
-    def switch(self, replay: ReplayState, extra: Mapping[str, Any]) -> None:
+    def switch(self, replay: ReplayState, extra: Mapping[str, Any], step: LoggedStep | None = None) -> None:
         """Go on with another model that knows all that this one does; its checkpoint is what replicas load."""
         before = self.position
-        step = self._planned("switch", before.offset + 1, before.offset, {})
+        step = step or self._planned("switch", before.offset + 1, before.offset, {})
         content = state_digest(replay.model).encode()
-        digest = chained(before.digest, content)
-        replay.position = replace(replay.position, batch=step.number, offset=before.offset, digest=digest)
+        digest, offset = chained(before.digest, content), max(step.last, before.offset)
+        replay.position = replace(replay.position, batch=step.number, offset=offset, digest=digest)
         if self._saver.busy:
             self._saved(wait=True)
         self._insist(self.book.sync)
+        if step.kind in PROMOTIONS:
+            self._keep_former(replay.position)
         self.replay, self.extra, self._version = replay, extra, replay.position.version
         self.checkpoints.write(replay.model, replay.position, self.log.log_id, extra)
-        about = {"version": self._version, "recommender": replay.model.updater.recommender.name}
+        about = {"version": self._version, "recommender": replay.model.updater.recommender.name, "switched": True}
         outcome = StepOutcome(content, digest, about)
         self._finish(step, (step, outcome, {}))
         self.book.state(bases=json.dumps([*self.book.bases(), step.number]))
-        self._guard = Guard(self.settings.guard)
+        self._guard, self._in_a_row = Guard(self.settings.guard), []
         self.quality.frozen = copy.deepcopy(replay.model).updater if self.settings.frozen else None
-        self._saved_at, self._saved_offset = time.monotonic(), before.offset
+        self._saved_at, self._saved_offset = time.monotonic(), offset
+
+    def _promoted(self, step: LoggedStep, until: float) -> bool:
+        """Switch to a challenger's model once it was handed over as of the step before; learning waits for that.
+
+        Where none comes in time, the step changes nothing, and an alarm says why.
+        """
+        name = str(step.about.get("challenger"))
+        try:
+            saved, why = handed_over(self.settings.folder, name, step.number - 1), None
+        except CheckpointError as error:
+            saved, why = None, str(error)
+        if saved is None and why is None:
+            if time.monotonic() < until:
+                return False
+            why = f"it handed over no model within {_HANDOVER_S:.0f} s: does it run, and has it caught up?"
+        elif saved is not None:
+            kinds = [(getattr(saved.model, side).kind, getattr(self.replay.model, side).kind) for side in BOOKS]
+            if any(None not in both and both[0] != both[1] for both in kinds):
+                saved, why = None, "its ids are of another kind than those of the model that is served"
+        self._promoting = None
+        self._alarm("promote", None if why is None else f"challenger {name} was not promoted: {why}")
+        if saved is None:
+            outcome = self.replay.perform(step)
+            self._finish(step, (step, replace(outcome, about={"why": why}), {}))
+            return True
+        self._fitter.cancel()
+        saved.model.warm_up()
+        extra = {name: value for name, value in saved.extra.items() if name not in OF_CHALLENGERS}
+        replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
+        self.switch(replay, extra, step)
+        logger.warning("challenger %s is served from offset %d on", name, step.last)
+        return True
+
+    def _keep_former(self, position: Position) -> None:
+        """Save the model that was served until now: it goes on learning as a challenger, for a rollback."""
+        without = named(unlearned(self.log, self.book))
+        extra = {**self.extra, "totals": {}, "without": without, "followed": position.digest.hex()}
+        kept = replace(self.position, batch=position.batch, offset=position.offset)
+        Checkpoints(home(self.settings.folder, FORMER)).write(self.replay.model, kept, self.log.log_id, extra)
 
     # Checkpoints.
 
@@ -311,21 +383,33 @@ class Learner(Closing):
             return
         self._alarm("checkpoint", None)
         self._insist(lambda: self.book.thin(time.time() - self.settings.quality_s))
-        forgotten = [step for step in self._forgets() if step.last <= position.offset]
-        if forgotten:
+        if any(step.last <= position.offset for step in self._forgets()):
             # Everything older holds the forgotten user: replays begin here from now on.
             self._begin_at(position)
             self.feed.drop(up_to=position.batch)
-            self.book.state(forgotten=forgotten[-1].last)
-            self.book.sync()
             if self.quality.frozen is not None:
                 self.quality.frozen = copy.deepcopy(self.replay.model).updater
+            self._forgetting = position, time.monotonic() + _FORGET_S
+            self._forgotten()
         elif self.log.wanted() > self.book.begin() and not self._fitter.busy:
             # The log is to lose events that older checkpoints would be replayed with: replays begin here.
             self._begin_at(position)
         else:
             self.checkpoints.prune(set(self.book.bases()))
         self._insist(lambda: self.book.drop_before(self.book.bases()[0], self.log.first()))
+
+    def _forgotten(self) -> None:
+        """Note that people are in no checkpoint any more, once challengers have saved past them, too."""
+        if self._forgetting is None:
+            return
+        position, until = self._forgetting
+        steps = [step for step in self._forgets() if step.last <= position.offset]
+        patient = time.monotonic() < until
+        if not steps or forgotten_by_challengers(self.settings.folder, steps[-1].number, patient=patient):
+            self._forgetting = None
+            if steps:
+                self.book.state(forgotten=steps[-1].last)
+                self.book.sync()
 
     def _begin_at(self, position: Position) -> None:
         """Have replays begin at a checkpoint, and delete older ones."""
@@ -344,7 +428,8 @@ class Learner(Closing):
 
     def _idle_work(self) -> bool:
         """Whether there is something to do although nothing was posted."""
-        return self._saver.ready or (self._due() and not self._saver.busy) or self._fitter.busy
+        waits = self._fitter.busy or self._promoting is not None
+        return self._saver.ready or (self._due() and not self._saver.busy) or waits
 
     # Running.
 
@@ -364,7 +449,8 @@ class Learner(Closing):
                 while not (stop.is_set() or self.log.changed() or self._idle_work() or time.monotonic() > end):
                     time.sleep(_POLL)
             self.consider_fitting()
-            self._watch.look(self.position, self._totals)
+            self._watch.look(self.position, self._totals, Promise.of(self.extra))
+            self._forgotten()
             if self._saver.ready:
                 self._saved()
             elif self._due() and not self._saver.busy:

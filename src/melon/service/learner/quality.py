@@ -25,6 +25,8 @@ from melon.stream.pairs import pair_keys
 from melon.types import Flags, Floats, Ints, Plain, Scores
 
 MODELS = ("served", "frozen", "popular")
+#: What is compared by whole lists, and on which lists: of all items, or of those that the user has not had.
+LISTED, TRACKS = (*MODELS, "own"), ("all", "first")
 #: Events that the service brought about itself, those that a user repeats, and all others.
 PARTS = ("organic", "recommended", "repeats")
 #: One event in this many is also ranked among all items, as long as that takes no more than this share of a core.
@@ -86,6 +88,7 @@ class Quality:
         offsets = np.array([event.offset for event in events.stored])
         drawn = self._candidates.draw(offsets, users, items, history)
         counts: Plain = {"events": len(events), "cold": int((items >= history.known_items).sum())}
+        counts["newcomers"] = int((users >= history.of_users.rows).sum())
         chosen = np.flatnonzero(drawn.usable)
         counts["unranked"] = len(events) - counts["cold"] - len(chosen)
         if not len(chosen):
@@ -122,34 +125,50 @@ class Quality:
         known = users < model.updater.history.of_users.rows
         some = users[known][:_PROBED], offered[known][:_PROBED]
         self._probe = *some, _losses(model.updater, *some, moment)
-        sampled = known & (part != 2) & (ranked.offsets * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
-        if sampled.any() and self._spent <= _SHARE * (time.monotonic() - self._began):
-            counts["full"] = self._among_all(model, users[sampled], offered[sampled, 0], moment)
-        return counts
+        return counts | self.whole_lists(model, ranked, baselines=True)
 
-    def _among_all(self, model: LiveModel, users: Ints, items: Ints, moment: int) -> Plain:
-        """Counters of the exact ranks among all items that the users have not had: of lists as they are served.
+    def whole_lists(self, model: LiveModel, ranked: RankedEvents, *, baselines: bool = False) -> Plain:
+        """Counters of exact ranks in whole lists, for a sample of the events as long as that takes a small share of a
+        core: of all items, and for first-time pairs of the items that the user has not had.
 
-        Those of the served model stand by themselves, those of baselines under their names.
+        The model is `served`; baselines are the frozen one, recent popularity, and the user's own history (how often
+        each of the user's last items was taken, then popularity).
         """
         started, history = time.thread_time(), model.updater.history
-        updaters = {"served": model.updater} | ({} if self.frozen is None else {"frozen": self.frozen})
-        popular = model.popular.read(np.arange(history.known_items))[None, :, 0]
-        ranks: dict[str, list[float]] = {name: [] for name in (*updaters, "popular")}
-        for user, item in zip(users.tolist(), items.tolist(), strict=True):
+        known = ranked.users < history.of_users.rows
+        sampled = known & (ranked.offsets * 2_654_435_761 % (1 << 32) < (1 << 32) // SAMPLED)
+        if not sampled.any() or self._spent > _SHARE * (time.monotonic() - self._began):
+            return {}
+        updaters = {"served": model.updater}
+        if baselines and self.frozen is not None:
+            updaters["frozen"] = self.frozen
+        n_items, ranks = history.known_items, list[Floats]()
+        popular = model.popular.read(np.arange(n_items))[None, :, 0].astype(np.float64)
+        for user, item in zip(ranked.users[sampled].tolist(), ranked.offered[sampled, 0].tolist(), strict=True):
             one = np.array([user]), np.array([item]), history.seen
-            lines = {
-                name: updater.score_catalogue(np.array([user]), history.known_items, moment)
-                for name, updater in updaters.items()
+            lines: dict[str, Scores] = {
+                name: updater.score_catalogue(one[0], n_items, ranked.moment) for name, updater in updaters.items()
             }
-            for name, line in {**lines, "popular": popular}.items():
-                better, equal = better_and_equal(line, *one, f"the live quality of {name!r} among all items")[0, 2:]
-                ranks[name].append(1 + float(better) + float(equal) / 2)
-        whole = {name: np.array(some) for name, some in ranks.items()}
-        served = whole.pop("served")
-        baselines = {name: rank_counts(rank) | _duel(served, rank) for name, rank in whole.items()}
+            if baselines:
+                last = history.of_users.recent(one[0]).partners[0]
+                taken = np.bincount(last[(last >= 0) & (last < n_items)], minlength=n_items)
+                lines |= {"popular": popular, "own": taken + popular / (1.0 + popular.max())}
+            places = [
+                better_and_equal(line, *one, f"the live quality of {name!r} among all items")[0]
+                for name, line in lines.items()
+            ]
+            ranks.append(np.array([[1 + place[n] + place[n + 1] / 2 for n in (0, 2)] for place in places]))
+        by_name = dict(zip(lines, np.array(ranks).transpose(1, 2, 0), strict=True))
+        first, counts = ranked.part[sampled] != 2, dict[str, Plain]()
+        for number, (track, chosen) in enumerate(zip(TRACKS, (np.ones(len(first), dtype=bool), first), strict=True)):
+            served = by_name["served"][number, chosen]
+            counts[track] = {"served": rank_counts(served)} | {
+                name: rank_counts(rank[number, chosen]) | _duel(served, rank[number, chosen])
+                for name, rank in by_name.items()
+                if name != "served" and not (name == "own" and track == "first")
+            }
         self._spent += time.thread_time() - started
-        return {**rank_counts(served), **baselines}
+        return {"lists": counts}
 
     def loss_rose(self, model: LiveModel) -> bool | None:
         """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
@@ -250,9 +269,31 @@ def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
     return losses
 
 
+#: The sum of squares that the interval of NDCG@10 needs.
+SQUARES = "NDCG@10 squared"
+
+
 def rank_counts(ranks: Floats) -> Plain:
-    """Counters of some ranks: how many, and the sum of each metric."""
-    return {"ranked": len(ranks), **{name: float(value(ranks).sum()) for name, value in METRICS.items()}}
+    """Counters of some ranks: how many, the sum of each metric, and the squares of one that is no yes or no."""
+    sums = {name: float(value(ranks).sum()) for name, value in METRICS.items()}
+    return {"ranked": len(ranks), **sums, SQUARES: float(np.square(METRICS["NDCG@10"](ranks)).sum())}
+
+
+def mean_interval(counts: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+    """The 95 % interval of a metric's mean; of a hit rate by Wilson, of NDCG@10 by its variance."""
+    ranked = counts.get("ranked", 0)
+    if not ranked or (name == "NDCG@10" and SQUARES not in counts):
+        return None
+    mean = counts[name] / ranked
+    if name == "NDCG@10":
+        spread = _Z * math.sqrt(max(counts[SQUARES] / ranked - mean * mean, 0.0) / ranked)
+        return max(mean - spread, 0.0), min(mean + spread, 1.0)
+    square = _Z * _Z
+    centre, spread = (
+        mean + square / (2 * ranked),
+        _Z * math.sqrt(mean * (1 - mean) / ranked + square / (2 * ranked) ** 2),
+    )
+    return (centre - spread) / (1 + square / ranked), (centre + spread) / (1 + square / ranked)
 
 
 def _rows(book: IdBook, ids: list[Id]) -> Ints:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from melon.data.ids import Id, IdBook, IdKind
+from melon.errors import LogError
 from melon.learning.deltas import Interacted, Recorder, chained
-from melon.learning.forgetting import forget, observe_only
-from melon.learning.model import LiveModel
-from melon.service.log.base import LoggedStep, LogId, Position, StoredEvent
+from melon.learning.model import Edit, LiveModel, edit_past, forget, observe_only
+from melon.service.log.base import CONTROLS, LoggedStep, LogId, Position, StoredEvent
 from melon.service.log.events import LogReader
 from melon.service.log.steps import StepReader
 from melon.stream.batch import Batch
@@ -47,6 +47,18 @@ class StepOutcome:
     arrived: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class Change:
+    """What a control did to the model: what is noted, interactions it added to the past, a row that was forgotten, how
+    it edited the past.
+    """
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    past: Interacted = field(default_factory=Interacted)
+    forgotten: tuple[int, Id] | None = None
+    edit: Edit | None = None
+
+
 class ReplayState:
     """The model, where it stands, and the steps that it takes. A step that fails leaves the position as it was."""
 
@@ -72,26 +84,27 @@ class ReplayState:
 
         `retried` is the step that a retry is about.
         """
-        about: dict[str, Any] = {}
-        past, forgotten = Interacted(), None
-        arrived: tuple[float, ...] = ()
+        change, arrived = Change(), tuple[float, ...]()
         if step.kind == "events":
             events = self.events(step.first, step.last)
             past, about = self._learn(events, learned=step.status != "quarantined")
-            arrived = tuple(event.arrived for event in events.stored)
-        elif step.kind == "retry" and retried is not None and step.status != "quarantined":
-            about = self._learn_again(self.events(retried.first, retried.last))
-        elif step.kind == "forget":
-            (user, pseudonym), row = self._named(step), None
-            if user is not None and pseudonym is not None:
-                row = forget(self.model, user, pseudonym)
-            if row is not None and pseudonym is not None:
-                forgotten = row, pseudonym
-            about = {"known": row is not None}
-        content = self._recorder.take(step.number, past, forgotten).to_bytes()
+            change, arrived = Change(about, past), tuple(event.arrived for event in events.stored)
+        elif step.kind == "retry":
+            if retried is not None and step.status != "quarantined":
+                change = Change(self._learn_again(self.events(retried.first, retried.last)))
+        elif step.kind in PERFORM:
+            control = self._log.control_after(step.first - 1)
+            if control is not None and control.offset == step.first:
+                change = PERFORM[step.kind](self.model, control.body)
+        elif step.kind not in CONTROLS and step.kind != "switch":
+            raise LogError(
+                f"step {step.number} is a control {step.kind!r}, which this melon does not know; serve the log with "
+                "the melon that wrote it, or a later one."
+            )
+        content = self._recorder.take(step.number, change.past, change.forgotten, change.edit).to_bytes()
         digest = chained(self.position.digest, content)
         self.position = Position(self.position.version, step.number, max(step.last, self.position.offset), digest)
-        return StepOutcome(content, digest, about, arrived)
+        return StepOutcome(content, digest, change.about, arrived)
 
     def _learn(self, events: Learnable, *, learned: bool) -> tuple[Interacted, dict[str, Any]]:
         model = self.model
@@ -121,13 +134,41 @@ class ReplayState:
         loss = updater.rehearse(Batch(updater.history.events, users, items, times, keys, keys))
         return {"events": len(events), "loss": loss, "moved": updater.moved}
 
-    def _named(self, step: LoggedStep) -> tuple[Id | None, Id | None]:
-        """Whom a control forgets, and the pseudonym, as the model's book has ids."""
-        control = self._log.control_after(step.first - 1)
-        if control is None or control.offset != step.first or self.model.users.kind is None:
-            return None, None
-        user, pseudonym = typed(self.model.users, [control.body["user"], control.body["pseudonym"]])
-        return user, pseudonym
+
+def _forget(model: LiveModel, body: Mapping[str, Any]) -> Change:
+    """Forget the person whom a control names; the row is a pseudonym's from then on."""
+    row = None
+    if model.users.kind is not None:
+        user, pseudonym = typed(model.users, [body["user"], body["pseudonym"]])
+        if user is not None and pseudonym is not None:
+            row = forget(model, user, pseudonym)
+    return Change({"known": row is not None}, forgotten=None if row is None or pseudonym is None else (row, pseudonym))
+
+
+def _retract(model: LiveModel, body: Mapping[str, Any]) -> Change:
+    """Take a pair out of a user's past, unless the log has another event of it."""
+    row, column = _row_of(model.users, body["user"]), _row_of(model.items, body["item"])
+    return _edited(model, ("retract", row, column) if body["gone"] and min(row, column) >= 0 else None)
+
+
+def _alias(model: LiveModel, body: Mapping[str, Any]) -> Change:
+    """Give a visitor's past to a user; one who is new takes over the visitor's row with what it learned."""
+    row, to = _row_of(model.users, body["previous"]), _row_of(model.users, body["user"])
+    if row < 0 or typed(model.users, [body["user"]])[0] is None:
+        return _edited(model, None)
+    return _edited(model, ("rename", row, body["user"]) if to < 0 else ("move", row, to))
+
+
+def _edited(model: LiveModel, edit: Edit | None) -> Change:
+    if edit is not None:
+        edit_past(model, edit)
+    return Change({"known": edit is not None}, edit=edit)
+
+
+#: What a control does to the model, by its kind, from its body. Replays do the same: it must follow from these alone.
+PERFORM: dict[str, Callable[[LiveModel, Mapping[str, Any]], Change]] = {
+    "forget": _forget, "retract": _retract, "alias": _alias,
+}  # fmt: skip
 
 
 def unlearned(log: LogReader, steps: StepReader) -> frozenset[LogId]:
@@ -142,6 +183,11 @@ def typed(book: IdBook, ids: list[LogId]) -> list[Id | None]:
     wanted = int if kind == "int" else str
     typed: list[Id | None] = [one if type(one) is wanted else None for one in ids]
     return [_uuid(one) for one in typed] if kind == "uuid" else typed
+
+
+def _row_of(book: IdBook, one: LogId) -> int:
+    (known,) = typed(book, [one])
+    return -1 if known is None else int(book.rows([known])[0])
 
 
 def _uuid(one: Id | None) -> uuid.UUID | None:

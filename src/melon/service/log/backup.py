@@ -17,7 +17,7 @@ import apsw
 from melon import __version__
 from melon.atomic import write_text
 from melon.errors import CheckpointError, LogError
-from melon.service.keys import MARKER
+from melon.service.keys import MARKER, TOKEN
 from melon.service.log.base import LogId
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog, LogReader
@@ -28,7 +28,7 @@ FORMAT = 1
 #: What a backup says about itself, and the digest of each of its files.
 ABOUT = "backup.json"
 #: Files of an installation that are in no backup: they stay with the folder.
-_OWN = ("keys.json", MARKER, "salt")
+_OWN = ("keys.json", MARKER, TOKEN, "salt")
 _TRIES = 20
 
 

@@ -10,10 +10,35 @@ from melon.service.config import Use
 
 #: An id as the log holds it. UUIDs are texts here; the model's book says what they are.
 LogId = int | str
-ControlKind = Literal["forget", "retry", "resume"]
-#: What one step of the learner was: a batch of events, a person forgotten, a batch tried again, another model.
-StepKind = Literal["events", "forget", "retry", "resume", "switch"]
+#: Whom or what clients describe.
+ProfileKind = Literal["user", "item"]
+#: What one step of the learner was: a batch of `events`, a control of this kind, or a `switch` to another model.
+StepKind = str
 Status = Literal["planned", "learned", "quarantined"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRule:
+    """A kind of control: what is said of it in charts, and which fields of its body are ids of users.
+
+    What it does to the model stands in `learner.replay_state.PERFORM`; a kind that is not there changes no model.
+    Fields that are ids of users are given to the pseudonym when the person is forgotten.
+    """
+
+    text: str
+    people: tuple[str, ...] = ()
+
+
+#: Every kind of control. A log with another one was written by a later version, and no step takes it.
+CONTROLS: dict[str, ControlRule] = {
+    "forget": ControlRule("a person was forgotten", ("user",)),
+    "retry": ControlRule("a quarantined batch was tried again"),
+    "resume": ControlRule("learning was resumed"),
+    "promote": ControlRule("a challenger was promoted"),
+    "rollback": ControlRule("the model before was served again"),
+    "retract": ControlRule("events were taken out of a history", ("user",)),
+    "alias": ControlRule("a visitor turned out to be a user", ("user", "previous")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +94,7 @@ class Control:
     """Something to be done at one place in the stream. It has an offset of its own, and no batch straddles it."""
 
     offset: int
-    kind: ControlKind
+    kind: str
     body: Mapping[str, Any]
     arrived: float
     #: Of one that forgets a person: 1 when the ids have left all rows, 2 when the bytes between rows were searched.
@@ -97,6 +122,11 @@ class LoggedStep:
     done: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def switched(self) -> bool:
+        """Whether another model is served from this step on."""
+        return self.kind == "switch" or bool(self.about.get("switched"))
 
 
 @dataclass(frozen=True, slots=True)

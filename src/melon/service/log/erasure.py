@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from melon.service.log.base import LogId
+from melon.service.log.base import CONTROLS, LogId
 from melon.service.log.files import BATCHES, EVENTS, transaction
 from melon.service.log.steps import StepReader
 
@@ -66,6 +66,13 @@ class Erasure:
         )
         gone = json.dumps({**body, "user": pseudonym})
         self._connection.execute("UPDATE controls SET body = ?, erased = ? WHERE offset = ?", (gone, ERASED, offset))
+        for kind, rule in CONTROLS.items():
+            for name in rule.people if kind != "forget" else ():
+                self._connection.execute(
+                    f"UPDATE controls SET body = json_set(body, '$.{name}', ?) WHERE kind = ? AND offset < ? "
+                    f"AND body ->> '$.{name}' = ?",
+                    (pseudonym, kind, offset, user),
+                )
         query = "SELECT item, body FROM facts WHERE body ->> '$.owner' = ?"
         owned: Any = self._connection.execute(query, (user,)).fetchall()
         self._ids[offset] = user

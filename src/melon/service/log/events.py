@@ -18,11 +18,11 @@ from typing import Any, cast
 
 import apsw
 
-from melon.errors import BusyError, DiskFullError, LogError
+from melon.errors import BusyError, DiskFullError, LogError, unknown_name
 from melon.service.clock import WallClock, steady
 from melon.service.config import MOST_AHEAD_S, USES, ServeSettings
 from melon.service.log.aging import Aging
-from melon.service.log.base import Appended, Control, ControlKind, Event, LogId, StoredEvent
+from melon.service.log.base import CONTROLS, Appended, Control, Event, LogId, ProfileKind, StoredEvent
 from melon.service.log.erasure import Erasure, pseudonym_of
 from melon.service.log.files import (
     BATCHES,
@@ -55,7 +55,13 @@ CREATE TABLE IF NOT EXISTS controls(
 CREATE TABLE IF NOT EXISTS ages(offset INTEGER PRIMARY KEY, age REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS facts(item PRIMARY KEY, version INTEGER NOT NULL, body TEXT);
 CREATE INDEX IF NOT EXISTS by_version ON facts(version);
+CREATE TABLE IF NOT EXISTS profiles(kind TEXT, id TEXT, body TEXT NOT NULL, PRIMARY KEY(kind, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS retracted(offset INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS aliases(previous PRIMARY KEY, user NOT NULL, offset INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_alias ON aliases(user);
 """
+#: The names of the user ?1: the own one, and those before it.
+_NAMES = "SELECT ?1 UNION ALL SELECT previous FROM aliases WHERE user = ?1"
 _INSERT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _AT_ONCE = 500
 _PROBE_SECONDS = 1.0
@@ -166,8 +172,10 @@ class EventLog(Closing):
         """The same, waiting for it."""
         return self.submit(events).result(timeout)
 
-    def control(self, kind: ControlKind, body: Mapping[str, Any]) -> Future[int]:
-        """Put a control into the stream; the future holds its offset."""
+    def control(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
+        """Put a control of one of the `CONTROLS` into the stream; the future holds its offset."""
+        if kind not in CONTROLS:
+            raise unknown_name("kind of control", kind, CONTROLS)
         text = json.dumps(body, ensure_ascii=False, allow_nan=False)
         return self._put(lambda: self._control(kind, text), 1)
 
@@ -178,6 +186,37 @@ class EventLog(Closing):
         and without new events of the person, is one control.
         """
         return self._put(lambda: self._forget(user, unlearn), 1)
+
+    def retract(self, user: LogId, item: LogId, kind: str | None = None) -> Future[tuple[int, int]]:
+        """Take a user's events of an item (of one type) out of histories; the future holds how many, and an offset.
+
+        The events stay in the log, so that replays are exact, and what was learned from them stays in the model. Their
+        ids are free again.
+        """
+        return self._put(lambda: self._retract(user, item, kind), 1)
+
+    def alias(self, previous: LogId, user: LogId) -> Future[int]:
+        """Let a visitor be a user from here on: the past of the one becomes the other's; the future holds an offset."""
+        return self._put(lambda: self._alias(previous, user), 1)
+
+    def put_profiles(
+        self, kind: ProfileKind, profiles: Mapping[str, Mapping[str, Any] | None], *, replace: bool = True
+    ) -> Future[int]:
+        """Store what clients say of users or items, as they said it (None removes it); the future holds how many.
+
+        Without `replace`, only those of whom nothing is stored.
+        """
+        verb = "REPLACE" if replace else "IGNORE"
+        rows = [(kind, one, json.dumps(body)) for one, body in profiles.items() if body is not None]
+        gone = [(kind, one) for one, body in profiles.items() if body is None]
+
+        def work() -> int:
+            before = self._connection.total_changes()
+            self._connection.executemany(f"INSERT OR {verb} INTO profiles VALUES (?, ?, ?)", rows)
+            self._connection.executemany("DELETE FROM profiles WHERE kind = ? AND id = ?", gone)
+            return self._connection.total_changes() - before
+
+        return self._put(work, len(profiles))
 
     def put_facts(self, facts: Sequence[tuple[LogId, Mapping[str, Any] | None]]) -> Future[int]:
         """Store the facts of items, replacing earlier ones (None removes them); the future holds the new version."""
@@ -331,7 +370,7 @@ class EventLog(Closing):
                 known[cast(str, name)] = cast(int, offset), tuple(content), cast(int, when), bool(stamped)
         return known
 
-    def _control(self, kind: ControlKind, body: str) -> int:
+    def _control(self, kind: str, body: str) -> int:
         self._offset += 1
         row = (self._offset, kind, body, self._now())
         self._connection.execute("INSERT INTO controls(offset, kind, body, arrived) VALUES (?, ?, ?, ?)", row)
@@ -339,6 +378,7 @@ class EventLog(Closing):
 
     def _forget(self, user: LogId, unlearn: bool) -> int:
         find = self._connection.execute
+        find("DELETE FROM profiles WHERE kind = 'user' AND id = ?", (str(user),))
         waiting: Any = find(
             "SELECT max(offset) FROM controls WHERE kind = 'forget' AND NOT erased AND body ->> '$.user' = ? "
             "AND (body ->> '$.unlearn') >= ?",
@@ -346,8 +386,39 @@ class EventLog(Closing):
         ).get
         if waiting and find("SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1", (user, waiting)).get is None:
             return int(waiting)
+        visitors: Any = find("SELECT previous FROM aliases WHERE user = ?", (user,)).fetchall()
+        find("DELETE FROM aliases WHERE ?1 IN (previous, user)", (user,))
+        for (visitor,) in visitors:  # what the user did before having this name
+            self._forget(visitor, unlearn)
         body = {"user": user, "pseudonym": pseudonym_of(user), "unlearn": unlearn}
         return self._control("forget", json.dumps(body, ensure_ascii=False, allow_nan=False))
+
+    def _retract(self, user: LogId, item: LogId, kind: str | None) -> tuple[int, int]:
+        find = self._connection.execute
+        names = f"user IN ({_NAMES}) AND item = ?2 AND offset NOT IN (SELECT offset FROM retracted)"
+        query = f"SELECT offset FROM events WHERE {names} AND type = coalesce(?3, type) ORDER BY offset"
+        found: Any = find(query, (user, item, kind)).fetchall()
+        if not found:
+            return 0, self._offset
+        self._connection.executemany("INSERT INTO retracted VALUES (?)", found)
+        self._connection.executemany("UPDATE events SET event_id = NULL WHERE offset = ?", found)
+        left: Any = find(f"SELECT use FROM events WHERE {names}", (user, item)).fetchall()
+        # The pair is still one of the past where another event of it is; decided here, so that replays decide the same.
+        body = {"user": user, "item": item, "gone": (USES.index("learn"),) not in left}
+        return len(found), self._control("retract", json.dumps(body, ensure_ascii=False, allow_nan=False))
+
+    def _alias(self, previous: LogId, user: LogId) -> int:
+        find = self._connection.execute
+        known: Any = find("SELECT offset FROM aliases WHERE previous = ? AND user = ?", (previous, user)).get
+        later = "SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1"
+        if previous == user or (known and find(later, (previous, known)).get is None):
+            return int(known or self._offset)
+        body = {"previous": previous, "user": user}
+        offset = self._control("alias", json.dumps(body, ensure_ascii=False, allow_nan=False))
+        find("DELETE FROM aliases WHERE previous = ?", (user,))
+        find("UPDATE aliases SET user = ? WHERE user = ?", (user, previous))
+        find("INSERT OR REPLACE INTO aliases VALUES (?, ?, ?)", (previous, user, offset))
+        return offset
 
     def _put_facts(self, rows: Sequence[tuple[LogId, str | None]]) -> int:
         for item, body in rows:
@@ -514,6 +585,12 @@ class LogReader(Reader):
         rows = self._rows(f"{query} ORDER BY offset LIMIT 1", (after, kind))
         return _control(rows[0]) if rows else None
 
+    def controls(self, kind: str, after: int = 0) -> Iterator[Control]:
+        """The controls of a kind behind an offset, in order."""
+        while (control := self.control_after(after, kind)) is not None:
+            yield control
+            after = control.offset
+
     def to_unlearn(self) -> list[Control]:
         """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
         where = "kind = 'forget' AND erased AND body ->> '$.unlearn'"
@@ -534,8 +611,43 @@ class LogReader(Reader):
 
     def of_user(self, user: LogId, most: int, before: int | None = None) -> list[StoredEvent]:
         """A user's last events, newest first."""
-        query = f"SELECT {_COLUMNS} FROM events WHERE user = ? AND offset < ? ORDER BY offset DESC LIMIT ?"
+        where = f"user IN ({_NAMES}) AND offset < ?2 AND offset NOT IN (SELECT offset FROM retracted)"
+        query = f"SELECT {_COLUMNS} FROM events WHERE {where} ORDER BY offset DESC LIMIT ?3"
         return [_stored(row) for row in self._rows(query, (user, before or 1 << 62, most))]
+
+    def page(self, after: int, most: int, kind: str | None = None) -> list[StoredEvent]:
+        """Events behind an offset, of one type or of any, without those that were taken out of histories."""
+        where = "offset > ?1 AND type = coalesce(?2, type) AND offset NOT IN (SELECT offset FROM retracted)"
+        query = f"SELECT {_COLUMNS} FROM events WHERE {where} ORDER BY offset LIMIT ?3"
+        return [_stored(row) for row in self._rows(query, (after, kind, most))]
+
+    def retracted(self) -> frozenset[int]:
+        """Offsets of events that were taken out of histories."""
+        known = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'retracted'")  # a log may be older than this
+        return frozenset(offset for (offset,) in self._rows("SELECT offset FROM retracted")) if known else frozenset()
+
+    def users_of(self) -> dict[LogId, LogId]:
+        """The user whom each visitor turned out to be, by the visitor's id."""
+        known = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'aliases'")
+        return dict(self._rows("SELECT previous, user FROM aliases")) if known else {}
+
+    def user_of(self, visitor: LogId) -> LogId:
+        """The user whom a visitor turned out to be, or the id itself."""
+        rows = self._rows("SELECT user FROM aliases WHERE previous = ?", (visitor,))
+        return rows[0][0] if rows else visitor
+
+    def profile(self, kind: ProfileKind, one: str) -> dict[str, Any] | None:
+        """What clients said of a user or an item."""
+        rows = self._rows("SELECT body FROM profiles WHERE kind = ? AND id = ?", (kind, one))
+        return json.loads(rows[0][0]) if rows else None
+
+    def profiles(self, kind: ProfileKind, after: str, most: int, text: str = "") -> list[tuple[str, dict[str, Any]]]:
+        """Users or items behind one, in order of their ids; those whose `Comment` or id has a text."""
+        found = "instr(lower(coalesce(body ->> '$.Comment', '') || id), lower(?3)) > 0"
+        query = (
+            f"SELECT id, body FROM profiles WHERE kind = ?1 AND id > ?2 AND (?3 = '' OR {found}) ORDER BY id LIMIT ?4"
+        )
+        return [(one, json.loads(body)) for one, body in self._rows(query, (kind, after, text, most))]
 
     def taken(self, after: int, last: int) -> dict[LogId, int]:
         """How often each item was taken by learned events behind one offset and up to another."""
@@ -544,8 +656,10 @@ class LogReader(Reader):
 
     def hidden(self, after: int = 0) -> Iterator[StoredEvent]:
         """The events behind an offset that hide an item from their user, in order."""
+        gone = self.retracted()
         for row in self._rows(f"SELECT {_COLUMNS} FROM events WHERE use = 1 AND offset > ? ORDER BY offset", (after,)):
-            yield _stored(row)
+            if row[0] not in gone:
+                yield _stored(row)
 
     def facts(self, after: int = 0) -> Iterator[tuple[LogId, int, Mapping[str, Any] | None]]:
         """Item, version and facts of everything that changed behind a version of the facts, in order of version."""

@@ -166,6 +166,7 @@ class Held(Closing):
     def close(self) -> None:
         """Let others have it."""
         if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)  # nobody runs here any more
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -180,6 +181,14 @@ def runs(folder: Path, role: str) -> bool:
     except PermissionError:
         return True  # it belongs to somebody else
     return True
+
+
+def address_of(folder: Path) -> str:
+    """Where the service of a folder answers; an error where none runs."""
+    words = (folder / "writer.lock").read_text().split() if runs(folder, "writer") else []
+    if len(words) < 2:
+        raise LogError(f"no service runs in {folder}; start it with melon serve --data {folder}.")
+    return words[1]
 
 
 class Reserve:

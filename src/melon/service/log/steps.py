@@ -95,6 +95,12 @@ class StepReader(Reader):
         where = "kind = ? AND last > ? AND done IS NOT NULL ORDER BY number"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (kind, after))]
 
+    def switches(self) -> list[LoggedStep]:
+        """Steps from which on another model was served, in order."""
+        kinds = ("switch", "promote", "rollback")
+        steps = [step for kind in kinds for step in self.of_kind(kind, -1) if step.switched]
+        return sorted(steps, key=lambda step: step.number)
+
     def marked(self, since: float, most: int = 200) -> list[LoggedStep]:
         """Steps done since a moment that are no plain batch, or that were quarantined; the newest first."""
         rare = f"SELECT {_COLUMNS} FROM steps WHERE kind != 'events' AND done >= ?1 ORDER BY number DESC LIMIT ?2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
@@ -112,7 +112,7 @@ class Masks:
 
     def mask(
         self, content: Mapping[str, Any] | None, rows: RowFacts, n_items: int, now: float,
-        proven: tuple[int, Flags | None] = (0, None),
+        proven: tuple[Hashable, Flags | None] = (0, None),
     ) -> Mask:  # fmt: skip
         """Items that are available, not expired, pass the filter, and have facts or are `proven` (by version)."""
         version, taken = proven

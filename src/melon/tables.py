@@ -13,8 +13,7 @@ import numpy.typing as npt
 from melon.errors import LearningError, SettingsError
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.tables.decay import Changes, DecayFactors, decay_factor
-from melon.types import AnyArray, Ints, Scores, Singles
+from melon.types import AnyArray, Floats, Ints, Scores, Singles
 
 Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
@@ -294,3 +293,74 @@ class Table:
         """Refuse to write rows that do not exist."""
         if len(rows) and int(rows.max()) >= self.rows:
             raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
+
+
+#: Half-lives after which the reference moment moves.
+_REFERENCE = 32
+#: Changes of rows are brought together after so many writes.
+_MOST_RECORDS = 1_000
+
+
+def decay_factor(touched: Ints, now: int, half_life: float) -> Floats:
+    """What is left of a row after its idle time: 0.5^(idle / half-life), docs/methods.md 8.3."""
+    factor: Floats = np.exp2(np.minimum(touched - now, 0) / half_life)
+    return factor
+
+
+def reference(now: int, half_life: float) -> tuple[int, np.float32]:
+    """A moment that moves once in many half-lives, and the decay factor from then to now, of all rows alike.
+
+    0.5^(idle / half-life) is a weight as of the reference, which stays while a row is idle, times this factor.
+    """
+    if not half_life:
+        return 0, np.float32(1)
+    span = max(int(_REFERENCE * half_life), 1)
+    moment = now // span * span
+    return moment, np.float32(2.0 ** ((moment - now) / half_life))
+
+
+class Changes:
+    """Rows that were written, whether or not the step was taken back after."""
+
+    def __init__(self) -> None:
+        self._rows: list[Ints] = []
+
+    def put(self, rows: Ints) -> None:
+        """Rows that are being written."""
+        self._rows.append(rows)
+        if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
+            self._rows = [np.unique(np.concatenate(self._rows))]
+
+    def take(self) -> Ints:
+        """Numbers of the rows written since the last call; some may stand there several times."""
+        rows, self._rows = self._rows, []
+        return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+
+
+class DecayFactors:
+    """Decay factors of rows, kept from moment to moment, so that only rows that changed are computed.
+
+    Weights depend on the reference and the last touch alone, and not on when they were read before.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._rule: tuple[int, float] = (0, 0.0)
+        self._latest = 0  # no row was touched later
+        self._weights: Singles = np.empty(0, dtype=np.float32)
+
+    def read(
+        self, kernels: policy.Kernels, touched: Ints, rows: int, now: int, half_life: float
+    ) -> tuple[Singles, np.float32]:
+        """The weights of the first rows, and the factor."""
+        moment, factor = reference(now, half_life)
+        changed = self._changes.take()
+        if (moment, half_life) != self._rule or len(self._weights) != len(touched):
+            self._rule, self._latest = (moment, half_life), 0
+            self._weights, changed = np.empty(len(touched), dtype=np.float32), np.arange(len(touched))
+        kernels.decayed(touched, changed, self._weights, moment, half_life)
+        self._latest = max(self._latest, int(touched[changed].max(initial=0)))
+        if self._latest > now and touched[:rows].max(initial=0) > now:
+            # Rows are read as of a moment before they were touched: not decayed yet.
+            return decay_factor(touched[:rows], now, half_life).astype(np.float32), np.float32(1)
+        return self._weights[:rows], factor
