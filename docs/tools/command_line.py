@@ -54,7 +54,7 @@ def _names(parameter: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    from melon.cli.help import _filled
+    from melon.cli.options import _filled
 
     return " ".join((_filled(text) or "").split()).replace("|", "\\|")
 
