@@ -253,3 +253,29 @@ def test_addresses_are_checked_and_passwords_never_shown(tmp_path: Path) -> None
     ):
         with pytest.raises(SettingsError, match=message):
             EventLog(Place(tmp_path, bad))
+
+
+def test_retracted_events_aliases_and_profiles(url: str, tmp_path: Path) -> None:
+    """What clients of Gorse and Segment ask of a log."""
+    here = host(tmp_path, "a", url)
+    with EventLog(here) as log:
+        log.append([Event("visitor", "i1", 5, "view", "e1"), Event("u1", "i2", 6), Event("u1", "i2", 7, "buy", "e3")])
+        assert log.alias("visitor", "u1").result() == log.alias("visitor", "u1").result() == 4
+        with LogReader(here) as reader:
+            assert [one.item for one in reader.of_user("u1", 9)] == ["i2", "i2", "i1"]
+            assert (reader.user_of("visitor"), reader.user_of("u1")) == ("u1", "u1")
+            assert log.retract("u1", "i2", "buy").result() == (1, 5)
+            assert log.retract("u1", "i2", "buy").result()[0] == 0
+            assert log.retract("u1", "i1").result() == (1, 6)  # of the visitor's
+            assert [(one.item, one.type) for one in reader.of_user("u1", 9)] == [("i2", "view")]
+            assert [one.offset for one in reader.page(0, 9)] == [2]
+            assert [control.body["gone"] for control in reader.controls("retract")] == [False, True]
+            assert log.append([Event("u1", "i2", 7, "buy", "e3")]).accepted == 1  # its id is free again
+            assert log.put_profiles("user", {"u1": {"Comment": "An X"}, "u2": {}}).result() == 2
+            assert log.put_profiles("user", {"u1": {}}, replace=False).result() == 0
+            assert reader.profiles("user", "", 9, "an x") == [("u1", {"Comment": "An X"})]
+            assert [one for one, _ in reader.profiles("user", "u1", 9)] == ["u2"]
+            log.forget("u1").result()
+            assert {control.body["user"] for control in reader.controls("forget")} == {"u1", "visitor"}
+            assert reader.profile("user", "u1") is None
+            assert reader.users_of() == {}

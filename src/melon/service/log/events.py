@@ -367,7 +367,7 @@ class EventLog(Closing):
         return self._offset
 
     def _forget(self, user: LogId, unlearn: bool) -> int:
-        self._db.rows("DELETE FROM profiles WHERE kind = 'user' AND id = ?", (str(user),))
+        self._db.rows("DELETE FROM profiles WHERE kind = ? AND id = ?", ("user", str(user)))
         wishes = self._db.rows("SELECT offset, body FROM controls WHERE kind = 'forget' AND erased = 0 ORDER BY offset")
         same = [offset for offset, body in wishes if _is_same_wish(json.loads(body), user, unlearn)]
         later = "SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1"
