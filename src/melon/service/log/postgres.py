@@ -50,6 +50,8 @@ _TYPES = {
     "/*any*/": "TEXT",
     "/*id*/": 'TEXT COLLATE "C"',
 }
+#: Names of columns that are words of PostgreSQL; a literal in quotes is none.
+_RESERVED = re.compile(r"(?<!')\b(user|offset)\b(?!')")
 _SHARED = """
 CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT, part BIGINT, content BYTEA NOT NULL, PRIMARY KEY (sha256, part));
 CREATE TABLE IF NOT EXISTS checkpoints(number BIGINT PRIMARY KEY, files TEXT NOT NULL);
@@ -368,7 +370,7 @@ def _require_durable(connection: psycopg.Connection[Any], name: str) -> None:
 @lru_cache(maxsize=512)
 def _translated(query: str) -> tuple[str, bool]:
     """A query of SQLite in PostgreSQL's words, and whether its values are numbered."""
-    text = re.sub(r"\b(user|offset)\b", r'"\1"', query.replace("%", "%%"))
+    text = _RESERVED.sub(r'"\1"', query.replace("%", "%%"))
     if re.search(r"\?\d", text):
         return re.sub(r"\?(\d)", r"%(p\1)s", text), True
     return text.replace("?", "%s"), False
@@ -378,7 +380,7 @@ def _definition(tables: str, *, unlogged: bool) -> str:
     for one, other in _TYPES.items():
         tables = tables.replace(one, other)
     tables = tables.replace("WITHOUT ROWID", "").replace("CREATE TABLE", f"CREATE {'UNLOGGED ' * unlogged}TABLE")
-    return re.sub(r"\b(user|offset)\b", r'"\1"', tables)
+    return _RESERVED.sub(r'"\1"', tables)
 
 
 def _number(text: str) -> int:
