@@ -223,7 +223,7 @@ def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> 
         learn_all(learner)
         book, last = learner.book, learner.book.last()
         assert last is not None
-        book._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
+        book._db._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
         book.thin(60 * 9.0)
         assert [step.number for step in book.after(0) if step.totals] == [
             3,
@@ -398,7 +398,7 @@ class TestGuard:
                 assert learner.replay.model.users.rows(["u3"])[0] == -1
             assert not learner.step()  # and it waits again
             learner.save(wait=True)
-            wait_until(lambda: log._connection.execute("SELECT erased FROM controls").get == 2)
+            wait_until(lambda: log._db._connection.execute("SELECT erased FROM controls").get == 2)
 
     def test_one_busy_user_stops_nothing(self, tmp_path: Path) -> None:
         """Nine events in ten are of one user: without a bound, the guard quarantines one batch after another."""
@@ -735,12 +735,33 @@ def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp
         assert replica.reloads["gap"] == 1
         log.append(stream(30, seed=5))
         learn_all(learner)
-        learner.feed._connection.execute("UPDATE deltas SET content = zeroblob(40)")
+        learner.feed._rows("UPDATE deltas SET content = zeroblob(40)")
         replica.follow()
         assert replica.position.offset == 200
         learner.save(wait=True)
         replica.follow()
         assert replica.position == learner.position
+
+
+def test_a_replica_of_a_step_that_was_lost_takes_the_one_that_came_instead(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Replica(folder) as replica:
+        log.append(stream(60))
+        with Learner(settings(folder, model, batch_most=40)) as learner:
+            learn_all(learner)
+            replica.load()
+            replica.follow()
+            lost = learner.position
+            learner.book._rows("DELETE FROM steps WHERE number = 2")  # as a power cut does: it was not synced
+            learner._saved_offset = lost.offset
+        log.append(stream(5, seed=5))
+        with Learner(settings(folder, model, batch_most=40)) as learner:
+            learn_all(learner)
+            assert (learner.position.batch, learner.position.offset) == (lost.batch, 65)
+            assert replica.position == lost
+            replica.follow()
+            replica.follow()
+            assert replica.position == learner.position
 
 
 def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:
