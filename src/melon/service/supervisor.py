@@ -158,6 +158,8 @@ class Supervisor:
         while not self._stop.is_set():
             began = time.monotonic()
             child = self._children[role] = self._start(role)
+            if self._stop.is_set():  # whoever ends the children may have looked before there was one
+                child.terminate()
             code = self._ended(child, role)
             if self._stop.is_set():
                 return

@@ -80,8 +80,8 @@ export function Quality({ overview, part, setPart, frame }) {
     ${lines.length ? html`<${Chart} ...${frame} name=${`${metric}${among === "99" ? "" : " of whole lists"}, each event ranked before it is learned`} lines=${lines} format=${share} height=${240} />`
       : html`<p class="note">No event of this kind was ranked in this window. Events are ranked before they are learned, once the model knows enough items.</p>`}
     <${Duels} sure=${overview.since_start} challengers=${overview.status.challengers} />
-    <div class="pair"><${QualityTable} caption="Ranked among 99 other items" models=${here} />
-      <${QualityTable} caption=${`Whole lists of all items, ${some}`} models=${all} /></div>
+    <${QualityTable} caption="Ranked among 99 other items" models=${here} />
+    <${QualityTable} caption=${`Whole lists of all items, ${some}`} models=${all} />
     <${QualityTable} caption=${`Whole lists without what the user has had, first-time pairs ${some}`} models=${first} />
     <p class="note">${times(quality.events, "event")} came in; ${percent(quality.cold_events)} were on items that nobody had taken before and are not ranked. Recommended means that the service had shown the item to this user. Intervals of a window hold for one look.</p>
   <//>`;
