@@ -9,7 +9,7 @@ QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py test
 	tests/strategies/test_reductions.py tests/strategies/test_golden.py
 # Each process gets a run of neighbours, so that what tests of a file share is made once; the first to end takes from the others.
 SPREAD := -n auto --dist worksteal
-SPEED := startup prepare pretrain prequential recommend lists events fit blend cores grid limits bench peers
+SPEED := startup prepare pretrain prequential recommend lists events fit blend grid bench peers
 
 .PHONY: help demo serve quick test test-slow check lint docs bench format clean
 

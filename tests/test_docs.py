@@ -128,6 +128,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(expanded(goal.read_text(encoding="utf-8"))), f"{page.name} links to {target}"
 
 
+def test_the_walks_of_the_design_name_what_there_is() -> None:
+    line = r"^((?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z]+\.py) +(\w[\w.]*(?:, \w+)*)"
+    lines = re.findall(line, section(text_of("design.md"), "Two walks"), re.MULTILINE)
+    assert len(lines) > 20
+    for path, names in lines:
+        home = ROOT / "src" / "melon" / path
+        files = [home] if home.is_file() else [*home.glob("*.py")]
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.split(r"[., ]+", names):
+            assert re.search(rf"^ *(?:def|class) {name}\b", text, re.M), f"docs/design.md: no {names} in {path}"
+
+
 def test_make_targets_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
