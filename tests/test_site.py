@@ -69,6 +69,5 @@ def test_the_reference_is_whole(site: Path) -> None:
     assert set(melon.__all__) - {"AsyncClient", "MelonError", "__version__"} <= names
 
 
-def test_every_strategy_is_found(site: Path) -> None:
-    pages = "".join(page.read_text(encoding="utf-8") for page in site.rglob("*.html"))
-    assert all(f">{entry.name}<" in pages for entry in STRATEGIES)
+def test_every_strategy_has_a_page(site: Path) -> None:
+    assert all((site / "algorithms" / f"{entry.name}.html").exists() for entry in STRATEGIES)
