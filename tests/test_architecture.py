@@ -28,6 +28,7 @@ HOMES = {
     "uvicorn": ("melon.service.http",),
     "prometheus_client": ("melon.service.metrics",),
     "apsw": ("melon.service",),
+    "psycopg": ("melon.service.log.postgres",),
     "httpx": ("melon.client",),
     "matplotlib": ("melon.lab", "melon.errors", "melon.evaluation.result"),
     "jinja2": ("melon.lab.page",),

@@ -35,6 +35,8 @@ for recommender, strategy, settings, budget in (
     ("bpr", "default", {}, 1),
     ("bpr", "eals", {}, 0),
     ("bpr", "melon", {"passes": 2, "half_life": 500.0}, 1),
+    ("bpr", "mwnet", {"form": "stream", "passes": 2}, 0),
+    ("bpr", "metasgd", {"form": "stream", "passes": 2}, 0),
     ("ials", "default", {}, 0),
 ):
     result = melon.evaluate(

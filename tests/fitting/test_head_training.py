@@ -16,7 +16,7 @@ from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.models.blend.head import TABLES
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.stream.batch import batch_of
 from melon.stream.split import Parts, batches, split
 
@@ -58,7 +58,7 @@ def test_only_a_recommender_with_a_head_meta_trains_it(log: Interactions, parts:
     assert selection.train_meta_model(Default(), plain, parts.judged_from) == {}
     meta_training = selection.train_meta_model(Default(), blend, parts.judged_from)
     assert set(meta_training) == {f"head/{name}" for name in ("centre", "scale", *TABLES)}
-    learned = selection.train_meta_model(NetworkMeLON({"passes": 1}), blend, parts.judged_from)
+    learned = selection.train_meta_model(PublishedMeLON({"passes": 1}), blend, parts.judged_from)
     assert set(meta_training) < set(learned)
 
 

@@ -16,7 +16,7 @@ from melon.models.ncf import NCF
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
@@ -159,7 +159,7 @@ class Broken(Default):
         return proposal
 
 
-class BrokenMeLON(NetworkMeLON):
+class BrokenMeLON(PublishedMeLON):
     """Proposes a number that is not finite once it is told to."""
 
     broken = False
