@@ -115,6 +115,15 @@ def test_one_name_means_one_thing() -> None:
     assert not {name: where for name, where in homes.items() if len(where) > 1}, "a class or type of this name exists"
 
 
+def test_a_module_gives_a_constant_one_value() -> None:
+    for path in FILES:
+        assigned = [node for node in tree_of(path).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        targets = [t for node in assigned for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+        names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        twice = {name for name in names if names.count(name) > 1 and name.strip("_").isupper()}
+        assert not twice, f"{path}: {twice} would change what is above"
+
+
 def test_every_module_says_what_it_is_for() -> None:
     """The first line of a docstring says in one sentence what the module is for."""
     firsts = {path: (ast.get_docstring(tree_of(path)) or "").partition("\n")[0] for path in FILES}

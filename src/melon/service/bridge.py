@@ -27,11 +27,11 @@ _MOST, _WAIT_S = 1_000, 0.2
 _PAUSE_S = 1.0
 _CONNECT_S = 5.0
 #: A message as it is handed on: where it stands, and what it holds.
-Message = tuple[str, bytes]
+BridgeMessage = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
-class Source:
+class EventSource:
     """A broker's address, and what is read there; `shown` is the address without a password."""
 
     kind: str
@@ -41,7 +41,7 @@ class Source:
     shown: str
 
 
-def read_source(url: str) -> Source:
+def read_source(url: str) -> EventSource:
     """`nats://[user:password@]host:port/STREAM[?subject=…]` or `kafka://host:port[,host:port]/TOPIC[?setting=…]`."""
     parts = urlsplit(url)
     name, options = unquote(parts.path.strip("/")), {key: values[-1] for key, values in parse_qs(parts.query).items()}
@@ -52,17 +52,17 @@ def read_source(url: str) -> Source:
             f"{shown} is no source; give nats://HOST:PORT/STREAM, tls://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC."
         )
     if parts.scheme == "kafka":
-        return Source("kafka", hosts, name, options, shown)
+        return EventSource("kafka", hosts, name, options, shown)
     if options.keys() - {"subject"}:
         raise SettingsError(f"{shown}: {', '.join(options)} is no option of a NATS source; there is subject.")
-    return Source("nats", f"{parts.scheme}://{parts.netloc}", name, options, shown)
+    return EventSource("nats", f"{parts.scheme}://{parts.netloc}", name, options, shown)
 
 
 @dataclass
 class Bridge:
     """Takes batches from a source to a service, until it is stopped or (with `drain`) nothing waits any more."""
 
-    source: Source
+    source: EventSource
     client: Client
     group: str = "melon"
     drain: bool = False
@@ -77,7 +77,7 @@ class Bridge:
         else:
             asyncio.run(self._nats())
 
-    def post(self, messages: Sequence[Message]) -> bool:
+    def post(self, messages: Sequence[BridgeMessage]) -> bool:
         """Post messages until the service has them; those that it cannot take are named in the log and left out.
 
         False where the bridge is stopped before that: then nothing may be acknowledged.

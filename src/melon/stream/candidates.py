@@ -148,7 +148,7 @@ def require_enough_items(items: int, count: int) -> None:
 
 
 #: Draws for each negative before all items are searched.
-_TRIES = 32
+_NEGATIVE_TRIES = 32
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,13 @@ class Negatives:
             raise StreamError(f"there is no negative among {self.pool} items; a stream teaches once it has two.")
         lines = np.empty((len(items), 1 + count), dtype=np.int64)
         lines[:, 0] = items
-        drawn_for = self.draws.root, self.pool, _TRIES, np.ascontiguousarray(users), np.ascontiguousarray(events)
+        drawn_for = (
+            self.draws.root,
+            self.pool,
+            _NEGATIVE_TRIES,
+            np.ascontiguousarray(users),
+            np.ascontiguousarray(events),
+        )
         missing = policy.load("stream").negatives(*self.seen.storage, *drawn_for, lines)
         for line, place in np.argwhere(lines < 0) if missing else ():
             lines[line, place] = self._exact(users[line], items[line], events[line])
