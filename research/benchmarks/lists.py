@@ -11,13 +11,12 @@ goes on where it was. Baselines are lists of seed 0: nothing in them is random.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -25,62 +24,84 @@ import numpy as np
 import polars as pl
 
 from accuracy import DATA, MARGINS, SHARES, STREAMS, show_conclusions
+from melon.atomic import write_text
 from melon.data.files import load_stream
-from melon.evaluation.baselines import SOURCES
+from melon.data.interactions import Interactions
+from melon.evaluation.baselines import SOURCES, make_baseline
 from melon.evaluation.cell import Cell
 from melon.evaluation.compare import Comparison, compare
 from melon.evaluation.lists import TRACKS
+from melon.evaluation.predictors import Popularity, Predictor
 from melon.evaluation.ranking import gains, hits
-from melon.evaluation.record import read_json, write_result
 from melon.fitting.auto import settle_auto
 from melon.fitting.config import CellConfig
-from melon.progress import Progress
+from melon.kernels.threads import use_threads
+from melon.stream.candidates import Candidates
 from melon.stream.split import DEFAULT_SPLIT
+from melon.types import Floats
 
+SINGLE = ("recent_popularity", *SOURCES)
 METRICS = {"HR@10": partial(hits, cut=10), "NDCG@10": gains}
 MARGINS["shop_journey"] = 0.005
 
 
-class AutoAlone(Cell):
-    """Makes no lists for baselines, which are the same under every seed."""
-
-    def _stream(self, name: str, *rest: Any) -> Any:
-        asked = self.config
-        self.config = replace(asked, lists=name in ("strategy", asked.strategy))
-        try:
-            return super()._stream(name, *rest)
-        finally:
-            self.config = asked
+def lists_of(cell: Cell, name: str, predictor: Predictor, log: Interactions) -> dict[str, Floats]:
+    """The rank by lists of every event of the test part, in both tracks."""
+    candidates = Candidates(log, seed=cell.config.seed, count=1)  # sampled ranks are not what is measured here
+    tally = cell._stream(name, predictor, log, candidates)
+    return {track: rank for track in TRACKS if (rank := tally.list_rank(track)) is not None}
 
 
-def run(name: str, seed: int, path: Path) -> None:
+def run(name: str, seed: int, folder: Path, budget: int) -> None:
+    """`auto` under one seed; with seed 0 the baselines, too, in which nothing is random."""
     log = load_stream(DATA / f"{name}.parquet")
-    config = CellConfig(**settle_auto({"seed": seed}), split=SHARES.get(name, DEFAULT_SPLIT))
+    config = CellConfig(**settle_auto({"seed": seed, "budget": budget}), split=SHARES.get(name, DEFAULT_SPLIT))
     began = time.process_time()
-    cell = (AutoAlone if seed else Cell)(log, config, Progress())
-    result = cell.run(str(path))
-    write_result({**result.record, "cpu_s": time.process_time() - began}, result.ranks, path)
+    cell = Cell(log, config)
+    choices = cell.choose() if not seed else cell.fitting.choose()
+    chosen_s = time.process_time() - began
+    strategy, state = config.strategy, cell.fitting.pretrained(choices)
+    updater = cell._updater(strategy, choices[strategy]["settings"], state, cell.fitting.meta_train(strategy, choices))
+    fit_s = time.process_time() - began
+    log = cell._sealed.open(choices)
+    found = {"auto": lists_of(cell, "auto", updater, log)}
+    if not seed:
+        best = max(SINGLE, key=lambda each: choices[each]["score"] or 0.0)
+        write_text(folder / f"{name}.json", json.dumps({"best": best, "chosen": choices}, indent=1))
+        for baseline in dict.fromkeys((best, "mix", "own_history", "recent_popularity")):
+            settings = choices[baseline]["settings"]
+            past = log.head(cell.parts.train_stop)
+            predictor = Popularity(settings["half_life"], past.items) if baseline == SINGLE[0] else None
+            found[baseline] = lists_of(cell, baseline, predictor or make_baseline(baseline, settings, past), log)
+    test = slice(cell.parts.validation_stop, cell.parts.stop)
+    columns = {f"{track}/{method}": rank for method, tracks in found.items() for track, rank in tracks.items()}
+    frame = pl.DataFrame({"user": log.users[test], "item": log.items[test], **columns}).fill_nan(None)
+    frame.write_parquet(folder / f"{name}-{seed}.parquet")
+    all_s = time.process_time() - began
+    print(
+        f"{name}, seed {seed}: {choices[strategy]['settings']}, {choices['pretrain']['settings']}; CPU seconds: "
+        f"{chosen_s:.0f} for choices, {fit_s - chosen_s:.0f} to fit, {all_s - fit_s:.0f} for the test part",
+        flush=True,
+    )
 
 
 def table(name: str, folder: Path, seeds: int) -> dict[str, Comparison]:
     """Levels as lines of a table, and comparisons of `auto` with the best single baseline and the mix."""
-    paths = [folder / f"{name}-{seed}.json" for seed in range(seeds)]
-    record, frames = read_json(paths[0]), [pl.read_parquet(path.with_suffix(".ranks.parquet")) for path in paths]
-    scores = {each: record["config"]["chosen"][each]["score"] for each in ("recent_popularity", *SOURCES)}
-    best, family = max(scores, key=lambda each: scores[each] or 0.0), dict[str, Comparison]()
+    best, frames = json.loads((folder / f"{name}.json").read_text())["best"], list[pl.DataFrame]()
+    for seed in range(seeds):
+        if (path := folder / f"{name}-{seed}.parquet").exists():
+            frames.append(pl.read_parquet(path))
+    family = dict[str, Comparison]()
     for track in TRACKS:
-        column = f"list_{track}"
-        kept = frames[0][column].is_not_null().to_numpy()
-        events = [frame.filter(kept) for frame in frames]
+        events = [frame.filter(pl.col(f"{track}/auto").is_not_null()) for frame in frames]
         users, items = (events[0][side].to_numpy() for side in ("user", "item"))
-        ours = {metric: [of(frame[column].to_numpy()) for frame in events] for metric, of in METRICS.items()}
-        levels = {"auto": ours}
-        for baseline in dict.fromkeys((best, "mix", "own_history", "recent_popularity")):
-            ranks = events[0][f"{column}_{baseline}"].to_numpy()
-            levels[baseline] = {metric: [of(ranks)] * seeds for metric, of in METRICS.items()}
-        for label, values in levels.items():
-            cells = " / ".join(f"{np.mean(values[metric]):.4f}" for metric in METRICS)
-            print(f"| {name} | {track} ({len(users):,}) | {label}{' (best)' if label == best else ''} | {cells} |")
+        levels: dict[str, dict[str, list[Floats]]] = {}
+        for method in dict.fromkeys(("auto", best, "mix", "own_history", "recent_popularity")):
+            ranks = [(each if method == "auto" else events[0])[f"{track}/{method}"].to_numpy() for each in events]
+            levels[method] = {metric: [of(rank) for rank in ranks] for metric, of in METRICS.items()}
+            cells = " / ".join(f"{np.mean(levels[method][metric]):.4f}" for metric in METRICS)
+            label = f"{method} ({len(frames)} seeds)" if method == "auto" else method
+            print(f"| {name} | {track} ({len(users):,}) | {label}{' (best)' if method == best else ''} | {cells} |")
         for baseline in (best, "mix"):
             for metric in METRICS:
                 sides = levels["auto"][metric], levels[baseline][metric]
@@ -92,16 +113,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", default=",".join((*STREAMS, "shop_journey")))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("runs/lists"))
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     names = asked.streams.split(",")
+    use_threads(1)
     for seed in range(asked.seeds):
         for name in names:
-            path = asked.out / f"{name}-{seed}.json"
-            if not path.exists():
-                run(name, seed, path)
-                print(f"{path.name}: {read_json(path)['cpu_s']:.0f} s of CPU", flush=True)
+            if not (asked.out / f"{name}-{seed}.parquet").exists():
+                run(name, seed, asked.out, asked.budget)
     print("\n| stream | track (events) | method | HR@10 / NDCG@10 |\n|---|---|---|---|")
     families: Mapping[str, Mapping[str, Comparison]] = {name: table(name, asked.out, asked.seeds) for name in names}
     show_conclusions("stream | track | auto against | metric", families)

@@ -39,7 +39,8 @@ def novelty(rng: np.random.Generator) -> Interactions:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "rule", "batch"), [(habits, "own_history", 64), (strangers, "markov", 1), (novelty, "mix", 64)]
+    ("world", "rule", "batch"),
+    [(habits, "own_history", 64), (strangers, "markov", 1), (novelty, "recent_popularity", 64)],
 )
 def test_auto_is_about_as_good_as_the_rule_that_made_the_world(world: object, rule: str, batch: int) -> None:
     log = world(np.random.default_rng(1))  # type: ignore[operator]

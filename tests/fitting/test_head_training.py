@@ -173,6 +173,17 @@ def test_a_state_is_observed_once_and_copies_do_not_share_it(log: Interactions, 
     assert start.after(training)[0].streaming_state()["counts.events"].tolist() == [parts.train_stop]
 
 
+def test_another_log_of_the_same_length_is_observed_anew(log: Interactions, parts: Parts) -> None:
+    start, training = before_window(selection_of(log, parts), BLEND), log.head(parts.train_stop)
+    start.after(training)
+    backwards = replace(training, users=training.users[::-1].copy(), items=training.items[::-1].copy())
+    (one, first), (two, second) = start.after(backwards), start.after(training)
+    assert first.of_users.last(np.arange(5)).tolist() != second.of_users.last(np.arange(5)).tolist()
+    assert any(
+        array.tobytes() != two.streaming_state()[name].tobytes() for name, array in one.streaming_state().items()
+    )
+
+
 def test_on_a_fast_stream_the_head_finds_what_is_new(log: Interactions, parts: Parts) -> None:
     scores = {}
     for plan in (BLEND, PLAIN):

@@ -225,15 +225,6 @@ class TestCommand:
         assert code == 2
         assert "--at" in told
 
-    def test_without_matplotlib_it_says_what_to_install(
-        self, run: Callable[..., Any], stream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        code, _, told = run(tmp_path, stream, "--out", tmp_path / "e.png")
-        assert code == 1
-        assert "melon explain needs" in told
-        assert ".[plots]" in told
-
     @pytest.mark.parametrize("ids", [["a", "b"], [1_000_000, 1_000_001]], ids=["other kind", "none in common"])
     def test_a_stream_of_other_ids_is_named_as_such(
         self, ids: list[Any], run: Callable[..., Any], saved: Callable[..., Path], tmp_path: Path

@@ -10,7 +10,7 @@ import pytest
 from melon.errors import CheckpointError, DataError
 from melon.fitting.auto import SETTINGS
 from melon.learning.deltas import NOTHING, Delta, Interacted, Recorder, apply, chained, state_digest
-from melon.learning.model import LiveModel, forget, observe_only
+from melon.learning.model import LiveModel, edit_past, forget, observe_only
 from melon.learning.updater import Updater
 from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
@@ -137,3 +137,38 @@ def test_damaged_or_foreign_deltas_change_nothing() -> None:
     apply(replica, Delta.from_bytes(first))
     with pytest.raises(CheckpointError, match="do not agree"):
         apply(replica, Delta.from_bytes(first))
+
+
+@pytest.mark.parametrize("name", PAIRINGS)
+def test_edits_of_the_past_reach_copies_and_checkpoints(name: str, tmp_path: Path) -> None:
+    """A pair is taken back, a visitor's past moves to a user, and a new user takes over a visitor's row."""
+    learned = Learned(name)
+    model, copied, history = learned.model, learned.start, learned.model.updater.history
+    users, items = learned.users[5], learned.items[5]
+    row, column = int(model.users.rows([users])[0]), int(model.items.rows([items])[0])
+    visitor, other = (int(model.users.rows([one])[0]) for one in ("u1", "u2"))
+    had = history.seen.keys()
+    had = set((had[had >> 32 == visitor] & 0xFFFFFFFF).tolist())
+    assert had
+    for edit in (("retract", row, column), ("move", visitor, other), ("rename", visitor, "brand new")):
+        edit_past(model, edit)
+        learned.number += 1
+        content = learned.recorder.take(learned.number, Interacted(), None, edit).to_bytes()
+        apply(copied, Delta.from_bytes(content))
+        apply(copied, Delta.from_bytes(learned.batch()))
+        assert state_digest(model, answering=True) == state_digest(copied, answering=True)
+        assert answers(model) == answers(copied)
+        model.save(tmp_path / edit[0], {})
+        loaded, _ = LiveModel.load(tmp_path / edit[0])
+        assert state_digest(loaded) == state_digest(model)
+    assert model.users.rows(["brand new"])[0] == visitor
+    moved = history.seen.keys()
+    assert had <= set((moved[moved >> 32 == other] & 0xFFFFFFFF).tolist())
+
+
+def test_an_edit_that_no_delta_has_is_refused() -> None:
+    learned = Learned("bpr default")
+    for edit in (("vanish", 0, 0), ("retract", -1, 0), ("move", 0, "x")):
+        content = learned.recorder.take(1, Interacted(), None, edit).to_bytes()  # type: ignore[arg-type]
+        with pytest.raises(CheckpointError):
+            Delta.from_bytes(content)

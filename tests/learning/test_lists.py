@@ -172,7 +172,7 @@ def test_few_items_are_scored_as_a_whole() -> None:
     model, users = model_of("blend", lists="two_stage"), np.arange(USERS)
     made = model.updater.catalogue(model.rows_of("item"), model.last_time)
     assert isinstance(made, catalogue.BlendCatalogue)
-    assert made._near is None
+    assert made.near is None
     exact = copy.deepcopy(model)
     exact.updater.recommender.settings = exact.updater.recommender.settings.model_copy(update={"lists": "exact"})
     for one, other in zip(

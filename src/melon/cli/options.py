@@ -58,6 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "log export": ("melon log export model.live --out events.ndjson",),
     "log import": ("melon log import model.live events.ndjson",),
+    "log copy": ("melon log copy model.live 'postgresql://melon@db.example/melon'",),
     "log forget": ("melon log forget model.live ann",),
     "demo": ("melon demo --out demo",),
     "serve": (

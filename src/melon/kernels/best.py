@@ -16,8 +16,6 @@ from melon.kernels.types import (
     INT,
     INT_TABLE,
     INTS,
-    ROWS,
-    SINGLE,
     SINGLE_TABLE,
     SINGLES,
     SMALL_INTS,
@@ -36,10 +34,6 @@ SIGNATURES: dict[str, Signature] = {
     "counted": (DOUBLE_TABLE, INTS, INTS, INT, INTS, SINGLE_TABLE, SINGLE_TABLE),
     "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
     "count_better": (SINGLE_TABLE, *_RANKED),
-    "scan": (
-        *(*ROWS, INT, *ROWS, INT, INT, SINGLE, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLES),
-        *(*_TOP, SINGLE_TABLE, INTS),
-    ),
     "decayed": (INTS, INTS, SINGLES, INT, DOUBLE),
     "most_counted": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, INTS, INTS, INT_TABLE, DOUBLE_TABLE),
 }
@@ -262,89 +256,6 @@ def most_counted(
                     most = 1.0 / (1.0 - np.exp2(-rate))
                     earliest[n] = events - np.int64(np.log2(most / values[n, 0]) / rate) - 2
     return held[0] if kinds.size else 0
-
-
-def _read(
-    table: Singles, touched: Ints, half_life: float, known: int, now: int, users: Ints, factor: np.float32, out: Singles
-) -> None:
-    """Rows of users decayed, times a factor; users from number `known` on have none."""
-    for n in range(users.size):
-        scale = factor
-        if half_life > 0 and users[n] < known:
-            scale *= np.float32(np.exp2(min(touched[users[n]] - now, 0) / half_life))
-        for d in range(out.shape[1]):
-            out[n, d] = scale * table[users[n], d] if users[n] < known else _ZERO
-
-
-def scan(
-    user_vectors: Singles,
-    user_touched: Ints,
-    user_half_life: float,
-    users_known: int,
-    user_bias: Singles,
-    bias_touched: Ints,
-    bias_half_life: float,
-    biases_known: int,
-    now: int,
-    factor: np.float32,
-    vectors: Singles,
-    known: int,
-    decay: Singles,
-    bias: Singles,
-    boost: Singles,
-    users: Ints,
-    allowed: Flags,
-    seen: Ints,
-    bits: int,
-    starts: Ints,
-    past: SmallInts,
-    rows: Ints,
-    values: Singles,
-    counts: Ints,
-) -> int:
-    """`top` of p_u · q_i · decay[i] · factor + bias[i] + b_u + boost[i], without keeping all these scores.
-
-    Two users at a time, so that each row is loaded once for both. Rows of users decay to `now` here. Items from `known`
-    on have no row; `decay` and `boost` may be empty.
-    """
-    lines, many, dim = users.size, bias.size, vectors.shape[1]
-    factors, own_bias = np.empty((lines, dim), np.float32), np.empty((lines, 1), np.float32)
-    _read(user_vectors, user_touched, user_half_life, users_known, now, users, factor, factors)
-    _read(user_bias, bias_touched, bias_half_life, biases_known, now, users, np.float32(1), own_bias)
-    own = own_bias[:, 0]
-    some = np.empty((2, _AT_ONCE), np.float32)
-    for n in range(lines):
-        counts[n] = 0
-    for start in range(0, many, _AT_ONCE):
-        stop = min(start + _AT_ONCE, many)
-        for one in range(0, lines, 2):
-            other = min(one + 1, lines - 1)
-            left, right = factors[one], factors[other]
-            for item in range(start, min(stop, known)):
-                row = vectors[item]
-                first, second = _ZERO, _ZERO
-                for d in range(dim):
-                    first += left[d] * row[d]
-                    second += right[d] * row[d]
-                if decay.size:
-                    first *= decay[item]
-                    second *= decay[item]
-                some[0, item - start] = first + bias[item] + own[one]
-                some[1, item - start] = second + bias[item] + own[other]
-            for item in range(max(start, known), stop):
-                some[0, item - start], some[1, item - start] = own[one], own[other]
-            for item in range(start, min(stop, boost.size)):
-                some[0, item - start] += boost[item]
-                some[1, item - start] += boost[item]
-            for n in range(one, other + 1):
-                line, held = some[n - one, : stop - start], counts[n]
-                held = _offer(line, start, users[n], allowed, seen, bits, starts, past, rows[n], values[n], held)
-                if held < 0:
-                    return n
-                counts[n] = held
-    for n in range(lines):
-        _sorted(values[n], rows[n], counts[n])
-    return -1
 
 
 def products(

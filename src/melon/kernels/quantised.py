@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.best import _TOP, _better, _offer, _read
+from melon.kernels.best import _TOP, _better, _offer
 from melon.kernels.types import DOUBLE, INT, INTS, ROWS, SINGLE, SINGLE_TABLE, SINGLES, TINY_INT_CUBE, Signature
 from melon.types import Flags, Ints, Singles, SmallInts, TinyInts
 
@@ -82,6 +82,18 @@ def _sums(vector: Singles, block: TinyInts, out: Singles) -> None:
             out[lane] += left + (three * np.float32(c[lane]) + four * np.float32(e[lane]))
 
 
+def _read(
+    table: Singles, touched: Ints, half_life: float, known: int, now: int, users: Ints, factor: np.float32, out: Singles
+) -> None:
+    """Rows of users decayed, times a factor; users from number `known` on have none."""
+    for n in range(users.size):
+        scale = factor
+        if half_life > 0 and users[n] < known:
+            scale *= np.float32(np.exp2(min(touched[users[n]] - now, 0) / half_life))
+        for d in range(out.shape[1]):
+            out[n, d] = scale * table[users[n], d] if users[n] < known else np.float32(0)
+
+
 def quantised_scan(
     user_vectors: Singles,
     user_touched: Ints,
@@ -105,8 +117,8 @@ def quantised_scan(
 ) -> int:
     """The best items by p_u · q_i + b_i, to the precision of codes and in no order; -1, or a line that is broken.
 
-    As `melon.kernels.best.scan`; the items are those of `bias`. Each line's sums are exact, so that they do not depend
-    on the other lines.
+    Rows of users decay to `now` here; the items are those of `bias`. Each line's sums are exact, so that they do not
+    depend on the other lines.
     """
     lines, many, dim = users.size, bias.size, codes.shape[1]
     vectors, whole = np.empty((lines, user_vectors.shape[1]), np.float32), np.zeros((lines, dim), np.float32)

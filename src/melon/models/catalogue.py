@@ -76,12 +76,12 @@ class Catalogue(ABC):
     """
 
     #: The pre-filter of two-stage lists; None where a list comes from the scores of all items.
-    _near: Near | None = None
+    near: Near | None = None
 
     @property
     def two_stage(self) -> bool:
         """Whether an item outside the shortlist cannot be listed, whatever its score."""
-        return self._near is not None
+        return self.near is not None
 
     @abstractmethod
     def scores(self, users: Ints, *, unseen: bool = False) -> Scores:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from threading import local
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from melon.errors import LearningError, require_torch
 from melon.kernels import policy
 from melon.kernels.factor import StoredRows
-from melon.models.base import SummedSteps
-from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best, filled
+from melon.models.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best
+from melon.models.losses import BPRLoss
+from melon.models.quantised import QuantisedRows
+from melon.settings import Width
 from melon.tables import Moment, Table
 from melon.types import Ints, Scores, Singles, SmallInts
+
+if TYPE_CHECKING:
+    from melon.models.autograd import Differentiable
 
 #: What compiled kernels need beside their arguments, for each thread.
 _SCRATCH = local()
@@ -39,10 +47,19 @@ def stored_scores(tables: Mapping[str, Table], users: Ints, items: Ints, now: in
 
 def pretrain_rows(tables: Mapping[str, Table], users: Ints, items: Ints, steps: SummedSteps) -> float:
     """Pre-train p_u, q_i and b_i on lines of rows by the pairwise loss; returns the sum of losses."""
+    for numbers, name in ((users, "user_factors"), (items, "item_factors")):
+        require_rows(numbers, tables[name])
     rows = [tables[name].lend() for name in ("user_factors", "item_factors", "item_bias")]
     kernels, visits = policy.load("factor"), _visits(len(rows[0]), len(rows[1]))
     total: float = kernels.pairwise_batches(users, items, steps.batch_size, steps.lr, steps.l2, *rows, *visits)
     return total
+
+
+def require_rows(numbers: Ints, table: Table) -> None:
+    """Raise for a number that is no row of a table: kernels do not look."""
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < table.rows:
+        wrong = int(numbers.min() if numbers.min() < 0 else numbers.max())
+        raise LearningError(f"row {wrong} of {table.spec.name!r} does not exist: there are {table.rows} rows.")
 
 
 def _visits(*sizes: int) -> tuple[SmallInts, ...]:
@@ -71,7 +88,7 @@ class FactorCatalogue(Catalogue):
     ) -> None:
         """`now` is the time of the decay clock: that of the moment, where one is given."""
         self._kernels, self._tables, self._n_items = kernels, tables, n_items
-        self._at, self._now, self._near = at, now, near
+        self._at, self._now, self.near = at, now, near
 
     @cached_property
     def _decayed(self) -> tuple[int, Singles, np.float32]:
@@ -106,16 +123,10 @@ class FactorCatalogue(Catalogue):
         return out
 
     def best(self, users: Ints, k: int, within: Within) -> list[Best]:
-        if self._near is not None and not len(within.boost):
-            near = self._near(users, k + CANDIDATES, within)
+        if self.near is not None and not len(within.boost):
+            near = self.near(users, k + CANDIDATES, within)
             return [self._best_of(users[n : n + 1], k, np.sort(rows)) for n, rows in enumerate(near)]
-        tables, at, (known, decay, factor) = self._tables, self._at, self._decayed
-        vectors, biases = tables["user_factors"], tables.get("user_bias")
-        own = (*_NO_BIAS, 0) if biases is None else (*biases.arrays(at), biases.rows)
-        of_users = *vectors.arrays(at), vectors.rows, *own, self._now, factor
-        of_items = tables["item_factors"].arrays(at)[0], known, decay, self.bias
-        scan = partial(self._kernels.scan, *of_users, *of_items, within.boost)
-        return filled(scan, len(self.bias), np.float32, users, k, within)
+        return super().best(users, k, within)
 
     def _best_of(self, user: Ints, k: int, items: Ints) -> Best:
         """The best of some items for one user."""
@@ -134,3 +145,53 @@ class FactorCatalogue(Catalogue):
     def _own(self, name: str, rows: Ints) -> Singles:
         """Rows, decayed."""
         return self._tables[name].gather(rows, self._at)
+
+
+class FactorSettings(RecommenderSettings):
+    """The length of rows, and how lists are made of them."""
+
+    dim: Width = 64
+    lists: Literal["exact", "two_stage"] = "exact"
+
+
+class FactorModel(Recommender):
+    """A recommender whose rows give p_u · q_i + b_i, and b_u where users have a bias."""
+
+    settings: FactorSettings
+
+    @property
+    def factorised(self) -> bool:
+        return type(self.loss) is BPRLoss
+
+    def differentiable(self) -> Differentiable:
+        """The score of rows alone."""
+        require_torch(f"the recommender {self.name!r} with a strategy or loss that no kernel serves")
+        from melon.models.autograd import FactorScore
+
+        return FactorScore(self)
+
+    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
+        return None if self.plain_steps is None else pretrain_rows(self.tables, users, items, steps)
+
+    def row_scores(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
+        return stored_scores(self.tables, users, items, *self._moment(context))
+
+    def score_catalogue(self, users: Ints, n_items: int, context: Context | None = None) -> Scores:
+        if self.dtype != np.float32:
+            return super().score_catalogue(users, n_items, context)
+        return self.catalogue(n_items, context).scores(users)
+
+    def row_catalogue(self, n_items: int, context: Context | None, *, two_stage: bool = False) -> FactorCatalogue:
+        """Lists by rows; `two_stage` where the settings ask for it, too."""
+        now, at = self._moment(context)
+        common = policy.load("lists"), self.tables, n_items, at, now
+        near = self._quantised.follow(*common) if two_stage and self.settings.lists == "two_stage" else None
+        return FactorCatalogue(*common, near)
+
+    def _moment(self, context: Context | None) -> tuple[int, Moment | None]:
+        at = None if context is None else context.moment
+        return self.clock.now if at is None else at.now, at
+
+    @cached_property
+    def _quantised(self) -> QuantisedRows:
+        return QuantisedRows()

@@ -10,7 +10,7 @@ import numpy as np
 from melon.kernels import policy
 from melon.models.base import Context
 from melon.models.blend.features import HALF_LIVES, ITEM_FEATURES
-from melon.models.catalogue import CANDIDATES, NO_PAIRS, Best, Catalogue, Near, Within, best
+from melon.models.catalogue import CANDIDATES, NO_PAIRS, Best, Catalogue, Within, best
 from melon.models.factorisation import FactorCatalogue
 from melon.models.streaming.neighbours import scratch
 from melon.types import Ints, Singles
@@ -30,10 +30,8 @@ POPULAR: Ints = np.array([HALF_LIVES.index(half_life) for half_life in (100.0, 1
 class BlendCatalogue(Catalogue):
     """Products of rows, then the head over features of items and pairs; with a pre-filter, over a shortlist."""
 
-    def __init__(
-        self, blend: Blend, rows: FactorCatalogue, n_items: int, context: Context, near: Near | None = None
-    ) -> None:
-        self._blend, self._rows, self._n_items, self._context, self._near = blend, rows, n_items, context, near
+    def __init__(self, blend: Blend, rows: FactorCatalogue, n_items: int, context: Context) -> None:
+        self._blend, self._rows, self._n_items, self._context, self.near = blend, rows, n_items, context, rows.near
         self._stream, self._past = blend.stream, context.history
         self._constant, self._head = blend.head.folded(blend.head_values(context.moment))
 
@@ -81,9 +79,9 @@ class BlendCatalogue(Catalogue):
         return np.concatenate([popular, np.arange(max(self._n_items - OFFERED, 0), self._n_items)])
 
     def best(self, users: Ints, k: int, within: Within) -> list[Best]:
-        if self._near is None or len(within.boost):
+        if self.near is None or len(within.boost):
             return super().best(users, k, within)
-        near = self._near(users, k + CANDIDATES, within)
+        near = self.near(users, k + CANDIDATES, within)
         return [self._best_of(user, k, within, some) for user, some in zip(users.tolist(), near, strict=True)]
 
     def _best_of(self, user: int, k: int, within: Within, near: Ints) -> Best:

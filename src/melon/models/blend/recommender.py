@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from melon.errors import require_torch
 from melon.kernels import policy
 from melon.kernels.blend_head import Rows
-from melon.models.base import Context, Recommender, RecommenderSettings, SummedSteps
+from melon.models.base import Context, RecommenderSettings
 from melon.models.blend import catalogue
 from melon.models.blend.catalogue import BlendCatalogue
 from melon.models.blend.features import INPUTS, MORE, TRANSITIONS, StreamFeatures
@@ -26,28 +24,22 @@ from melon.models.blend.head import (
     silent,
 )
 from melon.models.catalogue import Catalogue
-from melon.models.factorisation import FactorCatalogue, pretrain_rows, stored_scores
-from melon.models.losses import BPRLoss
+from melon.models.factorisation import FactorModel, FactorSettings
 from melon.models.plain import TAUGHT
-from melon.models.quantised import QuantisedRows
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
 from melon.tables import Moment, TableSpec, Undo
 from melon.types import Flags, Ints, Scores, Singles
 
-if TYPE_CHECKING:
-    from melon.models.autograd import Differentiable
-
 #: Pairs whose inputs are held at a time.
 _PAIRS_AT_ONCE = 1 << 16
 
 
-class BlendSettings(RecommenderSettings):
+class BlendSettings(FactorSettings):
     """The personal part is trained as BPR's is, the head by itself."""
 
     negatives: int = Field(4, ge=1)
-    dim: Width = 64
     head_units: int = Field(32, ge=0, le=4096)
     head_negatives: int = Field(30, ge=1)
     head_own_share: float = Field(0.0, ge=0, le=0.4)
@@ -60,10 +52,9 @@ class BlendSettings(RecommenderSettings):
     slots: Width = 256
     transitions: bool = False
     inputs: tuple[Literal["profiles", "preferences", "own"], ...] = ()
-    lists: Literal["exact", "two_stage"] = "exact"
 
 
-class Blend(Recommender):
+class Blend(FactorModel):
     """score(u, i) = p_u · q_i + b_i + h(x), where x is what rows and streaming state say of the pair."""
 
     name = "blend"
@@ -110,23 +101,9 @@ class Blend(Recommender):
         usual = (*INPUTS, *TRANSITIONS) if self.settings.transitions else INPUTS
         return (*usual, *(name for group, names in MORE.items() if group in self.settings.inputs for name in names))
 
-    @property
-    def factorised(self) -> bool:
-        return type(self.loss) is BPRLoss
-
-    def differentiable(self) -> Differentiable:
-        """The personal part; the head learns by itself."""
-        require_torch(f"the recommender {self.name!r} with a strategy or loss that no kernel serves")
-        from melon.models.autograd import FactorScore
-
-        return FactorScore(self)
-
     def head_examples(self, users: Ints, items: Ints, allowed: Flags, context: Context) -> HeadExamples:
         """What interactions teach the head: users n, items n × (1 + negatives), from the stored model as it is now."""
         return HeadExamples(self.inputs_of(users, items, context), allowed)
-
-    def pretrain(self, users: Ints, items: Ints, steps: SummedSteps) -> float | None:
-        return None if self.plain_steps is None else pretrain_rows(self.tables, users, items, steps)
 
     def score(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
         at = None if context is None else context.moment
@@ -142,30 +119,13 @@ class Blend(Recommender):
             policy.load("blend").head_scores(inputs, constant, head, scores[some])
         return scores.astype(self.dtype, copy=False)
 
-    def row_scores(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
-        at = None if context is None else context.moment
-        return stored_scores(self.tables, users, items, self.clock.now if at is None else at.now, at)
-
-    def score_catalogue(self, users: Ints, n_items: int, context: Context | None = None) -> Scores:
-        if self.dtype != np.float32:
-            return super().score_catalogue(users, n_items, context)
-        return self.catalogue(n_items, context).scores(users)
-
     def catalogue(self, n_items: int, context: Context | None = None) -> Catalogue:
         if self.dtype != np.float32:
             return super().catalogue(n_items, context)
-        at = None if context is None else context.moment
-        common = policy.load("lists"), self.tables, n_items, at, self.clock.now if at is None else at.now
-        rows = FactorCatalogue(*common)
-        if silent(self.head_values(at)):
-            return rows
-        two_stage = self.settings.lists == "two_stage" and n_items >= catalogue.FROM
-        near = self._quantised.follow(*common) if two_stage else None
-        return BlendCatalogue(self, rows, n_items, context or Context(time=0, history=History()), near)
-
-    @cached_property
-    def _quantised(self) -> QuantisedRows:
-        return QuantisedRows()
+        if silent(self.head_values(None if context is None else context.moment)):
+            return self.row_catalogue(n_items, context)
+        rows = self.row_catalogue(n_items, context, two_stage=n_items >= catalogue.FROM)
+        return BlendCatalogue(self, rows, n_items, context or Context(time=0, history=History()))
 
     def similarities(self, items: Ints, context: Context | None = None) -> Scores:
         """By the users that items share, weighed as the neighbours are."""
@@ -175,7 +135,7 @@ class Blend(Recommender):
 
     @property
     def observes_apart(self) -> bool:
-        return type(self).observe is Blend.observe and type(self).pretrain is Blend.pretrain
+        return type(self).observe is Blend.observe and type(self).pretrain is FactorModel.pretrain
 
     def fit_past(self, users: Ints, items: Ints) -> None:
         self.stream.fit(users, items)

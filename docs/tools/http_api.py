@@ -1,4 +1,4 @@
-"""The API reference as Markdown, made from the OpenAPI: `python docs/api_reference.py > docs/api.md`."""
+"""The reference of the HTTP API as Markdown, generated from the service's OpenAPI."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ import json
 import sys
 from typing import Any
 
-from melon.service.http.app import bare_app
-
-_INTRO = """# HTTP API
-
-Made from the service's OpenAPI (`GET /openapi.json`) by `python docs/api_reference.py`; a test keeps it so.
-How the service works, and what it promises: [In production](service.md).
-
-Every error has one shape, whatever went wrong: `{"error": {"code", "message", "hint", "index", "request"}}`. 429, 503
-and 507 carry `Retry-After`. Fields and parameters that do not exist are refused. Keys are sent as
-`Authorization: Bearer mk_…`.
-"""
-
 
 def reference() -> str:
-    """The whole page."""
+    """All routes by group, then all shapes."""
+    from melon.service.http.app import bare_app
+
     schema = bare_app().openapi()
-    parts, groups = [_INTRO], dict[str, list[str]]()
+    parts, groups = list[str](), dict[str, list[str]]()
     for path, methods in schema["paths"].items():
         for method, about in methods.items():
             groups.setdefault(about["tags"][0], []).append(_route(method.upper(), path, about, schema))
