@@ -37,7 +37,7 @@ class TwoForms(StreamTrainedStrategy):
     """A strategy that has a published form too, which some values of the setting `form` make instead."""
 
     published: ClassVar[str]
-    forms: ClassVar[tuple[str | None, ...]]
+    forms: ClassVar[tuple[str, ...]]
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
         if (settings or {}).get("form") not in cls.forms:
@@ -99,12 +99,19 @@ class MeLONP(MeLONForms):
         return own
 
 
-class StreamTrainedMWNet(TwoForms):
+class Restricted(StreamTrainedStrategy):
+    """A restriction of the rate model beside a published form, which is meant where no form is named."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+        if "form" not in (settings or {}):
+            require_torch(f"the published form of strategy {self.name!r} (preset stream does without)")
+        super().__init__(settings, seed=seed)
+
+
+class StreamTrainedMWNet(Restricted):
     """One rate for each interaction, from its loss alone."""
 
     name = "mwnet"
-    published = "melon.strategies.mwnet:MWNet"
-    forms = (None,)
     unseen = tuple(name for name in INPUTS if name != "loss")
     decays = False
 
@@ -112,12 +119,10 @@ class StreamTrainedMWNet(TwoForms):
         return Roles.one(specs)
 
 
-class StreamTrainedMetaSGD(TwoForms):
+class StreamTrainedMetaSGD(Restricted):
     """One rate for each table, whatever the interaction."""
 
     name = "metasgd"
-    published = "melon.strategies.metasgd:MetaSGD"
-    forms = (None,)
     unseen = INPUTS
     decays = False
 
